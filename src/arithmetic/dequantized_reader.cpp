@@ -45,8 +45,8 @@ class DequantizedReader final : public formats::DerivedReader {
         weights_(std::move(found.weights)),
         to_(to),
         on_overflow_(on_overflow),
-        losses_(std::move(losses)),
-        contents_(base().contents()) {
+        losses_(std::move(losses)) {
+    contents_ = base().contents();
     take_tensors(found.companions);
     std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
       return contents_.find_tensor(alias.target) == nullptr;
@@ -59,7 +59,6 @@ class DequantizedReader final : public formats::DerivedReader {
     });
   }
 
-  const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override {
     return base().dict_orders();
   }
@@ -103,7 +102,6 @@ class DequantizedReader final : public formats::DerivedReader {
   DType to_;
   reshard::OnOverflow on_overflow_;
   std::shared_ptr<RoundingLosses> losses_;
-  CheckpointContents contents_;
   std::vector<Origin> origins_;  // parallel to contents_.tensors
   mutable recipe::TileCache tiles_;
 };

@@ -11,11 +11,12 @@
 namespace tessera::formats {
 
 /// Base class of readers that show the entries of another reader under other names or in another
-/// form. Has the format, path and files of the other reader.
+/// form. Has the format, path and files of the other reader. A derived class fills `contents_`.
 class DerivedReader : public DividedReader {
  public:
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
+  const CheckpointContents& contents() const final { return contents_; }
   std::vector<std::string> data_files() const override { return base_->data_files(); }
   void check_files(const FindingSink& sink) const override { base_->check_files(sink); }
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
@@ -26,6 +27,8 @@ class DerivedReader : public DividedReader {
  protected:
   explicit DerivedReader(std::unique_ptr<CheckpointReader> base) : base_(std::move(base)) {}
   const CheckpointReader& base() const { return *base_; }
+
+  CheckpointContents contents_;
 
  private:
   std::unique_ptr<CheckpointReader> base_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <set>
 #include <span>
 #include <utility>
 #include <variant>
@@ -64,10 +66,20 @@ struct WalkResult {
   std::size_t num_reordered_dicts = 0;
 };
 
-/// Walks through the nested dicts and lists in the order of their keys.
+/// An item of a dict or a list, with the smallest number of its entries.
+struct Item {
+  std::span<const Entry> entries;
+  std::uint32_t dict_order;
+};
+
+/// Walks through the nested dicts and lists. A subclass says in which order it visits the items of
+/// a dict.
 class Walk {
  public:
   explicit Walk(std::size_t num_entries) { result_.numbers.reserve(num_entries); }
+  virtual ~Walk() = default;
+  Walk(const Walk&) = delete;
+  Walk& operator=(const Walk&) = delete;
 
   /// Requires: all entries have the same first `depth` keys, and are sorted.
   void visit(std::span<const Entry> entries, std::size_t depth) {
@@ -79,10 +91,8 @@ class Walk {
     if (entries.size() == 1) return result_.numbers.push_back(entries.front().number);
     if (entries.empty()) return;
     std::vector<Item> items = items_of(entries, depth);
-    if (!entries.front().is_list_position(depth) &&
-        !std::ranges::is_sorted(items, {}, &Item::dict_order)) {
+    if (!entries.front().is_list_position(depth) && arrange(items, depth)) {
       ++result_.num_reordered_dicts;
-      std::ranges::stable_sort(items, {}, &Item::dict_order);
     }
     for (const Item& item : items) visit(item.entries, depth + 1);
   }
@@ -90,11 +100,9 @@ class Walk {
   WalkResult result() && { return std::move(result_); }
 
  private:
-  /// An item of a dict or a list. `dict_order`: the smallest of its entries.
-  struct Item {
-    std::span<const Entry> entries;
-    std::uint32_t dict_order;
-  };
+  /// Puts the items of a dict, which are in the order of Key, in the order of the walk. Returns
+  /// whether the dict counts as reordered.
+  virtual bool arrange(std::vector<Item>& items, std::size_t depth) const = 0;
 
   static std::vector<Item> items_of(std::span<const Entry> entries, std::size_t depth) {
     std::vector<Item> items;
@@ -113,11 +121,134 @@ class Walk {
   WalkResult result_;
 };
 
+/// Walks in the order of `dict_order`. Counts the dicts whose order is not that of Key.
+class OrderedWalk final : public Walk {
+ public:
+  using Walk::Walk;
+
+ private:
+  bool arrange(std::vector<Item>& items, std::size_t /*depth*/) const override {
+    if (std::ranges::is_sorted(items, {}, &Item::dict_order)) return false;
+    std::ranges::stable_sort(items, {}, &Item::dict_order);
+    return true;
+  }
+};
+
+/// Walks through a merge in the order that `merge_key_orders` describes. Counts the dicts that lose
+/// their order.
+class MergeWalk final : public Walk {
+ public:
+  /// `num_named`: the number of tensors and aliases, which are the first entries.
+  MergeWalk(std::size_t num_named, const std::vector<std::vector<PlaceInSource>>& places,
+            std::span<const std::size_t> root_depths)
+      : Walk(places.size()), num_named_(num_named), places_(places), root_depths_(root_depths) {}
+
+ private:
+  /// The smallest `dict_order` of an item's entries in each source that has some.
+  using Places = std::map<std::size_t, std::uint32_t>;
+  struct Placed {
+    Item item;
+    Places places;
+  };
+
+  /// Returns the sources of the entries of a dict, without those whose entries are all taken from
+  /// other sources.
+  std::set<std::size_t> sources_of(const std::vector<Item>& items) const {
+    std::set<std::size_t> sources;
+    for (const Item& item : items) {
+      for (const Entry& entry : item.entries) sources.insert(places_[entry.number].front().source);
+    }
+    return sources;
+  }
+
+  Places places_of(const Item& item, const std::set<std::size_t>& sources) const {
+    Places found;
+    for (const Entry& entry : item.entries) {
+      for (const PlaceInSource& place : places_[entry.number]) {
+        if (!sources.contains(place.source)) continue;
+        const auto [known, is_new] = found.emplace(place.source, place.dict_order);
+        if (!is_new) known->second = std::min(known->second, place.dict_order);
+      }
+    }
+    return found;
+  }
+
+  static bool have_order_of(std::size_t source, const std::vector<Placed>& items) {
+    std::uint32_t last = 0;
+    for (const Placed& item : items) {
+      const auto place = item.places.find(source);
+      if (place == item.places.end()) continue;
+      if (place->second < last) return false;
+      last = place->second;
+    }
+    return true;
+  }
+
+  /// Returns whether some source says how the keys of two sources follow each other. None does if a
+  /// source has the dict below its outermost one, or if two sources have tensors as items of it:
+  /// then the files are parts of one state dict, whose order tells the numbers of parameters.
+  bool is_outermost_dict(const std::vector<Item>& items, const std::set<std::size_t>& sources,
+                         std::size_t depth) const {
+    const auto has_it_inside = [&](std::size_t source) { return root_depths_[source] < depth; };
+    if (std::ranges::any_of(sources, has_it_inside)) return false;
+    std::set<std::size_t> with_tensors;
+    for (const Item& item : items) {
+      const Entry& entry = item.entries.front();
+      const bool is_tensor = entry.num_keys() == depth + 1 && entry.number < num_named_;
+      if (is_tensor) with_tensors.insert(places_[entry.number].front().source);
+    }
+    return with_tensors.size() < 2;
+  }
+
+  bool arrange(std::vector<Item>& items, std::size_t depth) const override {
+    const std::set<std::size_t> sources = sources_of(items);
+    std::vector<Placed> wanted;
+    for (const Item& item : items) wanted.push_back({item, places_of(item, sources)});
+    const auto has_all = [&](std::size_t source) {
+      return std::ranges::all_of(wanted,
+                                 [&](const Placed& item) { return item.places.contains(source); });
+    };
+    const auto whole = std::ranges::find_if(sources, has_all);
+    bool is_known = true;  // how the keys follow each other
+    if (whole != sources.end()) {
+      std::ranges::stable_sort(wanted, {},
+                               [&](const Placed& item) { return item.places.at(*whole); });
+    } else {
+      const auto first_place = [](const Placed& item) { return *item.places.begin(); };
+      is_known = is_outermost_dict(items, sources, depth) ||
+                 std::ranges::is_sorted(wanted, {}, first_place);
+      std::ranges::stable_sort(wanted, {}, first_place);
+    }
+    const auto is_kept = [&](std::size_t source) { return have_order_of(source, wanted); };
+    if (!is_known || !std::ranges::all_of(sources, is_kept)) return true;
+    for (std::size_t i = 0; i < items.size(); ++i) items[i] = wanted[i].item;
+    return false;
+  }
+
+  const std::size_t num_named_;
+  const std::vector<std::vector<PlaceInSource>>& places_;
+  std::span<const std::size_t> root_depths_;
+};
+
 WalkResult walk_through(const CheckpointContents& contents) {
   const std::vector<Entry> entries = sorted_entries(contents);
-  Walk walk(entries.size());
-  if (!entries.empty()) walk.visit(entries, 0);
+  OrderedWalk walk(entries.size());
+  walk.visit(entries, 0);
   return std::move(walk).result();
+}
+
+/// Sets the `dict_order` of entry `numbers[i]` to `i + 1`.
+void set_order(CheckpointContents& contents, std::span<const std::uint32_t> numbers) {
+  const std::size_t num_tensors = contents.tensors.size();
+  const std::size_t num_named = num_tensors + contents.aliases.size();
+  for (std::uint32_t i = 0; i < numbers.size(); ++i) {
+    const std::uint32_t number = numbers[i];
+    std::uint32_t& dict_order = number < num_tensors ? contents.tensors[number].dict_order
+                                : number < num_named
+                                    ? contents.aliases[number - num_tensors].dict_order
+                                    : contents.values[number - num_named].dict_order;
+    dict_order = i + 1;
+  }
 }
 
 /// Takes a number from the front of `text`. Returns false if there is none.
@@ -194,20 +325,24 @@ std::string key_order_text(const CheckpointContents& contents) {
 }
 
 bool set_key_order(CheckpointContents& contents, std::string_view text) {
-  const std::size_t num_tensors = contents.tensors.size();
-  const std::size_t num_named = num_tensors + contents.aliases.size();
-  const std::size_t num_entries = num_named + contents.values.size();
+  const std::size_t num_entries =
+      contents.tensors.size() + contents.aliases.size() + contents.values.size();
   const std::vector<std::uint32_t> numbers = numbers_in(text, num_entries);
   if (numbers.size() != num_entries) return false;
-  for (std::uint32_t i = 0; i < numbers.size(); ++i) {
-    const std::uint32_t number = numbers[i];
-    std::uint32_t& dict_order = number < num_tensors ? contents.tensors[number].dict_order
-                                : number < num_named
-                                    ? contents.aliases[number - num_tensors].dict_order
-                                    : contents.values[number - num_named].dict_order;
-    dict_order = i + 1;
-  }
+  set_order(contents, numbers);
   return true;
+}
+
+std::size_t merge_key_orders(CheckpointContents& contents,
+                             const std::vector<std::vector<PlaceInSource>>& places,
+                             std::span<const std::size_t> root_depths) {
+  const std::vector<Entry> entries = sorted_entries(contents);
+  TESSERA_CHECK(places.size() == entries.size());
+  MergeWalk walk(contents.tensors.size() + contents.aliases.size(), places, root_depths);
+  walk.visit(entries, 0);
+  const WalkResult found = std::move(walk).result();
+  set_order(contents, found.numbers);
+  return found.num_reordered_dicts;
 }
 
 }  // namespace tessera::formats

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,5 +29,23 @@ std::string key_order_text(const CheckpointContents& contents);
 /// Sets the `dict_order` of all entries from the result of `key_order_text`. Returns false, and
 /// changes nothing, if the text does not have the number of each entry once.
 bool set_key_order(CheckpointContents& contents, std::string_view text);
+
+/// The place of an entry of a merge in one of its sources.
+struct PlaceInSource {
+  std::size_t source;
+  std::uint32_t dict_order;  // in this source
+};
+
+/// Sets the `dict_order` of all entries of a merge, and returns how many dicts lose the order of
+/// their keys: they get the order of Key. A dict of which one source has all keys keeps the order
+/// that they have there. Otherwise, the outermost dict of several sources has the keys of the first
+/// source, then those that the next source adds, unless two sources have tensors as its items. Of
+/// any other dict no source says how the keys follow each other, so it loses its order unless that
+/// is the order of Key. A dict also loses its order if its sources have keys in different orders.
+/// `places[i]`: where the sources have entry `i`; the first place is that of the source from which
+/// the merge takes it. `root_depths[s]`: how many keys the merge puts before those of source `s`.
+std::size_t merge_key_orders(CheckpointContents& contents,
+                             const std::vector<std::vector<PlaceInSource>>& places,
+                             std::span<const std::size_t> root_depths);
 
 }  // namespace tessera::formats

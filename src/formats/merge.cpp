@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -62,7 +63,6 @@ class MergedReader final : public CheckpointReader {
     choose_names();
     find_nested();
     add_chosen();
-    if (has_order_ && share_dicts()) drop_order();
     note_preferred();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
     add_units();
@@ -161,6 +161,7 @@ class MergedReader final : public CheckpointReader {
     std::string name;
     EntryKind kind;
     Origin origin;
+    std::vector<PlaceInSource> places;  // of this name, in all sources that have it
   };
 
   static const CheckpointContents& contents_of(const MergeSource& source) {
@@ -177,17 +178,18 @@ class MergedReader final : public CheckpointReader {
     std::vector<Named> all;
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const CheckpointContents& contents = contents_of(sources_[s]);
-      const auto add = [&](EntryKind kind, const std::string& name, std::size_t index) {
-        all.push_back({prefixed(sources_[s].prefix, name), kind, {s, index}});
+      const auto add = [&](EntryKind kind, const std::string& name, std::size_t index,
+                           std::uint32_t dict_order) {
+        all.push_back({prefixed(sources_[s].prefix, name), kind, {s, index}, {{s, dict_order}}});
       };
       for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
-        add(EntryKind::tensor, contents.tensors[i].meta.fqn, i);
+        add(EntryKind::tensor, contents.tensors[i].meta.fqn, i, contents.tensors[i].dict_order);
       }
       for (std::size_t i = 0; i < contents.values.size(); ++i) {
-        add(EntryKind::value, contents.values[i].name, i);
+        add(EntryKind::value, contents.values[i].name, i, contents.values[i].dict_order);
       }
       for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
-        add(EntryKind::alias, contents.aliases[i].fqn, i);
+        add(EntryKind::alias, contents.aliases[i].fqn, i, contents.aliases[i].dict_order);
       }
     }
     std::ranges::stable_sort(all, {}, &Named::name);  // equal names stay in source order
@@ -203,6 +205,9 @@ class MergedReader final : public CheckpointReader {
       const std::size_t chosen = preference_ == MergePreference::last ? end - 1 : begin;
       if (all[chosen].kind == EntryKind::tensor) {
         new_names_.emplace(all[chosen].origin, all[chosen].name);
+      }
+      for (std::size_t i = begin; i < end; ++i) {
+        if (i != chosen) all[chosen].places.push_back(all[i].places.front());
       }
       chosen_.push_back(std::move(all[chosen]));
       begin = end;
@@ -477,86 +482,59 @@ class MergedReader final : public CheckpointReader {
                            .remedy = std::move(remedy)});
   }
 
-  /// Computes what to add to the `dict_order` of each source, so that the keys of the first source
-  /// come first. The merge has no order if no source has one.
-  void number_sources() {
-    std::uint32_t num_before = 0;
-    for (const MergeSource& source : sources_) {
-      first_numbers_.push_back(num_before);
-      const CheckpointContents& from = source.reader->contents();
-      std::uint32_t last = 0;
-      const auto look_at = [&](const auto& entries) {
-        for (const auto& entry : entries) last = std::max(last, entry.dict_order);
-      };
-      look_at(from.tensors);
-      look_at(from.aliases);
-      look_at(from.values);
-      has_order_ = has_order_ || last > 0;
-      num_before += last + 1;
-    }
-  }
-
-  /// Drops the order of all keys. If a dict has keys of two sources, no source says how these keys
-  /// follow each other; a wrong order could give an optimizer's state to wrong parameters.
-  void drop_order() {
-    num_unordered_dicts_ = num_reordered_dicts(contents_);
-    const auto drop = [](auto& entries) {
-      for (auto& entry : entries) entry.dict_order = 0;
+  /// Gives the entries the order of keys that the sources have. `places`: of all entries. The merge
+  /// has no order if no source has one.
+  void merge_orders(const std::vector<std::vector<PlaceInSource>>& places) {
+    const auto has_order = [](const std::vector<PlaceInSource>& of_entry) {
+      return std::ranges::any_of(of_entry,
+                                 [](const PlaceInSource& place) { return place.dict_order > 0; });
     };
-    drop(contents_.tensors);
-    drop(contents_.aliases);
-    drop(contents_.values);
-  }
-
-  /// Whether the dict `inner` is the dict `outer` or is in it. Both are prefixes of sources.
-  static bool is_within(const std::string& inner, const std::string& outer) {
-    return outer.empty() || inner == outer || inner.starts_with(outer + ".");
-  }
-  bool share_dicts() const {
-    for (std::size_t i = 0; i < sources_.size(); ++i) {
-      for (std::size_t k = 0; k < i; ++k) {
-        const std::string& one = sources_[i].prefix;
-        const std::string& other = sources_[k].prefix;
-        if (is_within(one, other) || is_within(other, one)) return true;
-      }
-    }
-    return false;
-  }
-
-  std::uint32_t order_of(const Origin& origin, std::uint32_t dict_order) const {
-    return has_order_ ? first_numbers_[origin.source] + dict_order : 0;
+    if (std::ranges::none_of(places, has_order)) return;
+    std::vector<std::size_t> root_depths;
+    for (const MergeSource& source : sources_) root_depths.push_back(source.prefix.empty() ? 0 : 1);
+    num_unordered_dicts_ = merge_key_orders(contents_, places, root_depths);
   }
 
   /// Fills the lists of `contents_`. The lists are sorted by name, because `chosen_` is sorted.
   void add_chosen() {
-    number_sources();
-    for (const Named& named : chosen_) {
+    using Places = std::vector<std::vector<PlaceInSource>>;
+    Places places;  // of the tensors, then of all entries
+    Places of_aliases;
+    Places of_values;
+    for (Named& named : chosen_) {
       const CheckpointContents& from = reader_of(named.origin).contents();
       const std::string& prefix = prefix_of(named.origin);
       if (named.kind == EntryKind::tensor) {
         const TensorEntry& tensor = from.tensors[named.origin.index];
         add_tensor(named.origin, named.name, prefixed(prefix, tensor.meta.fqn, tensor.key_path));
+        places.push_back(std::move(named.places));
       } else if (named.kind == EntryKind::value) {
         const ValueEntry& value = from.values[named.origin.index];
-        contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path),
-                                    order_of(named.origin, value.dict_order)});
+        contents_.values.push_back({named.name, prefixed(prefix, value.name, value.key_path)});
         values_.push_back(named.origin);
+        of_values.push_back(std::move(named.places));
       } else {
-        add_alias(named);
+        const bool is_alias = add_alias(named);
+        (is_alias ? of_aliases : places).push_back(std::move(named.places));
       }
     }
+    std::ranges::move(of_aliases, std::back_inserter(places));
+    std::ranges::move(of_values, std::back_inserter(places));
+    merge_orders(places);
   }
 
   void add_tensor(const Origin& origin, const std::string& name, KeyPath key_path) {
     TensorEntry tensor = reader_of(origin).contents().tensors[origin.index];
     tensor.meta.fqn = name;
     tensor.key_path = std::move(key_path);
-    tensor.dict_order = order_of(origin, tensor.dict_order);
+    tensor.dict_order = 0;
     contents_.tensors.push_back(std::move(tensor));
     tensors_.push_back(origin);
   }
 
-  void add_alias(const Named& named) {
+  /// Adds an alias or, if the merge does not take its target, a tensor. Returns whether it is an
+  /// alias.
+  bool add_alias(const Named& named) {
     const CheckpointContents& from = reader_of(named.origin).contents();
     const Alias& alias = from.aliases[named.origin.index];
     KeyPath key_path = prefixed(prefix_of(named.origin), alias.fqn, alias.key_path);
@@ -567,11 +545,10 @@ class MergedReader final : public CheckpointReader {
     const auto [kept, is_lost] = new_names_.try_emplace(target_origin, named.name);
     if (is_lost) {
       add_tensor(target_origin, named.name, std::move(key_path));
-      contents_.tensors.back().dict_order = order_of(named.origin, alias.dict_order);
     } else {
-      contents_.aliases.push_back({named.name, kept->second, std::move(key_path),
-                                   order_of(named.origin, alias.dict_order)});
+      contents_.aliases.push_back({named.name, kept->second, std::move(key_path)});
     }
+    return !is_lost;
   }
 
   void find_parameter(TensorEntry& tensor) const {
@@ -659,11 +636,9 @@ class MergedReader final : public CheckpointReader {
   MergePreference preference_;
   std::string path_;
   CheckpointContents contents_;
-  std::vector<Origin> tensors_;               // parallel to contents_.tensors
-  std::vector<Origin> values_;                // parallel to contents_.values
-  std::vector<std::uint32_t> first_numbers_;  // of each source, in the order of keys
-  bool has_order_ = false;                    // some source has an order of keys
-  std::size_t num_unordered_dicts_ = 0;       // whose order was dropped
+  std::vector<Origin> tensors_;          // parallel to contents_.tensors
+  std::vector<Origin> values_;           // parallel to contents_.values
+  std::size_t num_unordered_dicts_ = 0;  // that lose the order of their keys
   std::vector<Finding> collisions_;
   std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen

@@ -172,7 +172,6 @@ class TransformedReader final : public formats::DerivedReader {
     take_rest();
   }
 
-  const CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override;
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
@@ -203,7 +202,6 @@ class TransformedReader final : public formats::DerivedReader {
   std::vector<Finding> losses_;  // empty after take_rest()
   ElementReader elements_;
   GroupNames groups_;
-  CheckpointContents contents_;
   /// The elements of each piece: `pieces_[tensor][piece]`.
   std::vector<std::vector<Elements>> pieces_;
   mutable std::map<std::size_t, Conditions> conditions_;  // by tensor

@@ -182,6 +182,8 @@ std::string_view format_change_name(FormatChange change) {
       return "key_order";
     case FormatChange::nested_keys:
       return "nested_keys";
+    case FormatChange::model_names:
+      return "model_names";
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
@@ -216,6 +218,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   const auto outermost = formats::driver_of(options.format).outermost_changes(plan.destination);
   if (outermost.reorders_keys) counts[FormatChange::key_order] = 1;
   counts[FormatChange::nested_keys] = outermost.num_nested_keys;
+  counts[FormatChange::model_names] = outermost.num_model_names;
   counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);

@@ -112,7 +112,9 @@ RenamedPath NameLister::renamed_path_of(const std::string& source_name,
                                         const KeyPath& key_path) const {
   constexpr std::size_t kNumOwnKeys = 2;  // `per_rank` and the rank
   const auto own = own_entry_of(source_name);
-  if (!own) return renamed_path(key_path, source_name, options_.renames);
+  if (!own || options_.renames.empty()) {
+    return renamed_path(key_path, source_name, options_.renames);
+  }
   if (key_path.size() <= kNumOwnKeys) {
     return {KeyPath{new_name_of(source_name)}, 0, key_path.empty(), {}};
   }

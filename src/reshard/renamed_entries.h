@@ -19,7 +19,6 @@ class RenamedEntries : public formats::DerivedReader {
  public:
   void add_note(formats::Finding note) { contents_.opening_findings.push_back(std::move(note)); }
 
-  const formats::CheckpointContents& contents() const override { return contents_; }
   std::vector<std::vector<std::string>> dict_orders() const override;
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
@@ -50,7 +49,6 @@ class RenamedEntries : public formats::DerivedReader {
   void rename_values();
   void check_no_name_twice(std::string_view expected, std::string_view found) const;
 
-  formats::CheckpointContents contents_;
   std::vector<std::size_t> tensors_;  // one per tensor of contents_: its index in the source
   std::vector<std::size_t> values_;   // one per value of contents_: its index in the source
 };

@@ -155,6 +155,16 @@ TEST_F(DcpWriterTest, ABlockThatIsWrittenTwiceIsAnInternalError) {
   EXPECT_THROW(write(blocks[0]), InternalError);
 }
 
+TEST_F(DcpWriterTest, APieceOfOneBlockThatIsWrittenTwiceIsAnInternalError) {
+  const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});
+  const Block block = blocks_of(*writer).front();
+  const auto write = [&] {
+    writer->write_block(block.piece, block.begin, block_bytes(*writer, block.piece, block.begin));
+  };
+  write();
+  EXPECT_THROW(write(), InternalError);
+}
+
 TEST_F(DcpWriterTest, NothingStandsAtTheDestinationWithoutCommit) {
   {
     const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});

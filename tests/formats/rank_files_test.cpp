@@ -7,9 +7,11 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "formats/rank_files/file_names.h"
+#include "formats/rank_files/rank_contents.h"
 #include "support/contents_text.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -71,6 +73,42 @@ class RankFilesTest : public testing::Test {
 
   test::TemporaryDirectory directory_;
 };
+
+/// Two ranks whose `model.w` differs, and an outermost dict in another order than that of names.
+test::MemoryCheckpoint with_own_tensors() {
+  test::MemoryCheckpoint checkpoint("source", 2);
+  checkpoint.add_value("optim.lr", Value(0.1)).key_path = {"optim", "lr"};
+  const auto add = [&](const std::string& name, KeyPath path, int rank) -> TensorEntry& {
+    TensorEntry& tensor = checkpoint.add({name, DType::float32, {1}}, test::bytes_of<float>({1}),
+                                         {{Box{{0}, {1}}, rank}});
+    tensor.key_path = std::move(path);
+    return tensor;
+  };
+  add("model.w", {"model", "w"}, 0).dict_order = 2;
+  add("per_rank.1.model.w", {"per_rank", "1", "model", "w"}, 1).dict_order = 3;
+  return checkpoint;
+}
+
+std::set<std::string> names_of_files(const CheckpointContents& contents) {
+  return rank_files::RankContents(contents, {Value(0.1)}, {}, "destination").names();
+}
+
+TEST(RankFilesWriterTest, TheOrderIsLostWhereRanksHaveSeveralFiles) {
+  test::MemoryCheckpoint checkpoint = with_own_tensors();
+  const CheckpointContents& contents = checkpoint.contents();
+  EXPECT_TRUE(names_of_files(contents).contains("model_world_size_2_rank_1.pt"));
+  EXPECT_TRUE(rank_files::outermost_changes(contents).reorders_keys);
+}
+
+// The second name of a rank's own tensor is at the top, and the tensor in the model's file.
+TEST(RankFilesWriterTest, ATieOfARanksOwnTensorPutsAllInOneFile) {
+  test::MemoryCheckpoint checkpoint = with_own_tensors();
+  checkpoint.add_alias("per_rank.1.model.b", "per_rank.1.model.w");
+  const CheckpointContents& contents = checkpoint.contents();
+  EXPECT_EQ(names_of_files(contents),
+            (std::set<std::string>{"world_size_2_rank_0.pt", "world_size_2_rank_1.pt"}));
+  EXPECT_FALSE(rank_files::outermost_changes(contents).reorders_keys);
+}
 
 // Shows F1.
 TEST_F(RankFilesTest, HoldsWhatTheTrainerHeld) {
@@ -149,6 +187,22 @@ TEST(RankFilesNotesTest, ZerosOfDifferentSignAreKept) {
 }
 
 // Shows F1.
+TEST(RankFilesNotesTest, AValueInPlaceOfADictIsThatRanksOwn) {
+  const test::TemporaryDirectory directory;
+  const auto reader =
+      open_saved(directory, {[](auto& saved) {
+                               add_byte(saved, {"sampler", "state"});
+                             },
+                             [](auto& saved) { saved.add_value("sampler", Value()); }});
+  const CheckpointContents& contents = reader->contents();
+  ASSERT_EQ(contents.tensors.size(), 1U);
+  EXPECT_EQ(contents.tensors[0].meta.fqn, "sampler.state");
+  ASSERT_EQ(contents.values.size(), 1U);
+  EXPECT_EQ(contents.values[0].name, "per_rank.1.sampler");
+  EXPECT_EQ(contents.opening_findings.size(), 2U);
+}
+
+// Shows F1.
 TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   struct Case {
     std::function<void(test::MemoryCheckpoint&)> on_rank_0;
@@ -181,6 +235,18 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
          add_byte(saved, {"l", 1});
        },
        "1 list with other lengths on some ranks, such as 'l'"},
+      {[](auto& saved) { add_byte(saved, {"a"}); },
+       [](auto& saved) {
+         add_byte(saved, {"a"});
+         saved.add_value("d", Value(1)).key_path = {"d", "b"};
+         saved.contents_for_change().values.back().name = "d.b";
+       },
+       "1 name on some ranks only, such as 'd.b' (read as"},
+      {[](auto& saved) { saved.add_value("d", Value::Dict{}); },
+       [](auto& saved) {
+         add_byte(saved, {"d", "b"});
+       },
+       "2 names on some ranks only, such as 'd'"},
   };
   for (const Case& each : cases) {
     SCOPED_TRACE(each.note);
@@ -193,6 +259,21 @@ TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   }
   const test::TemporaryDirectory directory;
   EXPECT_TRUE(open_saved(directory, {two, two})->contents().opening_findings.empty());
+}
+
+// Shows F1, E7.
+TEST(RankFilesRefusalTest, RefusesADictInPlaceOfATensor) {
+  const test::TemporaryDirectory directory;
+  EXPECT_THAT(
+      [&] {
+        open_saved(directory, {[](auto& saved) { add_byte(saved, {"d"}); },
+                               [](auto& saved) {
+                                 add_byte(saved, {"d", "b"});
+                               }});
+      },
+      ThrowsError(ErrorKind::corruption,
+                  "rank0.pt: d: entries of ranks: expected a dict or a list, as on rank 1, found a "
+                  "tensor"));
 }
 
 // Shows F1, E2, E3.

@@ -216,6 +216,37 @@ TEST(PickleWalkTest, AHugeMemoSlotTakesNoMemory) {
   EXPECT_TRUE(walk(put + "j\xff\xff\xff\x6f.").first_break.has_value());
 }
 
+/// Puts a string at a memo slot below 256, and takes it from the stack.
+std::string put_text(char key, std::string_view text) {
+  return "X" + std::string{static_cast<char>(text.size()), 0, 0, 0} + std::string(text) + "q" +
+         key + "0";
+}
+
+// Such as a `.metadata` of millions of pieces has: objects that are memoized and tell nothing.
+TEST(PickleWalkTest, ObjectsThatTellNothingDoNotFillTheMemo) {
+  std::string bytes = "\x80\x04" + put_text('\0', "os") + put_text('\1', "system");
+  for (int i = 0; i < 5000; ++i) bytes += "]\x94";              // EMPTY_LIST MEMOIZE
+  for (int i = 0; i < 5000; ++i) bytes += put_text('\7', "x");  // again and again at one slot
+  bytes += std::string("h\0h\1\x93\x94", 6);                    // os.system, at slot 5002
+  bytes += std::string("j\x8a\x13\0\0)R.", 8);                  // and its call
+  const PickleWalk found = walk(bytes, {.max_memo_slots = 100});
+  EXPECT_FALSE(found.limit.has_value());
+  EXPECT_FALSE(found.first_break.has_value());
+  ASSERT_THAT(found.globals, SizeIs(1));
+  EXPECT_EQ(found.globals[0].module + "." + found.globals[0].name, "os.system");
+  EXPECT_TRUE(found.globals[0].is_called);
+}
+
+TEST(PickleWalkTest, AFullMemoEndsTheWalkWithALimit) {
+  std::string strings = "\x80\x04";
+  for (int i = 0; i < 200; ++i) strings += put_text(static_cast<char>(i), "x");
+  ASSERT_TRUE(walk(strings + "N.", {.max_memo_slots = 100}).limit.has_value());
+  std::string lists = "\x80\x04";
+  for (int i = 0; i < 200; ++i) lists += "]\x94";
+  ASSERT_TRUE(walk(lists + ".", {.max_memo_keys = 100}).limit.has_value());
+  EXPECT_FALSE(walk(lists + ".", {.max_memo_keys = 200}).limit.has_value());
+}
+
 TEST(PickleWalkTest, TheFirstBreakIsWhereALoaderStops) {
   const PickleWalk found = walk(
       "\x80\x02h\x07"

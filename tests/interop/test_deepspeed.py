@@ -36,6 +36,108 @@ def test_dcp_for_other_ranks_holds_the_same(path, tmp_path):
     assert_same_state(listing(moved), expectation(path))
 
 
+def keys_of_module(path):
+    """The names of the module's tensors, as the files of the first rank and of the layers have them."""
+    names = []
+    for file in sorted(path.glob("*/*model_states.pt")):
+        state = torch.load(file, weights_only=False)
+        if file.name.startswith("layer_"):
+            names += [f"{int(file.name[6:8])}.{name}" for name in state]
+        elif not names and state["module"]:
+            names += state["module"]
+    return list(dict.fromkeys(names))
+
+
+def orders(state):
+    """The keys of all dicts, in their order."""
+    if isinstance(state, dict):
+        return [(key, orders(value)) for key, value in state.items()]
+    return [orders(item) for item in state] if isinstance(state, list) else None
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
+def test_the_order_of_keys_is_that_of_the_files(path, tmp_path, classes_of_deepspeed):
+    """Shows A2. The module's as its state dict has it, the optimizer's as the groups list the parameters."""
+    whole = torch.load(reshard(path, tmp_path / "whole.pt"), weights_only=True)
+    expected = [name for name in keys_of_module(path) if name in whole["model"]]
+    assert len(expected) > 2 or path.name == "universal_tensor_pipeline"  # has neither module nor layers
+    assert [name for name in whole["model"] if name in expected] == expected
+    if path.name != WITHOUT_OPTIMIZER:
+        assert list(whole["optim"]) == ["state", "param_groups"]
+        for group in whole["optim"]["param_groups"]:  # stages follow each other, each with parameters of all groups
+            assert [name for name in whole["optim"]["state"] if name in group["params"]] == group["params"]
+    if path in ZERO:
+        optimizer = torch.load(next(path.glob("*/*_rank_0_*optim_states.pt")), weights_only=False)["optimizer_state_dict"]
+        base = optimizer.get("base_optimizer_state", optimizer.get("optimizer_state_dict"))
+        assert list(whole["model"]) == expected
+        assert list(whole["optim"]["param_groups"][0]) == list(base["param_groups"][0])
+    if path.name != WITHOUT_OPTIMIZER:
+        run_folder = reshard(path, tmp_path / "run", "--to", "deepspeed")
+        back = torch.load(reshard(run_folder, tmp_path / "back.pt"), weights_only=True)
+        assert orders(back) == orders(whole)
+
+
+def test_dicts_and_lists_within_a_model_come_back(tmp_path):
+    """Shows A2, F2. DeepSpeed has flat names of parameters."""
+    one = torch.ones(2)
+    tied = one + 3
+    model = {"head": {"w": one, "b": one + 1}, "layers": [one + 2, {"w": tied}], "count": {"n": torch.tensor([1])}, "again": {"w": tied}, 7: {8: one}}
+    trained = {"model": {"up": {"w": one}, "down": {"w": one + 1}},
+               "optim": {"state": {"up.w": {"exp_avg": one, "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": ["up.w"]}]}}
+    mixed = {"model": {"layers": [one, torch.tensor([1]), 5, one + 1, None], "up._extra_state": [torch.tensor([3.0]), 4]}, "list": [7, one]}
+    for number, state in enumerate(({"model": model, "epoch": 1}, trained, mixed)):
+        torch.save(state, tmp_path / f"{number}.pt")
+        run_folder = tmp_path / f"{number}-run"
+        document = json.loads(succeed("ckpt-reshard", tmp_path / f"{number}.pt", run_folder, "--to", "deepspeed", "--json"))
+        assert document["changes"] == []
+        back = torch.load(reshard(run_folder, tmp_path / f"{number}-back.pt"), weights_only=True)
+        assert orders(back) == orders(state)
+        assert {name: float(tensor[0]) for name, tensor in flatten(back) if torch.is_tensor(tensor) and tensor.dim()} == {
+            name: float(tensor[0]) for name, tensor in flatten(state) if torch.is_tensor(tensor) and tensor.dim()}
+
+
+def test_outermost_keys_that_are_no_text_are_kept_or_refused(tmp_path, classes_of_deepspeed):
+    """Shows A2, F2. In client state that DeepSpeed saved they stay numbers. Tessera writes none, and says so."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "copy", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state.update({7: torch.ones(2), 8: 9}))
+    back = torch.load(reshard(copy, tmp_path / "back.pt"), weights_only=True)
+    assert torch.equal(back[7], torch.ones(2)) and back[8] == 9
+    process = run("ckpt-reshard", copy, tmp_path / "run", "--to", "deepspeed")
+    assert process.returncode == 3 and "expected a text as the first key, found 7" in process.stderr
+    torch.save({7: torch.ones(2), "w": torch.zeros(2)}, tmp_path / "bare.pt")
+    reshard(tmp_path / "bare.pt", tmp_path / "bare", "--to", "deepspeed")
+    assert list(torch.load(reshard(tmp_path / "bare", tmp_path / "bare-back.pt"), weights_only=True)["model"]) == [7, "w"]
+
+
+def test_a_dict_of_the_user_called_deepspeed_stays_one(tmp_path):
+    """Shows A2, F2. DeepSpeed's own members go to its files; others, such as a configuration, are client state."""
+    state = {"model": {"w": torch.ones(2)}, "deepspeed": {"zero_optimization": {"stage": 2}, "global_steps": 5, 0: 1, "module": 3}}
+    torch.save(state, tmp_path / "source.pt")
+    reshard(tmp_path / "source.pt", tmp_path / "run", "--to", "deepspeed")
+    back = torch.load(reshard(tmp_path / "run", tmp_path / "back.pt"), weights_only=True)
+    assert back.keys() == state.keys() and back["deepspeed"] == state["deepspeed"]
+
+
+def test_two_entries_of_one_name_are_refused(tmp_path):
+    """Shows A2, F2. A bare state dict's `w` becomes `model.w`."""
+    torch.save({"w": torch.ones(2), "model.w": 3}, tmp_path / "bare.pt")
+    process = run("ckpt-reshard", tmp_path / "bare.pt", tmp_path / "run", "--to", "deepspeed")
+    assert process.returncode == 3 and "model.w: names: expected one entry of this name" in process.stderr, process.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_of_a_model_without_its_key_are_told(tmp_path):
+    """Shows A2, F2. DeepSpeed's files have a module, so a bare state dict gets the names of one."""
+    torch.save({"w": torch.ones(2), "b": torch.ones(2), "epoch": 3}, tmp_path / "bare.pt")
+    document = json.loads(succeed("ckpt-reshard", tmp_path / "bare.pt", tmp_path / "run", "--to", "deepspeed", "--json"))
+    assert document["changes"] == [{"kind": "model_names", "count": 2}]
+    assert set(listing(tmp_path / "run")["values"]) == {"epoch"}
+    assert set(tensors_by_name(listing(tmp_path / "run"))) == {"model.w", "model.b"}
+    torch.save({"model": {"w": torch.ones(2)}, "a": torch.ones(2)}, tmp_path / "nested.pt")
+    document = json.loads(succeed("ckpt-reshard", tmp_path / "nested.pt", tmp_path / "nested", "--to", "deepspeed", "--json"))
+    assert document["changes"] == []
+
+
 @pytest.mark.parametrize("path", ZERO, ids=lambda path: path.name)
 def test_the_model_alone_becomes_safetensors(path, tmp_path):
     """Shows F2. safetensors loads the fp32 weights under the names of the module."""

@@ -199,7 +199,8 @@ def test_bf16_weights_get_copies_in_fp32_and_a_note(tmp_path):
 
 
 def test_keys_of_the_common_state_keep_their_order(tmp_path):
-    """Shows F3. Keys have the order of the first rank's file. Keys that Tessera adds for Megatron come after them."""
+    """Shows F3. Keys have the order of the first rank's file. Keys that Tessera adds for Megatron come after them. The optimizer
+    comes just before its scheduler."""
     moved = reshard(VALID / "tp2", tmp_path / "torch_dist", "--to", "megatron")
     with torch.serialization.safe_globals([argparse.Namespace]):
         common = torch.load(moved / "common.pt", weights_only=True)
@@ -209,6 +210,9 @@ def test_keys_of_the_common_state_keep_their_order(tmp_path):
     def begins(found, expected):
         return [key for key in found if key in expected] == [key for key in expected if key in found] and list(expected)[0] == list(found)[0]
 
+    outermost = [key for key in saved if key in common]
+    assert outermost.index("optimizer") + 1 == outermost.index("opt_param_scheduler")
+    assert [key for key in common if key in saved] == outermost
     assert begins(vars(common["args"]), vars(saved["args"]))
     assert begins(common["optimizer"]["param_groups"][0], {key: 0 for key in saved["optimizer"]["param_groups"][0] if key != "params"})
     assert begins(common["opt_param_scheduler"], saved["opt_param_scheduler"])

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/forwarding_file_system.h"
 #include "formats/native_checkpoint.h"
 #include "support/counting_reader.h"
 #include "support/error_matchers.h"
@@ -134,6 +136,36 @@ TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore)
       std::filesystem::remove_all(entry.path());
     }
   }
+}
+
+/// Counts what the workers' folder costs.
+class CountingFileSystem final : public ForwardingFileSystem {
+ public:
+  CountingFileSystem() : ForwardingFileSystem(FileSystem::posix()) {}
+
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+    ++num_opened;
+    return ForwardingFileSystem::open(path);
+  }
+  void sync_directory(const std::string& path) override {
+    ++num_synced;
+    ForwardingFileSystem::sync_directory(path);
+  }
+
+  mutable std::atomic<int> num_opened = 0;
+  std::atomic<int> num_synced = 0;
+};
+
+TEST_P(SharedMoveTest, ManySharesWithoutBlocksCostLittleEach) {
+  constexpr int kNumShares = 100;
+  CountingFileSystem fs;
+  const SharedMoveOutcome outcome = move_share(
+      planned(), source_, fs, path(), create_options(),
+      {.num_shares = kNumShares, .other_shares = SharedMoveOptions::OtherShares::take_over}, {});
+  EXPECT_TRUE(outcome.is_finished);
+  EXPECT_EQ(outcome.shares.size(), static_cast<std::size_t>(kNumShares));
+  EXPECT_LT(fs.num_synced, kNumShares / 2);
+  EXPECT_LT(fs.num_opened, 10 * kNumShares);
 }
 
 TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {

@@ -195,6 +195,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::nested_keys:
       return words("outermost key such as 'model.w' becomes a key in a dict",
                    "outermost keys such as 'model.w' become keys in a dict");
+    case Change::model_names:
+      return words("tensor gets 'model.' before its name",
+                   "tensors get 'model.' before their names");
   }
   return {};
 }

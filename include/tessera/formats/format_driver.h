@@ -94,9 +94,9 @@ struct FormatTraits {
 
 /// How the outermost dict of a checkpoint changes in a format that stores it in several files.
 struct OutermostChanges {
-  bool reorders_keys = false;  // the keys get the order of names
-  std::size_t num_nested_keys =
-      0;  // keys such as `model.w` that become a key `w` in a dict `model`
+  bool reorders_keys = false;       // the keys get the order of names
+  std::size_t num_nested_keys = 0;  // keys `model.w` that become a key `w` in a dict `model`
+  std::size_t num_model_names = 0;  // tensors `w` that become `model.w`
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks

@@ -29,7 +29,8 @@ struct MergedCheckpoint {
   /// Names that several sources have, sorted (rule `merge`). If there is a preference, only entries
   /// of one source that contain entries of another source, such as `s` and `s.w`.
   std::vector<Finding> collisions;
-  /// How many dicts lose the order of their keys, because several sources have keys of one dict.
+  /// How many dicts lose the order of their keys: several sources have keys of such a dict, and no
+  /// source says how they follow each other.
   /// For PlanOptions::num_unordered_dicts.
   std::size_t num_unordered_dicts = 0;
 };

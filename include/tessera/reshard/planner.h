@@ -121,6 +121,7 @@ enum class FormatChange {
   tensor_steps,    // an optimizer's step that is a number becomes a tensor
   key_order,       // the keys of a dict get the order of their names
   nested_keys,     // a key `model.w` of the outermost dict becomes a key `w` in a dict `model`
+  model_names,     // a tensor `w` of the outermost dict becomes `model.w`
 };
 
 /// Returns the name in JSON output: `text_keys`.

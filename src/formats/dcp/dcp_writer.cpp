@@ -52,8 +52,42 @@ struct NumberHash {
                         expected, found);
 }
 
+std::string in_words(const Key& key) {
+  const std::string text = printable(spell({key}));
+  return std::holds_alternative<std::string>(key) ? "'" + text + "'" : text;
+}
+
+/// Checks that no dict has two keys that become one text, such as 1 and "1": a reader would take
+/// what they hold for one dict, or for a dict and a tensor of one name.
+void check_keys_as_text(const std::string& destination, const CheckpointContents& contents) {
+  const auto is_other = [](const Key& key) { return std::holds_alternative<NonStringKey>(key); };
+  const auto has_other = [&](const auto& entry) {
+    return std::ranges::any_of(entry.key_path, is_other);
+  };
+  if (std::ranges::none_of(contents.tensors, has_other) &&
+      std::ranges::none_of(contents.values, has_other)) {
+    return;
+  }
+  std::map<std::vector<std::string>, Key> keys;  // by key path as text: its last key
+  const auto add = [&](const std::string& name, const KeyPath& path) {
+    std::vector<std::string> texts;
+    for (const Key& key : path.empty() ? KeyPath{name} : path) {
+      texts.push_back(spell({key}));
+      const auto [known, is_new] = keys.emplace(texts, key);
+      if (is_new || known->second == key) continue;
+      throw Error::expected(ErrorKind::unsupported, {.path = destination, .fqn = name}, "keys",
+                            "keys of a dict that differ as text, as DCP stores them",
+                            in_words(known->second) + " and " + in_words(key),
+                            "rename one of them, or choose another format");
+    }
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, tensor.key_path);
+  for (const ValueEntry& value : contents.values) add(value.name, value.key_path);
+}
+
 void check_contents(const std::string& destination, const CheckpointContents& contents) {
   check_key_paths(contents, destination);
+  check_keys_as_text(destination, contents);
   if (!contents.aliases.empty()) {
     const Alias& alias = contents.aliases.front();
     refuse(destination, alias.fqn, "tied tensors",
@@ -317,6 +351,8 @@ class RankFilesWriter : public ShareWriter {
   const std::string suffix_;
   Journal* const journal_;
   std::vector<PieceId> order_;
+  /// Whether a piece is complete, by its number. A byte each: the files' threads share no byte.
+  std::vector<std::uint8_t> are_complete_;
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
   FileSyncs syncs_;
 };
@@ -339,6 +375,7 @@ RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayo
   }
   for (std::size_t t = 0; t < layout_.contents->tensors.size(); ++t) {
     const std::size_t num_pieces = layout_.contents->tensors[t].pieces.size();
+    are_complete_.resize(are_complete_.size() + num_pieces);
     for (std::size_t p = 0; p < num_pieces; ++p) {
       const std::int64_t numel = box_of({t, p}).numel();
       if (numel == 0) {
@@ -481,6 +518,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
   std::vector<std::uint32_t> block_crcs{block_crc};
   {
     const std::lock_guard lock(file.mutex);
+    TESSERA_CHECK(are_complete_[number] == 0);
     if (numel > block) {
       auto& [crcs, are_written, num_written] = file.blocks[number];
       crcs.resize(static_cast<std::size_t>(ceil_div(numel, block)));
@@ -492,6 +530,7 @@ void RankFilesWriter::count_off(PieceId piece, std::int64_t begin, std::uint32_t
       if (++num_written < crcs.size()) return;
       block_crcs = std::move(file.blocks.extract(number).mapped().crcs);
     }
+    are_complete_[number] = 1;
   }
 
   std::uint32_t crc = 0;

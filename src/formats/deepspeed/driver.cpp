@@ -4,6 +4,7 @@
 
 #include "formats/deepspeed.h"
 #include "formats/deepspeed/files.h"
+#include "formats/deepspeed/universal_entries.h"
 #include "formats/deepspeed/universal_members.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
@@ -63,7 +64,6 @@ class DeepSpeedDriver final : public FormatDriver {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
             .holds_flat_units = false,
             .holds_annotations = false,
-            .holds_key_order = false,
             .has_ranks_when_read = true,
             .holds_number_steps = false};
   }
@@ -114,6 +114,9 @@ class DeepSpeedDriver final : public FormatDriver {
   }
   bool may_own_folder(std::string_view name) const override {
     return is_name_like(name, deepspeed::kUniversalFolder);
+  }
+  OutermostChanges outermost_changes(const CheckpointContents& contents) const override {
+    return {.num_model_names = deepspeed::num_bare_tensors(contents)};
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 

@@ -11,7 +11,8 @@ const torch_files::Family& family() {
                   "deepspeed.runtime.fp16.loss_scaler.LossScaler",
                   "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
                   "deepspeed.checkpoint.universal_checkpoint.SubparamShape"},
-      .check = require_own_name};
+      .check = require_own_name,
+      .keeps_key_order = true};
   return kFamily;
 }
 

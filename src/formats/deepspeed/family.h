@@ -7,6 +7,7 @@ namespace tessera::formats::deepspeed {
 
 using torch_files::are_equal;
 using torch_files::EntryReader;
+using torch_files::in_dict_order;
 using torch_files::Path;
 using torch_files::refuse;
 using torch_files::text_keys;

@@ -283,6 +283,7 @@ void ModelRanksReader::add_of_module(ModulePart part) {
     if (is_rounded_copy(name, part)) rounded_.insert(name);
     return;
   }
+  add_place_in_module(name, order_in(*part.file, part.entry->dict_order));
   std::string key = spell(part.path);
   rest_[std::move(key)].push_back(std::move(part));
 }

@@ -72,7 +72,31 @@ bool is_member_of_deepspeed(std::string_view member) {
 }
 
 void ModelStatesReader::open_model_states(const std::vector<std::string>& names) {
-  for (const std::string& name : names) models_.push_back(&open_file(name));
+  std::vector<const File*> models;
+  for (const std::string& name : names) models.push_back(&open_file(name));
+  set_model_states(std::move(models));
+}
+
+void ModelStatesReader::set_model_states(std::vector<const File*> models) {
+  models_ = std::move(models);
+  for (const File* const file : models_) {
+    if (file == nullptr) continue;
+    for (const Entry* const entry : file->below({"module"})) {
+      const std::uint32_t order = order_in(*file, entry->dict_order);
+      const auto [known, is_new] = places_in_module_.emplace(entry->path[1], order);
+      if (!is_new) known->second = std::min(known->second, order);
+    }
+  }
+}
+
+std::uint32_t ModelStatesReader::place_of(const KeyPath& path, std::uint32_t order) {
+  if (path.front() == Key("optim")) return next_place();
+  if (order > 0) return order;
+  if (path.front() == Key("model") && path.size() > 1) {
+    const auto place = places_in_module_.find(spell({path[1]}));
+    if (place != places_in_module_.end()) return place->second;
+  }
+  return next_place();
 }
 
 void ModelStatesReader::add_rest_of_module(
@@ -258,7 +282,7 @@ void ModelStatesReader::add_param_groups(
     const File& file, const Path& path,
     const std::function<std::vector<std::string>(std::int64_t)>& names,
     std::optional<std::size_t> num_groups) {
-  for (const Entry* const entry : file.below(path)) {
+  for (const Entry* const entry : in_dict_order(file.below(path))) {
     const std::string& group = entry->path[path.size()];
     const auto number = static_cast<std::int64_t>(std::atoll(group.c_str()));
     if (num_groups && number >= static_cast<std::int64_t>(*num_groups)) continue;

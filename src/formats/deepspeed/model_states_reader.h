@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,7 +32,7 @@ class ModelStatesReader : public EntryReader {
   /// Opens the files of model states: one file, or one for each rank.
   void open_model_states(const std::vector<std::string>& names);
   /// Takes opened files, by rank. A rank without a file has null; rank 0 must have a file.
-  void set_model_states(std::vector<const File*> models) { models_ = std::move(models); }
+  void set_model_states(std::vector<const File*> models);
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
@@ -74,12 +75,20 @@ class ModelStatesReader : public EntryReader {
   void note(Finding finding) {
     note(std::move(finding.rule), std::move(finding.expected), std::move(finding.found));
   }
+  /// Says that the module has `name` at this place in the order of keys. Of several places, the
+  /// first that is added counts.
+  void add_place_in_module(const std::string& name, std::uint32_t order) {
+    places_in_module_.emplace(name, order);
+  }
   void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
   /// Returns whether the parameters in the module have no elements, as in stage 3.
   bool is_partitioned() const;
 
  private:
+  /// A tensor that is put together has the place that its name has in the module. The optimizer's
+  /// state has the order in which it is added: that of the optimizer's parameters.
+  std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
   void add_ties(std::set<std::string>& known);
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::set<std::string>& known);
@@ -88,6 +97,7 @@ class ModelStatesReader : public EntryReader {
   bool is_same_tensor(const File& other, const Path& path) const;
 
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
+  std::map<std::string, std::uint32_t> places_in_module_;  // in the order of keys, by name
 };
 
 }  // namespace tessera::formats::deepspeed

@@ -37,6 +37,7 @@ struct Layer {
   std::size_t number;
   std::size_t tensor;  // tensor rank
   const File* file;
+  std::string module{};  // the prefix of the layer's names in the model
 };
 
 /// A parameter, and its parts on the tensor ranks of the first pipeline stage that has it.
@@ -61,6 +62,7 @@ class ParallelReader final : public ModelRanksReader {
     set_world_size(ranks_.size() * num_data());
     gather_parameters();
     require_layers();
+    name_layers();
     for (Whole& whole : wholes_) add_whole(whole);
     add_groups();
     add_layers();
@@ -321,7 +323,7 @@ class ParallelReader final : public ModelRanksReader {
       const File& file = *rank.optimizer[slices.front().rank];
       const Path below = path_in_state(file, rank.partition.stage, slices.front().vector);
       const auto of_rank = static_cast<int>(rank_of(whole.stage, slices.front().rank, tensor));
-      for (const Entry* const entry : file.below(below)) {
+      for (const Entry* const entry : in_dict_order(file.below(below))) {
         const Path name(entry->path.begin() + static_cast<std::ptrdiff_t>(below.size()),
                         entry->path.end());
         const auto path_of = [&](const ModelRank& of_part, const Slice& slice) {
@@ -414,13 +416,23 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
+  /// Finds the names of the layers' entries, and their places in the module.
+  void name_layers() {
+    for (Layer& layer : layers_) {
+      layer.module = module_of(layer);
+      for (const Entry& entry : layer.file->entries()) {
+        add_place_in_module(layer.module + entry.path.front(),
+                            order_in(*layer.file, entry.dict_order));
+      }
+    }
+  }
+
   /// Adds the entries of the layers' files: buffers, frozen parameters, copies of trained ones.
   void add_layers() {
     for (const Layer& layer : layers_) {
       const std::size_t rank = rank_of(stage_of_layer(layer.number), 0, layer.tensor);
-      const std::string module = module_of(layer);
       for (const Entry& entry : layer.file->entries()) {
-        KeyPath path{"model", module + entry.path.front()};
+        KeyPath path{"model", layer.module + entry.path.front()};
         path.insert(path.end(), entry.keys.begin() + 1, entry.keys.end());
         add_of_module({layer.file, &entry, rank, layer.tensor, std::move(path)});
       }

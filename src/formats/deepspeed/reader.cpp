@@ -178,7 +178,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
       const Slice& first = partition_.slices_of(parameter).front();
       const File& file = *optimizer_[first.rank];
       const Path below = deepspeed::path_in_state(file, partition_.stage, first.vector);
-      for (const Entry* const entry : file.below(below)) {
+      for (const Entry* const entry : deepspeed::in_dict_order(file.below(below))) {
         const Path name(entry->path.begin() + static_cast<std::ptrdiff_t>(below.size()),
                         entry->path.end());
         const auto path_of = [&](const Slice& slice) {

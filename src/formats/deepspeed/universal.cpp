@@ -39,6 +39,8 @@ struct Added {
   std::set<std::string> neutral{};
   std::vector<KeyPath> empty_dicts{};
   std::vector<KeyPath> empty_lists{};
+  std::vector<KeyPath> paths{};  // of the model and its state, unless DeepSpeed's names tell them
+  std::vector<std::string> order{};  // names of the source's entries, unless it is that of names
 
   bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
   /// Returns the neutral names that begin with `prefix`, without it.
@@ -87,6 +89,10 @@ Added read_added(const File& optimizer) {
   if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
     for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
   }
+  if (const auto order = optimizer.value_at({member, std::string(kOrder)})) {
+    added.order = texts_in(*order);
+  }
+  added.paths = read_key_paths(optimizer, kPaths);
   added.empty_dicts = read_key_paths(optimizer, kEmptyDicts);
   added.empty_lists = read_key_paths(optimizer, kEmptyLists);
   return added;
@@ -129,6 +135,12 @@ class UniversalReader final : public ModelRanksReader {
     note_rules();
     note_other_values_of_stage3();
     finish();
+    set_key_paths(added_.paths);
+    if (!added_.order.empty()) {
+      set_order(added_.order);
+    } else if (added_.groups) {
+      drop_order();  // Tessera wrote the checkpoint, in the order of names
+    }
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "formats/deepspeed/model_states_reader.h"
+#include "formats/key_order.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -77,37 +78,72 @@ bool has_place(const KeyPath& path) {
   return path.size() > (is_text(path[0], kOptim) ? 3 : 1);
 }
 
+const std::string& name_of(const TensorEntry& tensor) {
+  return tensor.meta.fqn;
+}
+const std::string& name_of(const Alias& alias) {
+  return alias.fqn;
+}
+const std::string& name_of(const ValueEntry& value) {
+  return value.name;
+}
+
+/// Returns whether no entry has a key or name that begins with `model`, `optim` or `deepspeed`.
+/// Then the tensors at the top are the module's.
+bool is_bare(const CheckpointContents& contents) {
+  const auto is_known = [](const std::string& name, const KeyPath& path) {
+    if (path.size() < 2) return !path_in_name(name).empty();
+    return is_text(path[0], kModel) || is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
+  };
+  const auto is_known_entry = [&](const auto& entry) {
+    return is_known(name_of(entry), entry.key_path);
+  };
+  return std::ranges::none_of(contents.tensors, is_known_entry) &&
+         std::ranges::none_of(contents.aliases, is_known_entry) &&
+         std::ranges::none_of(contents.values, is_known_entry);
+}
+
 class Sorter {
  public:
   Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
          const std::string& destination)
-      : contents_(contents), values_(values), destination_(destination) {
-    is_bare_ = !has_known_keys();
+      : contents_(contents),
+        values_(values),
+        destination_(destination),
+        is_bare_(is_bare(contents)) {
+    const std::vector<std::uint32_t> numbers = entries_in_dict_order(contents);
+    places_.resize(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) places_[numbers[i]] = i;
   }
 
   UniversalEntries sort() && {
+    std::size_t number = 0;  // of the entry, as in key_order.h
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const TensorEntry& tensor = contents_.tensors[i];
+      place_ = places_[number++];
       add_tensor(tensor.meta.fqn, tensor.key_path, i);
     }
     for (const Alias& alias : contents_.aliases) {
       const TensorEntry* const target = contents_.find_tensor(alias.target);
       TESSERA_CHECK(target != nullptr);
       const auto tensor = static_cast<std::size_t>(target - contents_.tensors.data());
+      place_ = places_[number++];
       add_alias(alias, tensor);
     }
     for (std::size_t i = 0; i < values_.size(); ++i) {
       const ValueEntry& value = contents_.values[i];
+      place_ = places_[number++];
       add_opened(value.name, path_of(value.name, value.key_path), values_[i]);
     }
-    for (auto& [number, group] : groups_) {
-      if (number != static_cast<std::int64_t>(sorted_.groups.size())) {
+    for (auto& [group_number, group] : groups_) {
+      if (group_number != static_cast<std::int64_t>(sorted_.groups.size())) {
         refuse(group.fields.empty() ? "optim.param_groups" : group.fields.front().name, "groups",
                "group " + std::to_string(sorted_.groups.size()) + " next",
-               "group " + std::to_string(number));
+               "group " + std::to_string(group_number));
       }
       sorted_.groups.push_back(std::move(group));
     }
+    sort_places();
     return std::move(sorted_);
   }
 
@@ -119,27 +155,34 @@ class Sorter {
                           expected, found, advice);
   }
 
-  /// Returns whether any entry has a key or name that begins with `model`, `optim` or `deepspeed`.
-  bool has_known_keys() const {
-    const auto is_known = [](const std::string& name, const KeyPath& path) {
-      if (path.size() < 2) return !path_in_name(name).empty();
-      return is_text(path[0], kModel) || is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
-    };
-    return std::ranges::any_of(contents_.tensors,
-                               [&](const TensorEntry& tensor) {
-                                 return is_known(tensor.meta.fqn, tensor.key_path);
-                               }) ||
-           std::ranges::any_of(
-               contents_.aliases,
-               [&](const Alias& alias) { return is_known(alias.fqn, alias.key_path); }) ||
-           std::ranges::any_of(contents_.values, [&](const ValueEntry& value) {
-             return is_known(value.name, value.key_path);
-           });
+  /// Refuses two entries of one name, as of a value `model.w` and of a tensor `w` that becomes
+  /// `model.w`: a reader would not tell them apart.
+  void require_names_once(const CheckpointContents& leaves) const {
+    std::set<std::string_view> names;
+    for (const ValueEntry& leaf : leaves.values) {
+      if (names.insert(leaf.name).second) continue;
+      refuse(leaf.name, "names", "one entry of this name in DeepSpeed's files", "two",
+             "rename one of them");
+    }
+  }
+
+  /// Fills `sorted_.order`, unless it is the order of names.
+  void sort_places() {
+    std::ranges::stable_sort(places_of_leaves_, {}, &PlaceOfLeaf::place);
+    CheckpointContents leaves;
+    for (PlaceOfLeaf& leaf : places_of_leaves_) {
+      const auto place = static_cast<std::uint32_t>(leaves.values.size() + 1);
+      leaves.values.push_back({spell(leaf.path), std::move(leaf.path), place});
+    }
+    require_names_once(leaves);
+    if (num_reordered_dicts(leaves) == 0) return;
+    for (ValueEntry& leaf : leaves.values) sorted_.order.push_back(std::move(leaf.name));
   }
 
   /// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`.
   KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
-    if (key_path.size() > 1) return key_path;
+    const bool is_name = key_path.size() == 1 && std::holds_alternative<std::string>(key_path[0]);
+    if (!key_path.empty() && !is_name) return key_path;
     KeyPath path = path_in_name(name);
     if (!path.empty()) return path;
     std::string_view rest = name;
@@ -150,6 +193,7 @@ class Sorter {
   void add_tensor(const std::string& name, const KeyPath& key_path, std::size_t tensor) {
     KeyPath path = path_of(name, key_path);
     if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    remember_place(path);
     if (path.size() > 1 && is_text(path[0], kModel)) {
       const KeyPath within = behind(path, 1);
       sorted_.weights.emplace(spell(within), Leaf{name, within, tensor});
@@ -162,6 +206,7 @@ class Sorter {
   void add_alias(const Alias& alias, std::size_t tensor) {
     KeyPath path = path_of(alias.fqn, alias.key_path);
     if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    remember_place(path);
     const bool is_of_module = path.size() > 1 && is_text(path[0], kModel);
     const KeyPath within = is_of_module ? behind(path, 1) : KeyPath{};
     if (is_of_module && tensors_of_weights_.contains(tensor)) {
@@ -178,6 +223,7 @@ class Sorter {
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     if (is_known && is_empty(value) && !has_place(path)) {
+      remember_place(path);
       sorted_.empty.push_back({name, path, value});
       return;
     }
@@ -199,7 +245,21 @@ class Sorter {
       }
       return;
     }
+    remember_place(path);
     add(name, path, value);
+  }
+
+  /// Remembers that an entry with this path stands at `place_`, and the path itself, if a reader
+  /// would make another one of the names in DeepSpeed's files.
+  void remember_place(const KeyPath& path) {
+    places_of_leaves_.push_back({place_, path});
+    const bool is_of_state =
+        path.size() > 2 && is_text(path[0], kOptim) && is_text(path[1], kState);
+    if (!is_of_state && !(path.size() > 1 && is_text(path[0], kModel))) return;
+    const auto is_string = [](const Key& key) { return std::holds_alternative<std::string>(key); };
+    const bool is_told =
+        path.size() == (is_of_state ? 4 : 2) && std::ranges::all_of(path, is_string);
+    if (!is_told) sorted_.paths.push_back(path);
   }
 
   /// Adds an entry that is no tensor of the module.
@@ -209,10 +269,13 @@ class Sorter {
     } else if (is_text(path[0], kOptim) && path.size() > 1) {
       add_of_optimizer(name, path, std::move(content));
     } else if (is_text(path[0], kDeepSpeed) && path.size() > 1) {
+      const auto* const member = std::get_if<std::string>(&path[1]);
       const bool is_of_optimizer = is_text(path[1], kOptimizerStates) && path.size() > 2;
-      if (!is_of_optimizer) require_member(name, path[1]);
+      const bool is_its_own = member != nullptr && is_member_of_deepspeed(*member);
       auto& members = is_of_optimizer ? sorted_.optimizer_members : sorted_.model_members;
-      members.push_back({name, behind(path, is_of_optimizer ? 2 : 1), std::move(content)});
+      // What DeepSpeed does not write itself stays in a dict `deepspeed`.
+      const std::size_t num_keys = is_of_optimizer ? 2 : is_its_own ? 1 : 0;
+      members.push_back({name, behind(path, num_keys), std::move(content)});
     } else {
       require_of_user(name, path[0]);
       sorted_.model_members.push_back({name, path, std::move(content)});
@@ -257,12 +320,6 @@ class Sorter {
     groups_.try_emplace(group);
   }
 
-  void require_member(const std::string& name, const Key& key) const {
-    const auto* const text = std::get_if<std::string>(&key);
-    if (text != nullptr && !is_consumed_member(*text)) return;
-    refuse(name, "names", "a member that DeepSpeed does not write itself", spell({key}));
-  }
-
   void require_of_user(const std::string& name, const Key& key) const {
     const auto* const text = std::get_if<std::string>(&key);
     if (text == nullptr) refuse(name, "names", "a text as the first key", spell({key}));
@@ -273,13 +330,27 @@ class Sorter {
   const CheckpointContents& contents_;
   const std::vector<Value>& values_;
   const std::string& destination_;
-  bool is_bare_ = false;
+  bool is_bare_;
+  struct PlaceOfLeaf {
+    std::size_t place;
+    KeyPath path;
+  };
+  std::vector<std::size_t> places_;  // of the contents' entries, in the order of keys
+  std::size_t place_ = 0;            // of the entry that is being sorted
+  std::vector<PlaceOfLeaf> places_of_leaves_;
   std::set<std::size_t> tensors_of_weights_;
   std::map<std::int64_t, ParamGroup> groups_;
   UniversalEntries sorted_;
 };
 
 }  // namespace
+
+std::size_t num_bare_tensors(const CheckpointContents& contents) {
+  if (!is_bare(contents)) return 0;
+  const auto is_at_top = [](const auto& entry) { return entry.key_path.size() < 2; };
+  return static_cast<std::size_t>(std::ranges::count_if(contents.tensors, is_at_top) +
+                                  std::ranges::count_if(contents.aliases, is_at_top));
+}
 
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination) {

@@ -234,7 +234,9 @@ class UniversalFiles::Builder {
     }
     for (const auto& [name, leaf] : entries_.weights) {
       if (has_state_ || !entries_.groups.empty()) break;
-      if (is_floating_point(meta_of(leaf).dtype)) trained_.insert(name);
+      if (is_floating_point(meta_of(leaf).dtype) && !is_in_extra_state(leaf.path)) {
+        trained_.insert(name);
+      }
     }
     if (trained_.empty()) {
       refuse({}, "weights", "tensors of a model that is trained, under the key 'model'", "none",
@@ -379,17 +381,35 @@ class UniversalFiles::Builder {
     add_archive(join_path(folder, std::string(name)), archive);
   }
 
+  /// Whether a path in the module leads to what a submodule's `get_extra_state` returned.
+  static bool is_in_extra_state(const KeyPath& path) {
+    const auto* const key = std::get_if<std::string>(&path.front());
+    return key != nullptr && path.size() > 1 && key->ends_with("_extra_state");
+  }
+
+  /// Returns the path for an entry that is not trained. An item of a list goes under its name: the
+  /// list's other items may be trained, and then the list would have gaps.
+  static KeyPath path_in_module(const KeyPath& path) {
+    const auto is_position = [](const Key& key) {
+      return std::holds_alternative<std::int64_t>(key);
+    };
+    if (is_in_extra_state(path) || std::ranges::none_of(path, is_position)) {
+      return joined(keys({kModule}), path);
+    }
+    return keys({kModule, spell(path)});
+  }
+
   /// Adds the entries of the module that are not trained.
   void add_module(Archive& archive) const {
     for (const auto& [name, leaf] : entries_.weights) {
-      if (!trained_.contains(name)) archive.add(joined(keys({kModule}), leaf.path), leaf);
+      if (!trained_.contains(name)) archive.add(path_in_module(leaf.path), leaf);
     }
     for (const auto& [name, tensor] : entries_.ties) {
       if (ties_of_trained_.contains(name)) continue;
-      archive.add_tie(joined(keys({kModule}), entries_.tie_paths.at(name)), name, tensor);
+      archive.add_tie(path_in_module(entries_.tie_paths.at(name)), name, tensor);
     }
     for (const Leaf& leaf : entries_.module_values) {
-      archive.add(joined(keys({kModule}), leaf.path), leaf);
+      archive.add(path_in_module(leaf.path), leaf);
     }
   }
 
@@ -439,6 +459,13 @@ class UniversalFiles::Builder {
     Value::List neutral(neutral_.begin(), neutral_.end());
     archive.add_value(keys({kTessera, kNeutral}), std::move(neutral));
     add_empty(archive);
+    Value::List paths;
+    for (const KeyPath& each : entries_.paths) paths.push_back(key_path_to_value(each));
+    if (!paths.empty()) archive.add_value(keys({kTessera, kPaths}), std::move(paths));
+    if (!entries_.order.empty()) {
+      archive.add_value(keys({kTessera, kOrder}),
+                        Value::List(entries_.order.begin(), entries_.order.end()));
+    }
     add_archive(path, archive);
   }
 

@@ -26,13 +26,19 @@ inline constexpr std::string_view kWeights = "fp32";                       // th
 //
 //     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
 //      "neutral": ["state", "model_states.global_steps", …],      names of what the writer added
-//      "empty_dicts": [["optim", "state"], …], "empty_lists": …}  key paths of dicts and lists that
+//      "empty_dicts": [["optim", "state"], …], "empty_lists": …,  key paths of dicts and lists that
 //                         are empty in the source (SGD's state). No other member can keep them
+//      "paths": [["model", "up", "weight"], …],  key paths of the model and of its state that do
+//                         not follow from names: with dicts within dicts, or lists
+//      "order": ["model.up.weight", …]}  names of all entries, in the order of the source's dicts;
+//                         missing if that is the order of names
 inline constexpr std::string_view kTessera = "tessera";
 inline constexpr std::string_view kGroups = "groups";
 inline constexpr std::string_view kNeutral = "neutral";
 inline constexpr std::string_view kEmptyDicts = "empty_dicts";
 inline constexpr std::string_view kEmptyLists = "empty_lists";
+inline constexpr std::string_view kPaths = "paths";
+inline constexpr std::string_view kOrder = "order";
 inline constexpr std::string_view kNeutralState = "state";
 inline constexpr std::string_view kOfModelStates = "model_states.";
 inline constexpr std::string_view kOfOptimizerState = "optimizer_state.";

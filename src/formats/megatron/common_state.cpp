@@ -191,6 +191,28 @@ void CommonState::add_optimizer(Contents& contents) const {
   }
 }
 
+/// Puts the optimizer where Megatron saves it: just before its scheduler. The first entry of a dict
+/// says where the dict stands in the outermost dict.
+void CommonState::put_optimizer_before_its_scheduler(Contents& contents) {
+  const auto first_below = [&](const KeyPath& path) {
+    auto first = contents.entries.end();
+    for (auto entry = contents.entries.begin(); entry != contents.entries.end(); ++entry) {
+      if (!is_below(entry->path, path)) continue;
+      if (first == contents.entries.end() || entry->order < first->order) first = entry;
+    }
+    return first;
+  };
+  const auto optimizer = first_below({kOptimizer});
+  const auto scheduler = first_below({"opt_param_scheduler"});
+  if (optimizer == contents.entries.end() || scheduler == contents.entries.end()) return;
+  const std::uint32_t place = scheduler->order;
+  const auto make_room = [&](auto& each) { each.order += each.order >= place ? 1 : 0; };
+  std::ranges::for_each(contents.entries, make_room);
+  std::ranges::for_each(contents.tensors, make_room);
+  ++contents.next_order;
+  optimizer->order = place;
+}
+
 /// Adds the number of iterations, if the source has it under a name that another framework uses.
 /// Adds nothing if the source has two such numbers that differ.
 void CommonState::add_iteration(Contents& contents) const {
@@ -219,6 +241,7 @@ CommonState::Contents CommonState::completed_contents() const {
   contents.set({kArgs, "no_save_rng"}, true);
   if (has_optimizer_) {
     add_optimizer(contents);
+    put_optimizer_before_its_scheduler(contents);
   } else {
     contents.set({kArgs, "no_save_optim"}, true);
   }

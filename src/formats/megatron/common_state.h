@@ -100,6 +100,7 @@ class CommonState {
   std::vector<Group> groups_for_megatron() const;
   Group completed(Group group, GroupKind kind) const;
   void add_optimizer(Contents& contents) const;
+  static void put_optimizer_before_its_scheduler(Contents& contents);
   void add_iteration(Contents& contents) const;
   Contents completed_contents() const;
 

@@ -54,7 +54,8 @@ bool is_object(std::string_view name) {
   return !place.empty() && place.find_first_not_of("0123456789._") == std::string_view::npos;
 }
 
-/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`.
+/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`. In a
+/// checkpoint of Megatron it may lack the place of its shard.
 bool is_common_object(std::string_view name) {
   return name == kCommonObject || (is_object(name) && name.starts_with(kCommonObject) &&
                                    name.find(kShard) == kCommonObject.size());
@@ -64,44 +65,38 @@ bool has_value(const CheckpointContents& contents, bool (*matches)(std::string_v
   return std::ranges::any_of(contents.values, matches, &ValueEntry::name);
 }
 
+/// Whether the `metadata.json` in a directory is there and is one of torch_dist. Throws: Error(io).
+bool has_config(const FileSystem& fs, const std::string& directory) {
+  return has_file(fs, directory, kConfigFile) &&
+         !check_config(fs, join_path(directory, kConfigFile));
+}
+
 /// Whether Megatron wrote a DCP checkpoint: it has objects or a `metadata.json` such as Megatron
 /// writes, or both files, even if damaged. Another program may have written `common.pt` alone.
 bool is_of_megatron(const FileSystem& fs, const std::string& directory,
                     const CheckpointContents& contents) {
-  if (has_value(contents, is_object) || has_value(contents, is_common_object)) return true;
-  return has_file(fs, directory, kConfigFile) &&
-         (has_file(fs, directory, kCommonFile) ||
-          !check_config(fs, join_path(directory, kConfigFile)));
+  if (has_value(contents, is_object)) return true;
+  const bool has_both =
+      has_file(fs, directory, kConfigFile) && has_file(fs, directory, kCommonFile);
+  return has_both || has_config(fs, directory);
 }
 
-}  // namespace
-
-bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
-  if (fs.kind_of(directory) != FileKind::directory) return false;
-  try {
-    return has_file(fs, directory, kConfigFile) &&
-           !check_config(fs, join_path(directory, kConfigFile));
-  } catch (const Error&) {
-    return false;  // ignored, because this file is not a part of the DCP checkpoint
-  }
-}
-
-void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
-                            const CheckpointContents& contents, const FindingSink& sink) {
-  if (!is_of_megatron(fs, directory, contents)) return;
+/// Does what check_torch_dist_files does. Requires: Megatron wrote the checkpoint.
+void check_files(const FileSystem& fs, const std::string& directory,
+                 const CheckpointContents& contents, const FindingSink& sink) {
   const std::string config_path = join_path(directory, kConfigFile);
   const std::string common_path = join_path(directory, kCommonFile);
-  const bool has_config = has_file(fs, directory, kConfigFile);
+  const bool is_there = has_file(fs, directory, kConfigFile);
   const bool has_common = has_file(fs, directory, kCommonFile);
   const bool has_common_object = has_value(contents, is_common_object);
-  auto config_finding = has_config ? check_config(fs, config_path) : std::nullopt;
+  auto config_finding = is_there ? check_config(fs, config_path) : std::nullopt;
   if (has_common || has_common_object) {
-    if (!has_config) {
+    if (!is_there) {
       sink(finding(config_path, "the file that Megatron writes last",
                    "none (an interrupted save, or an incomplete copy?)"));
     }
     if (config_finding) sink(*std::move(config_finding));
-  } else if (has_config && !config_finding) {
+  } else if (is_there && !config_finding) {
     sink(finding(common_path,
                  "this file of Megatron's torch_dist, or the object 'common_state' in its place",
                  "neither (an incomplete copy?)"));
@@ -114,12 +109,29 @@ void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
   }
 }
 
+}  // namespace
+
+bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
+  try {
+    return fs.kind_of(directory) == FileKind::directory && has_config(fs, directory);
+  } catch (const Error&) {
+    return false;  // ignored, because this file is not a part of the DCP checkpoint
+  }
+}
+
+void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
+                            const CheckpointContents& contents, const FindingSink& sink) {
+  if (is_of_megatron(fs, directory, contents)) check_files(fs, directory, contents, sink);
+}
+
 void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
                              const CheckpointContents& contents, const FindingSink& sink,
                              const ProgressSink& progress, PartOfCheck& part) {
-  if (part.takes(0)) check_torch_dist_files(fs, directory, contents, sink);
+  const bool is_its_part = part.takes(0);
+  if (!is_of_megatron(fs, directory, contents)) return;
+  if (is_its_part) check_files(fs, directory, contents, sink);
   const std::string path = join_path(directory, kCommonFile);
-  if (!has_file(fs, directory, kCommonFile) || !is_of_megatron(fs, directory, contents)) return;
+  if (!has_file(fs, directory, kCommonFile)) return;
   if (!part.takes(fs.open(path)->nbytes())) return;
   // Notes about values of classes are left out: all of Megatron's common.pt have such values.
   const auto pass_errors = [&](const Finding& found) {

@@ -142,7 +142,8 @@ class Walk {
       case ObjectKind::call:
         return built(object);
       case ObjectKind::persistent:
-        object.fail_expected("value", "a plain value");
+        object.fail(ErrorKind::unsupported,
+                    "expected a plain value, found a storage: bytes without a dtype and a shape");
     }
     object.fail_expected("value", "a plain value");
   }

@@ -50,6 +50,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     contents_.world_size = world_size;
     contents_.opening_findings = std::move(notes);
     gather();
+    drop_empty_containers();
     if (has_several_items()) order_outermost_keys();
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
@@ -236,6 +237,61 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     }
   }
 
+  /// Returns an entry that is in the dict or list `outer`; null if there is none.
+  const Gathered* find_within(const std::string& name, const Gathered& outer) const {
+    const KeyPath& path = outer.key_path;
+    const KeyPath whole = path.empty() ? KeyPath{name} : path;
+    const std::string front = name + ".";
+    for (auto next = by_name_.lower_bound(front);
+         next != by_name_.end() && next->first.starts_with(front); ++next) {
+      const KeyPath& inner = next->second.key_path;
+      if (inner.size() > whole.size() && std::equal(whole.begin(), whole.end(), inner.begin())) {
+        return &next->second;
+      }
+    }
+    return nullptr;
+  }
+
+  /// Leaves out a dict or list that is empty on some ranks and has entries on others. If some ranks
+  /// have a value in its place, each of them becomes an entry of its rank. Throws if they have a
+  /// tensor.
+  void drop_empty_containers() {
+    const auto is_empty = [&](const Origin& origin) {
+      const Value value = reader_of(origin).read_value(origin.index);
+      const auto* const dict = value.get_if<Value::Dict>();
+      const auto* const list = value.get_if<Value::List>();
+      return (dict != nullptr && dict->empty()) || (list != nullptr && list->empty());
+    };
+    for (auto next = by_name_.begin(); next != by_name_.end();) {
+      const auto& [name, outer] = *next;
+      const Gathered* const inner = find_within(name, outer);
+      if (inner == nullptr) {
+        ++next;
+        continue;
+      }
+      if (!outer.tensors.empty()) {
+        throw Error::expected(ErrorKind::corruption, where(outer.tensors.front(), name),
+                              "entries of ranks",
+                              "a dict or a list, as on " + rank_in_words(first_of(*inner)),
+                              "a tensor", "files of different saves?");
+      }
+      for (const Origin& origin : outer.values) {
+        if (is_empty(origin)) {
+          on_some_ranks_.insert(name);
+        } else {
+          add_own_value(name, outer, origin);
+        }
+      }
+      for (const Origin& origin : outer.refused) add_own_value(name, outer, origin);
+      next = by_name_.erase(next);
+    }
+  }
+
+  static const Origin& first_of(const Gathered& gathered) {
+    if (!gathered.tensors.empty()) return gathered.tensors.front();
+    return gathered.values.empty() ? gathered.refused.front() : gathered.values.front();
+  }
+
   bool has_several_items() const {
     return std::ranges::any_of(
         files_, [&](const RankFile& file) { return file.item != files_.front().item; });
@@ -276,7 +332,20 @@ class JoinedRanks final : public DividedReader, public MeshSource {
            place_of(gathered.tensors.front()) != nullptr;
   }
 
+  /// Whether some ranks have no entry of this name. Items of lists do not count: there is another
+  /// note about lists of different lengths.
+  bool is_on_some_ranks(const Gathered& gathered) const {
+    const auto is_position = [](const Key& key) {
+      return std::holds_alternative<std::int64_t>(key);
+    };
+    const std::size_t num_ranks =
+        gathered.tensors.size() + gathered.values.size() + gathered.refused.size();
+    return num_ranks < static_cast<std::size_t>(contents_.world_size) &&
+           std::ranges::none_of(gathered.key_path, is_position);
+  }
+
   void add_other(const std::string& name, const Gathered& gathered) {
+    if (is_on_some_ranks(gathered)) on_some_ranks_.insert(name);
     if (gathered.tensors.empty()) {
       add_values(name, gathered);
     } else if (!gathered.values.empty()) {
@@ -452,14 +521,19 @@ class JoinedRanks final : public DividedReader, public MeshSource {
       if (tessera::detail::have_equal_bits(reader_of(origin).read_value(origin.index), value)) {
         continue;
       }
-      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
-                gathered.dict_order, origin);
-      differing_.push_back(name);
+      add_own_value(name, gathered, origin);
     }
     for (const Origin& origin : gathered.refused) {
       add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
                 gathered.dict_order, origin);
     }
+  }
+
+  /// Adds a rank's value that differs from what other ranks have under the name.
+  void add_own_value(const std::string& name, const Gathered& gathered, const Origin& origin) {
+    add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+              gathered.dict_order, origin);
+    differing_.push_back(name);
   }
 
   void add_value(const std::string& name, KeyPath key_path, std::uint32_t dict_order,
@@ -557,6 +631,14 @@ class JoinedRanks final : public DividedReader, public MeshSource {
       const std::int64_t first = lengths.begin()->second;
       const auto differs = [&](const auto& length) { return length.second != first; };
       if (std::ranges::any_of(lengths, differs)) lists.push_back(name);
+      if (lengths.size() < static_cast<std::size_t>(contents_.world_size)) {
+        on_some_ranks_.insert(name);
+      }
+    }
+    if (!on_some_ranks_.empty()) {
+      note("the same names on all ranks",
+           such_as(on_some_ranks_.size(), "name", "on some ranks only", *on_some_ranks_.begin()) +
+               " (read as an entry of the whole; rank files of the result have it on all ranks)");
     }
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",
@@ -578,6 +660,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
+  std::set<std::string> on_some_ranks_;      // names that other ranks do not have, not sharded
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
   bool has_replicas_ = false;                                        // of parts of tensors

@@ -81,7 +81,90 @@ void place_own_entries(std::vector<Spot>& spots, const std::vector<Entry>& entri
   }
 }
 
+/// Returns the index of the tensor that an alias names.
+std::size_t target_of(const CheckpointContents& contents, const Alias& alias) {
+  const TensorEntry* const target = contents.find_tensor(alias.target);
+  TESSERA_CHECK(target != nullptr);
+  return static_cast<std::size_t>(target - contents.tensors.data());
+}
+
+/// Finds the spots of entries. `files`: whether `model` and the like have files of their own.
+class SpotFinder {
+ public:
+  enum class Files { by_item, one };
+
+  SpotFinder(const CheckpointContents& contents, Files files)
+      : contents_(contents), files_(files), dicts_(dicts_of(contents)) {}
+
+  Spots find() const {
+    Spots spots;
+    spots.tensors = spots_of_tensors();
+    for (const Alias& alias : contents_.aliases) {
+      spots.aliases.push_back(spot_of(alias.fqn, alias.key_path, alias.dict_order));
+    }
+    spots.values = spots_of_values();
+    return spots;
+  }
+
+ private:
+  Spot spot_of(const std::string& name, const KeyPath& path, std::uint32_t dict_order) const {
+    KeyPath whole = path.empty() ? KeyPath{name} : path;
+    const std::size_t item = files_ == Files::one ? kOther : item_of(name, whole.front(), dicts_);
+    if (item == kOther) return {kOther, name, std::move(whole), dict_order};
+    const std::size_t prefix_nbytes = kWrittenItems[item].size() + 1;
+    const auto& first = std::get<std::string>(whole.front());
+    if (first == kWrittenItems[item]) {
+      whole.erase(whole.begin());
+    } else {
+      whole.front() = first.substr(prefix_nbytes);
+    }
+    return {item, name.substr(prefix_nbytes), std::move(whole), dict_order};
+  }
+
+  std::vector<Spot> spots_of_tensors() const {
+    std::vector<Spot> spots;
+    for (const TensorEntry& tensor : contents_.tensors) {
+      spots.push_back(spot_of(tensor.meta.fqn, tensor.key_path, tensor.dict_order));
+    }
+    const auto name_of = [](const TensorEntry& entry) -> const std::string& {
+      return entry.meta.fqn;
+    };
+    const auto agree = [&](std::size_t own, std::size_t shared, int rank) {
+      const auto is_of_rank = [&](const Piece& piece) { return piece.rank == rank; };
+      return std::ranges::all_of(contents_.tensors[own].pieces, is_of_rank) &&
+             std::ranges::none_of(contents_.tensors[shared].pieces, is_of_rank);
+    };
+    place_own_entries(spots, contents_.tensors, name_of, contents_.world_size, agree);
+    return spots;
+  }
+
+  std::vector<Spot> spots_of_values() const {
+    std::vector<Spot> spots;
+    for (const ValueEntry& value : contents_.values) {
+      spots.push_back(spot_of(value.name, value.key_path, value.dict_order));
+    }
+    const auto name_of = [](const ValueEntry& entry) -> const std::string& { return entry.name; };
+    const auto always = [](std::size_t, std::size_t, int) { return true; };
+    place_own_entries(spots, contents_.values, name_of, contents_.world_size, always);
+    return spots;
+  }
+
+  const CheckpointContents& contents_;
+  Files files_;
+  std::set<std::size_t> dicts_;  // items for which the contents have an outermost dict
+};
+
 }  // namespace
+
+Spots find_spots(const CheckpointContents& contents) {
+  Spots spots = SpotFinder(contents, SpotFinder::Files::by_item).find();
+  for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
+    const std::size_t target = target_of(contents, contents.aliases[i]);
+    if (spots.aliases[i].item == spots.tensors[target].item) continue;
+    return SpotFinder(contents, SpotFinder::Files::one).find();
+  }
+  return spots;
+}
 
 RankContents::RankContents(const CheckpointContents& contents, const std::vector<Value>& values,
                            const DeviceMeshOptions& mesh, const std::string& destination)
@@ -89,91 +172,20 @@ RankContents::RankContents(const CheckpointContents& contents, const std::vector
       values_(values),
       mesh_(mesh),
       destination_(destination),
-      dicts_(dicts_of(contents)),
+      spots_(find_spots(contents)),
       ranks_bytes_(ranks_storage_bytes(contents.world_size)) {
+  TESSERA_CHECK(values_.size() == contents.values.size());
   check_key_paths(contents, destination);
-  find_spots();
-  if (has_tie_across_files()) {
-    is_one_file_ = true;
-    find_spots();
-  }
   find_pieces();
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) find_cut(i);
   std::set<std::size_t> items;
-  for (const auto* spots : {&tensor_spots_, &alias_spots_, &value_spots_}) {
+  for (const auto* spots : {&spots_.tensors, &spots_.aliases, &spots_.values}) {
     for (const Spot& spot : *spots) items.insert(spot.item);
   }
   if (items.empty()) items.insert(0);
   for (int rank = 0; rank < contents.world_size; ++rank) {
     for (const std::size_t item : items) add_file(item, rank);
   }
-}
-
-void RankContents::find_spots() {
-  tensor_spots_ = spots_of_tensors();
-  value_spots_ = spots_of_values();
-  alias_spots_.clear();
-  for (const Alias& alias : contents_.aliases) {
-    alias_spots_.push_back(spot_of(alias.fqn, alias.key_path));
-  }
-}
-
-std::size_t RankContents::target_of(std::size_t alias) const {
-  const TensorEntry* const target = contents_.find_tensor(contents_.aliases[alias].target);
-  TESSERA_CHECK(target != nullptr);
-  return static_cast<std::size_t>(target - contents_.tensors.data());
-}
-
-/// Whether a tensor and an alias of it would go into different files of a rank.
-bool RankContents::has_tie_across_files() const {
-  for (std::size_t i = 0; i < alias_spots_.size(); ++i) {
-    if (alias_spots_[i].item != tensor_spots_[target_of(i)].item) return true;
-  }
-  return false;
-}
-
-/// Returns into which files an entry goes, and under which name.
-RankContents::Spot RankContents::spot_of(const std::string& name, const KeyPath& path) const {
-  KeyPath whole = path.empty() ? KeyPath{name} : path;
-  const std::size_t item = is_one_file_ ? kOther : item_of(name, whole.front(), dicts_);
-  if (item == kOther) return {kOther, name, std::move(whole)};
-  const std::size_t prefix_nbytes = kWrittenItems[item].size() + 1;
-  const auto& first = std::get<std::string>(whole.front());
-  if (first == kWrittenItems[item]) {
-    whole.erase(whole.begin());
-  } else {
-    whole.front() = first.substr(prefix_nbytes);
-  }
-  return {item, name.substr(prefix_nbytes), std::move(whole)};
-}
-
-std::vector<RankContents::Spot> RankContents::spots_of_tensors() {
-  std::vector<Spot> spots;
-  for (const TensorEntry& tensor : contents_.tensors) {
-    spots.push_back(spot_of(tensor.meta.fqn, tensor.key_path));
-  }
-  const auto name_of = [](const TensorEntry& entry) -> const std::string& {
-    return entry.meta.fqn;
-  };
-  const auto agree = [&](std::size_t own, std::size_t shared, int rank) {
-    const auto is_of_rank = [&](const Piece& piece) { return piece.rank == rank; };
-    return std::ranges::all_of(contents_.tensors[own].pieces, is_of_rank) &&
-           std::ranges::none_of(contents_.tensors[shared].pieces, is_of_rank);
-  };
-  place_own_entries(spots, contents_.tensors, name_of, contents_.world_size, agree);
-  return spots;
-}
-
-std::vector<RankContents::Spot> RankContents::spots_of_values() {
-  TESSERA_CHECK(values_.size() == contents_.values.size());
-  std::vector<Spot> spots;
-  for (const ValueEntry& value : contents_.values) {
-    spots.push_back(spot_of(value.name, value.key_path));
-  }
-  const auto name_of = [](const ValueEntry& entry) -> const std::string& { return entry.name; };
-  const auto always = [](std::size_t, std::size_t, int) { return true; };
-  place_own_entries(spots, contents_.values, name_of, contents_.world_size, always);
-  return spots;
 }
 
 void RankContents::refuse_pieces(std::size_t tensor) const {
@@ -214,10 +226,10 @@ void RankContents::find_cut(std::size_t index) {
   };
   const bool is_uncut = std::ranges::all_of(pieces, is_whole_piece);
   if (num_ranks == 1 && is_uncut) {
-    if (tensor_spots_[index].item != kExtraState) cuts_[index] = DTensorCut{0, 1, 1};
+    if (spots_.tensors[index].item != kExtraState) cuts_[index] = DTensorCut{0, 1, 1};
     return;
   }
-  const Spot& spot = tensor_spots_[index];
+  const Spot& spot = spots_.tensors[index];
   if (is_uncut && (is_on_all || spot.only_on || !spot.not_on.empty())) return;
   const auto has_pieces = [&](const DTensorCut& cut) {
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -245,7 +257,7 @@ void RankContents::find_cut(std::size_t index) {
 
 /// Whether a rank's file has a tensor. A part without elements counts.
 bool RankContents::is_on(std::size_t tensor, int rank) const {
-  if (!tensor_spots_[tensor].is_on(rank)) return false;
+  if (!spots_.tensors[tensor].is_on(rank)) return false;
   return cuts_[tensor] || contents_.tensors[tensor].meta.numel() == 0 ||
          piece_of_rank_[tensor].contains(rank);
 }
@@ -253,10 +265,10 @@ bool RankContents::is_on(std::size_t tensor, int rank) const {
 void RankContents::add_file(std::size_t item, int rank) {
   File file{written_file_name(kWrittenItems[item], contents_.world_size, rank), item, rank, {}, {}};
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
-    if (tensor_spots_[i].item == item && is_on(i, rank)) file.tensors.push_back(i);
+    if (spots_.tensors[i].item == item && is_on(i, rank)) file.tensors.push_back(i);
   }
   std::ranges::sort(file.tensors, {},
-                    [&](std::size_t i) -> const std::string& { return tensor_spots_[i].name; });
+                    [&](std::size_t i) -> const std::string& { return spots_.tensors[i].name; });
   for (const std::size_t tensor : file.tensors) {
     file.has_ranks_storage = file.has_ranks_storage || cuts_[tensor];
     const auto piece = piece_of_rank_[tensor].find(rank);
@@ -283,21 +295,21 @@ std::string RankContents::pickle(const File& file) const {
   for (const std::size_t i : file.tensors) {
     TensorEntry entry;
     entry.meta = contents_.tensors[i].meta;
-    entry.meta.fqn = tensor_spots_[i].name;
-    entry.key_path = tensor_spots_[i].path;
-    entry.dict_order = contents_.tensors[i].dict_order;
+    entry.meta.fqn = spots_.tensors[i].name;
+    entry.key_path = spots_.tensors[i].path;
+    entry.dict_order = spots_.tensors[i].dict_order;
     here.tensors.push_back(std::move(entry));
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
-    const std::size_t found = target_of(i);
-    if (alias_spots_[i].item != file.item || !is_on(found, file.rank)) continue;
-    here.aliases.push_back({alias_spots_[i].name, tensor_spots_[found].name, alias_spots_[i].path,
-                            contents_.aliases[i].dict_order});
+    const std::size_t found = target_of(contents_, contents_.aliases[i]);
+    if (spots_.aliases[i].item != file.item || !is_on(found, file.rank)) continue;
+    here.aliases.push_back({spots_.aliases[i].name, spots_.tensors[found].name,
+                            spots_.aliases[i].path, spots_.aliases[i].dict_order});
   }
   for (std::size_t i = 0; i < contents_.values.size(); ++i) {
-    if (value_spots_[i].item != file.item || !value_spots_[i].is_on(file.rank)) continue;
+    if (spots_.values[i].item != file.item || !spots_.values[i].is_on(file.rank)) continue;
     here.values.push_back(
-        {value_spots_[i].name, value_spots_[i].path, contents_.values[i].dict_order});
+        {spots_.values[i].name, spots_.values[i].path, spots_.values[i].dict_order});
     values.push_back(values_[i]);
   }
   check_key_paths(here, destination_);
@@ -332,31 +344,32 @@ void RankContents::require_readable() const {
 }
 
 OutermostChanges outermost_changes(const CheckpointContents& contents) {
-  const std::set<std::size_t> dicts = dicts_of(contents);
+  const Spots spots = find_spots(contents);
   std::set<std::size_t> items;
-  std::map<Key, std::uint32_t> orders;            // of the outermost keys: the smallest dict_order
-  std::set<Key> nested;                           // outermost keys such as `model.w`
-  std::map<std::string_view, std::size_t> owner;  // the item of each tensor
-  bool is_tied_across = false;                    // then all entries are in one file
-  const auto add = [&](const std::string& name, const KeyPath& path, std::uint32_t dict_order) {
+  std::map<Key, std::uint32_t> orders;  // of the outermost keys: the smallest dict_order
+  std::set<Key> nested;                 // outermost keys such as `model.w`
+  const auto add = [&](const Spot& spot, const std::string& name, const KeyPath& path,
+                       std::uint32_t dict_order) {
     const Key first = path.empty() ? Key(name) : path.front();
-    const std::size_t item = item_of(name, first, dicts);
-    items.insert(item);
-    if (item != kOther && first != Key(std::string(kWrittenItems[item]))) nested.insert(first);
-    const Key outermost = item == kOther ? first : Key(std::string(kWrittenItems[item]));
+    const bool is_inside = spot.item != kOther && !spot.only_on;
+    const Key outermost = is_inside ? Key(std::string(kWrittenItems[spot.item])) : first;
+    items.insert(spot.item);
+    if (first != outermost) nested.insert(first);
     const auto [found, is_new] = orders.emplace(outermost, dict_order);
     if (!is_new) found->second = std::min(found->second, dict_order);
-    return item;
   };
-  for (const TensorEntry& tensor : contents.tensors) {
-    owner[tensor.meta.fqn] = add(tensor.meta.fqn, tensor.key_path, tensor.dict_order);
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const TensorEntry& tensor = contents.tensors[i];
+    add(spots.tensors[i], tensor.meta.fqn, tensor.key_path, tensor.dict_order);
   }
-  for (const Alias& alias : contents.aliases) {
-    const std::size_t item = add(alias.fqn, alias.key_path, alias.dict_order);
-    is_tied_across = is_tied_across || item != owner.at(alias.target);
+  for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
+    const Alias& alias = contents.aliases[i];
+    add(spots.aliases[i], alias.fqn, alias.key_path, alias.dict_order);
   }
-  for (const ValueEntry& value : contents.values) add(value.name, value.key_path, value.dict_order);
-  if (is_tied_across) return {};
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    const ValueEntry& value = contents.values[i];
+    add(spots.values[i], value.name, value.key_path, value.dict_order);
+  }
   return {.reorders_keys = items.size() > 1 && !std::ranges::is_sorted(orders | std::views::values),
           .num_nested_keys = nested.size()};
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -14,6 +15,28 @@
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats::rank_files {
+
+/// In which files of the ranks an entry goes, and under which name.
+struct Spot {
+  std::size_t item = 0;  // in kWrittenItems
+  std::string name;      // in the file
+  KeyPath path;
+  std::uint32_t dict_order = 0;
+  std::optional<int> only_on{};  // the rank of a per_rank entry
+  std::set<int> not_on{};        // ranks that have a per_rank entry instead
+  bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
+};
+
+/// The spots of all entries, each list parallel to that of the contents.
+struct Spots {
+  std::vector<Spot> tensors;
+  std::vector<Spot> aliases;
+  std::vector<Spot> values;
+};
+
+/// Finds where all entries go. If tied tensors would go into two different files of a rank, all
+/// entries go into the same file.
+Spots find_spots(const CheckpointContents& contents);
 
 /// What is in each file of each rank. It is known before any byte of a tensor is written:
 ///
@@ -65,15 +88,6 @@ class RankContents {
   void require_readable() const;
 
  private:
-  /// Into which files an entry goes, and under which name.
-  struct Spot {
-    std::size_t item = 0;  // in kWrittenItems
-    std::string name;      // in the file
-    KeyPath path;
-    std::optional<int> only_on{};  // the rank of a per_rank entry
-    std::set<int> not_on{};        // ranks that have a per_rank entry instead
-    bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
-  };
   struct File {
     std::string name;
     std::size_t item = 0;
@@ -83,12 +97,6 @@ class RankContents {
     bool has_ranks_storage = false;
   };
 
-  void find_spots();
-  std::size_t target_of(std::size_t alias) const;
-  bool has_tie_across_files() const;
-  Spot spot_of(const std::string& name, const KeyPath& path) const;
-  std::vector<Spot> spots_of_values();
-  std::vector<Spot> spots_of_tensors();
   void find_pieces();
   void find_cut(std::size_t tensor);
   bool is_on(std::size_t tensor, int rank) const;
@@ -100,11 +108,7 @@ class RankContents {
   const std::vector<Value>& values_;
   const DeviceMeshOptions mesh_;
   const std::string destination_;
-  bool is_one_file_ = false;        // one file for each rank, because of tied tensors
-  std::set<std::size_t> dicts_;     // items for which the contents have an outermost dict
-  std::vector<Spot> tensor_spots_;  // indexed by tensor
-  std::vector<Spot> alias_spots_;   // indexed by alias
-  std::vector<Spot> value_spots_;   // indexed by value
+  const Spots spots_;
   std::vector<std::optional<DTensorCut>> cuts_;  // indexed by tensor; nothing: an ordinary tensor
   std::vector<std::map<int, std::size_t>> piece_of_rank_;  // indexed by tensor
   std::vector<std::vector<Place>> places_;                 // indexed by tensor and piece

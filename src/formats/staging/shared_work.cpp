@@ -38,10 +38,11 @@ constexpr const char* kNumShares = "number of workers";  // a name in the stored
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
 
-void write_text(FileSystem& fs, const std::string& path, const std::string& text) {
+void write_text(FileSystem& fs, const std::string& path, const std::string& text,
+                SharedWork::Mark mark = SharedWork::Mark::synced) {
   const auto file = fs.create(path);
   file->write_at(0, std::as_bytes(std::span(text)));
-  file->sync();
+  if (mark == SharedWork::Mark::synced) file->sync();
   file->close();
 }
 
@@ -246,18 +247,25 @@ std::string SharedWork::journal_path(int share) const {
   return path_in(std::string(kSharePrefix) + std::to_string(share));
 }
 
+bool SharedWork::has_done_text(const std::string& name) const {
+  return read_begin(fs_, path_in(name), kDoneText.size()).value_or("").starts_with(kDoneText);
+}
+
+// Lists the folder instead of looking for each name: a network file system may remember for a while
+// that a name did not exist.
 std::set<int> SharedWork::complete_shares() const {
-  // Lists the folder instead of looking for each name: a network file system may remember for a
-  // while that a name did not exist.
   std::set<int> shares;
   for (const std::string& name : names()) {
     if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
-    if (!read_begin(fs_, path_in(name), kDoneText.size()).value_or("").starts_with(kDoneText)) {
-      continue;
-    }
-    shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
+    if (has_done_text(name)) shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
   }
   return shares;
+}
+
+bool SharedWork::is_complete(int share) const {
+  const std::string name = last_component(journal_path(share)) + std::string(kDoneSuffix);
+  const std::vector<std::string> all = names();
+  return std::ranges::find(all, name) != all.end() && has_done_text(name);
 }
 
 std::string SharedWork::state_in_words(int share) const {
@@ -327,12 +335,13 @@ void SharedWork::refuse_held(int share) const {
                   " (only one worker may write a part)");
 }
 
-void SharedWork::mark_complete(int share) {
+void SharedWork::mark_complete(int share, Mark mark) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
   if (!is_complete(share)) {
     fs_.remove_all(path);  // left by a process that died while it wrote the file
-    write_text(fs_, path, std::string(kDoneText) + this_process() + "\n");
+    write_text(fs_, path, std::string(kDoneText) + this_process() + "\n", mark);
   }
+  if (mark == Mark::unsynced) return;
   try {
     fs_.sync_directory(path_);
   } catch (const Error&) {

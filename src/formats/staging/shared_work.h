@@ -73,7 +73,7 @@ class SharedWork {
   std::string journal_path(int share) const;
   /// Returns the numbers of the shares that are complete.
   std::set<int> complete_shares() const;
-  bool is_complete(int share) const { return complete_shares().contains(share); }
+  bool is_complete(int share) const;
   /// Returns why a share is not complete, in words. Requires: is_complete(share) is false.
   std::string state_in_words(int share) const;
   /// Locks a share; returns nothing if another process holds it. Throws: Error(unsupported) if the
@@ -83,8 +83,12 @@ class SharedWork {
   void name_holder(int share);
   /// Throws the error for a share that another process holds.
   [[noreturn]] void refuse_held(int share) const;
+  enum class Mark {
+    synced,    // stays after a power failure
+    unsynced,  // may be lost in one; for a share without blocks, which is written again in no time
+  };
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
-  void mark_complete(int share);
+  void mark_complete(int share, Mark mark = Mark::synced);
 
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.
@@ -118,6 +122,7 @@ class SharedWork {
   /// Returns the names in the folder; none if there is no folder, such as when another worker has
   /// just finished the work and removed it.
   std::vector<std::string> names() const;
+  bool has_done_text(const std::string& name) const;
   std::string comparison_path(int share) const;
   std::optional<tessera::detail::FileDescriptor> try_lock(const std::string& path) const;
 

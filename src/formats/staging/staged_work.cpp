@@ -335,6 +335,10 @@ void StagedWork::commit(ReplacedSideFiles side_files) {
 
 void StagedWork::commit_share() {
   TESSERA_CHECK(is_share());
+  if (!journal_->has_finished_blocks()) {
+    shared_->mark_complete(share_, SharedWork::Mark::unsynced);
+    return;
+  }
   journal_->sync();
   shared_->mark_complete(share_);
 }

@@ -25,6 +25,12 @@ std::optional<float> as_float(const std::optional<Value>& value) {
   return static_cast<float>(*number);
 }
 
+/// Returns the key path of an entry; an empty one if it has a single key, which is its name.
+KeyPath without_name(KeyPath path) {
+  const bool is_name = path.size() == 1 && std::holds_alternative<std::string>(path.front());
+  return is_name ? KeyPath() : std::move(path);
+}
+
 /// An entry and the file that it is in.
 struct Origin {
   const File* file;
@@ -188,12 +194,15 @@ void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progr
 EntryReader::Tensor EntryReader::named(KeyPath path) {
   Tensor tensor;
   tensor.entry.meta.fqn = spell(path);
-  if (path.size() > 1) tensor.entry.key_path = std::move(path);
+  tensor.entry.key_path = without_name(std::move(path));
   return tensor;
 }
 
 void EntryReader::add(Tensor tensor) {
-  validate_tensor_meta(tensor.entry.meta, folder_);
+  TensorEntry& entry = tensor.entry;
+  validate_tensor_meta(entry.meta, folder_);
+  const KeyPath& path = entry.key_path;
+  entry.dict_order = place_of(path.empty() ? KeyPath{entry.meta.fqn} : path, entry.dict_order);
   tensor.entry.pieces = pieces_pool_.share(std::move(tensor.entry.pieces));
   tensors_.push_back(std::move(tensor));
 }
@@ -281,26 +290,29 @@ void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, i
 
 void EntryReader::add_value(KeyPath path, std::variant<Value, ValueSource> source,
                             std::uint32_t order) {
+  order = place_of(path, order);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
+  path = without_name(std::move(path));
   auto read = [](auto&& each) -> AnyValueSource { return std::move(each); };
   values_.push_back({std::move(name), std::move(path), std::visit(read, std::move(source)), order});
 }
 
 void EntryReader::add_refused(KeyPath path, const Error& refusal) {
+  const std::uint32_t order = place_of(path, 0);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
-  values_.push_back({std::move(name), std::move(path), std::make_unique<const Error>(refusal)});
+  path = without_name(std::move(path));
+  values_.push_back(
+      {std::move(name), std::move(path), std::make_unique<const Error>(refusal), order});
 }
 
 void EntryReader::add_alias(const std::string& name, const std::string& target) {
-  contents_.aliases.push_back(
-      {spell({"model", name}), spell({"model", target}), {std::string("model"), name}});
+  add_tie({std::string("model"), name}, spell({"model", target}), 0);
 }
 
 void EntryReader::add_tie(KeyPath path, const std::string& target, std::uint32_t order) {
+  order = place_of(path, order);
   std::string name = spell(path);
-  if (path.size() == 1) path.clear();
+  path = without_name(std::move(path));
   contents_.aliases.push_back({std::move(name), target, std::move(path), order});
 }
 
@@ -338,6 +350,38 @@ void EntryReader::finish() {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
   }
   add_what_readers_found();
+}
+
+template <class Change>
+void EntryReader::change_entries(const Change& change) {
+  for (TensorEntry& tensor : contents_.tensors) change(tensor.meta.fqn, tensor);
+  for (Alias& alias : contents_.aliases) change(alias.fqn, alias);
+  for (ValueEntry& value : contents_.values) change(value.name, value);
+}
+
+void EntryReader::set_order(const std::vector<std::string>& names) {
+  std::map<std::string_view, std::uint32_t> places;
+  for (const std::string& name : names) {
+    places.emplace(name, static_cast<std::uint32_t>(places.size() + 1));
+  }
+  const auto num_places = static_cast<std::uint32_t>(places.size());
+  change_entries([&](const std::string& name, auto& entry) {
+    const auto found = places.find(name);
+    entry.dict_order = found == places.end() ? num_places + 1 + entry.dict_order : found->second;
+  });
+}
+
+void EntryReader::set_key_paths(const std::vector<KeyPath>& paths) {
+  std::map<std::string, const KeyPath*> path_of;
+  for (const KeyPath& path : paths) path_of.emplace(spell(path), &path);
+  change_entries([&](const std::string& name, auto& entry) {
+    const auto found = path_of.find(name);
+    if (found != path_of.end()) entry.key_path = *found->second;
+  });
+}
+
+void EntryReader::drop_order() {
+  change_entries([](const std::string&, auto& entry) { entry.dict_order = 0; });
 }
 
 /// Moves the entries into the contents.

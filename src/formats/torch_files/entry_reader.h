@@ -39,7 +39,8 @@ struct Family {
   std::vector<std::string> records;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
-  /// Whether entries have an order ([Note: Order of keys]): that of the first file that has them.
+  /// Whether entries have an order ([Note: Order of keys]): that of the first file that has them,
+  /// unless `EntryReader::place_of` says otherwise.
   bool keeps_key_order = false;
 };
 
@@ -94,6 +95,8 @@ class EntryReader : public DividedReader {
   /// Returns an entry's `dict_order` in this checkpoint. `order`: its `dict_order` in `file`. The
   /// entries of files that were opened earlier come first. Returns 0 if the family keeps no order.
   std::uint32_t order_in(const File& file, std::uint32_t order) const;
+  /// Returns the next place after those of all opened files.
+  std::uint32_t next_place() { return ++order_end_; }
   const std::string& folder() const { return folder_; }
 
   static Tensor named(KeyPath path);
@@ -132,8 +135,23 @@ class EntryReader : public DividedReader {
 
   /// Sorts the entries. Throws Error(unsupported) if two entries have the same name.
   void finish();
+  /// Gives the entries the order of `names`; entries without a name in it come last, in the order
+  /// that they had. Requires: `finish` was called.
+  void set_order(const std::vector<std::string>& names);
+  /// Gives entries of these names these key paths. Passes over names that no entry has. Requires:
+  /// `finish` was called.
+  void set_key_paths(const std::vector<KeyPath>& paths);
+  /// Takes the order of keys from all entries. Requires: `finish` was called.
+  void drop_order();
 
  private:
+  /// Returns the place in the order of keys of the entry that gets the key path `path`. `order`:
+  /// `order_in` of the file's entry that it comes from; 0 if it is put together from several.
+  virtual std::uint32_t place_of(const KeyPath& /*path*/, std::uint32_t order) { return order; }
+  /// Calls `change(name, entry)` for all entries.
+  template <class Change>
+  void change_entries(const Change& change);
+
   static constexpr std::size_t kNumSmallFilesKept = 16;
 
   using AnyValueSource = std::variant<Value, ValueSource, std::unique_ptr<const Error>>;

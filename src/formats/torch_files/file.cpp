@@ -60,6 +60,11 @@ void File::add_entries() {
   std::ranges::sort(by_path_, {}, [&](std::size_t i) -> const auto& { return entries_[i].path; });
 }
 
+std::vector<const Entry*> in_dict_order(std::vector<const Entry*> entries) {
+  std::ranges::stable_sort(entries, {}, &Entry::dict_order);
+  return entries;
+}
+
 std::vector<const Entry*> File::below(const std::vector<std::string>& keys) const {
   const auto path_of = [&](std::size_t i) -> const auto& { return entries_[i].path; };
   auto next = std::ranges::upper_bound(by_path_, keys, {}, path_of);

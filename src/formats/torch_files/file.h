@@ -39,6 +39,9 @@ struct Entry {
   std::size_t index;
 };
 
+/// Returns the entries in the order of the file's dicts.
+std::vector<const Entry*> in_dict_order(std::vector<const Entry*> entries);
+
 /// One file. Its values are in the order of the pickle, its tensors sorted by name.
 class File {
  public:

@@ -39,7 +39,7 @@ class Walk {
         after_break_(after_break),
         limits_(limits),
         depth_(depth),
-        memo_(limits.max_objects) {}
+        memo_(limits) {}
 
   PickleWalk run() {
     bool goes_on = true;
@@ -349,7 +349,9 @@ class Walk {
       slot = {};
     }
     if (!memo_.put(key, slot)) {
-      reach_limit("at most " + std::to_string(limits_.max_objects) + " objects in the memo",
+      reach_limit("at most " + std::to_string(limits_.max_memo_keys) +
+                      " objects in the memo, and " + std::to_string(limits_.max_memo_slots) +
+                      " strings and tuples among them",
                   "more");
     }
   }

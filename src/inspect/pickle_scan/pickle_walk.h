@@ -36,8 +36,10 @@ struct PickleBreak {
 };
 
 struct WalkLimits {
-  std::size_t max_objects = std::size_t{1} << 23;  // on the stack, and the same number in the memo
-  std::size_t max_globals = 10'000;                // different names
+  std::size_t max_objects = std::size_t{1} << 23;  // on the stack
+  std::size_t max_memo_keys = std::size_t{1} << 26;
+  std::size_t max_memo_slots = std::size_t{1} << 23;  // strings, tuples and the like in the memo
+  std::size_t max_globals = 10'000;                   // different names
   std::size_t max_name_nbytes = 4096;
 };
 

@@ -8,26 +8,62 @@
 
 namespace tessera::inspect {
 
-bool Memo::put(std::uint64_t key, Slot slot) {
-  if (key < dense_.size() + kMaxGap) {
-    if (key >= max_objects_) return false;
-    if (key >= dense_.size()) dense_.resize(key + 1, Slot{.kind = Slot::Kind::unset});
-    const bool is_set = dense_[key].kind != Slot::Kind::unset || sparse_.contains(key);
-    if (!is_set) ++num_set_;
-    dense_[key] = slot;
-    sparse_.erase(key);
-    return true;
+Memo::Code Memo::code_at(std::uint64_t key) const {
+  if (key < dense_.size() && dense_[key] != kUnset) return dense_[key];
+  const auto found = sparse_.find(key);
+  return found == sparse_.end() ? kUnset : found->second;
+}
+
+std::optional<Memo::Code> Memo::short_code(const Slot& slot) {
+  constexpr std::uint64_t kNumGlobals = (kFirstSlot - kFirstGlobal) / 2;
+  if (slot.kind == Slot::Kind::other) return kOther;
+  const bool is_result = slot.kind == Slot::Kind::result;
+  if ((!is_result && slot.kind != Slot::Kind::global) || slot.number >= kNumGlobals) return {};
+  return kFirstGlobal + 2 * static_cast<Code>(slot.number) + (is_result ? 1 : 0);
+}
+
+std::optional<Memo::Code> Memo::take_slot(const Slot& slot, Code old) {
+  if (old < kFirstSlot && !free_slots_.empty()) {
+    old = free_slots_.back();
+    free_slots_.pop_back();
   }
-  if (sparse_.size() >= kMaxSparse) return false;
-  if (sparse_.insert_or_assign(key, slot).second) ++num_set_;
+  if (old >= kFirstSlot) {
+    slots_[old - kFirstSlot] = slot;
+    return old;
+  }
+  if (slots_.size() >= limits_.max_memo_slots) return std::nullopt;
+  slots_.push_back(slot);
+  return kFirstSlot + static_cast<Code>(slots_.size() - 1);
+}
+
+bool Memo::put(std::uint64_t key, const Slot& slot) {
+  const bool is_dense = key < dense_.size() + kMaxGap;
+  const Code old = code_at(key);
+  if (is_dense ? key >= limits_.max_memo_keys : old == kUnset && sparse_.size() >= kMaxSparse) {
+    return false;
+  }
+  auto code = short_code(slot);
+  if (code && old >= kFirstSlot) free_slots_.push_back(old);
+  if (!code) code = take_slot(slot, old);
+  if (!code) return false;
+  if (old == kUnset) ++num_set_;
+  if (is_dense) {
+    if (key >= dense_.size()) dense_.resize(key + 1, kUnset);
+    dense_[key] = *code;
+    sparse_.erase(key);
+  } else {
+    sparse_[key] = *code;
+  }
   return true;
 }
 
 std::optional<Slot> Memo::get(std::uint64_t key) const {
-  if (key < dense_.size() && dense_[key].kind != Slot::Kind::unset) return dense_[key];
-  const auto found = sparse_.find(key);
-  if (found == sparse_.end()) return std::nullopt;
-  return found->second;
+  const Code code = code_at(key);
+  if (code == kUnset) return std::nullopt;
+  if (code >= kFirstSlot) return slots_[code - kFirstSlot];
+  if (code == kOther) return Slot{};
+  const auto kind = (code - kFirstGlobal) % 2 == 0 ? Slot::Kind::global : Slot::Kind::result;
+  return Slot{.kind = kind, .number = (code - kFirstGlobal) / 2};
 }
 
 namespace {

@@ -16,7 +16,6 @@ namespace tessera::inspect {
 /// A value on the stack of a walk, as far as the walk knows it.
 struct Slot {
   enum class Kind : std::uint8_t {
-    unset,  // only in the memo: this key has no value
     mark,
     none,          // None
     other,         // nothing is known about it
@@ -50,12 +49,14 @@ struct SlotPair {
 
 inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 as four bytes: keep the itemsize
 
-/// The memo of a pickle: values that opcodes store under a number and fetch again.
+/// The memo of a pickle: values that opcodes store under a number and fetch again. Most of these
+/// values are objects that the walk knows nothing about, or of which it only knows the class; such
+/// a value takes 4 bytes.
 class Memo {
  public:
-  explicit Memo(std::size_t max_objects) : max_objects_(max_objects) {}
+  explicit Memo(const WalkLimits& limits) : limits_(limits) {}
   /// Stores a value under a number. Returns false if the memo is full.
-  bool put(std::uint64_t key, Slot slot);
+  bool put(std::uint64_t key, const Slot& slot);
   std::optional<Slot> get(std::uint64_t key) const;
   /// Returns how many keys are set. The opcode MEMOIZE uses this number as its key.
   std::uint64_t num_set() const { return num_set_; }
@@ -64,10 +65,26 @@ class Memo {
   static constexpr std::size_t kMaxGap = 1024;
   static constexpr std::size_t kMaxSparse = std::size_t{1} << 20;
 
-  std::size_t max_objects_;
+  /// A value in 4 bytes: kUnset, kOther, kFirstGlobal + 2 * number (+ 1 for its result), or
+  /// kFirstSlot + the index in `slots_`.
+  using Code = std::uint32_t;
+  static constexpr Code kUnset = 0;
+  static constexpr Code kOther = 1;
+  static constexpr Code kFirstGlobal = 2;
+  static constexpr Code kFirstSlot = Code{1} << 16;
+
+  Code code_at(std::uint64_t key) const;
+  /// Returns the code of a value without details; nothing if it needs a slot.
+  static std::optional<Code> short_code(const Slot& slot);
+  /// Returns a slot for the value; `old` if that is one. Returns nothing if there are too many.
+  std::optional<Code> take_slot(const Slot& slot, Code old);
+
+  const WalkLimits& limits_;
   std::uint64_t num_set_ = 0;
-  std::vector<Slot> dense_;
-  std::unordered_map<std::uint64_t, Slot> sparse_;
+  std::vector<Code> dense_;
+  std::unordered_map<std::uint64_t, Code> sparse_;
+  std::vector<Slot> slots_;
+  std::vector<Code> free_slots_;
 };
 
 /// Returns the text that a slot stands for; nothing if the slot is not text, or if the text is
