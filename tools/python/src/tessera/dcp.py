@@ -191,7 +191,7 @@ class _PlannedSave(SaveSteps):
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
         def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None]:
-            self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"")
+            self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             for value_path, value in values:
                 _core.check_value(value_path, value)
