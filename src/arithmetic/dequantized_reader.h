@@ -33,8 +33,8 @@ bool can_be_dequantized_to(DType dtype);
 
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
 /// codes times scales, computed in float32 and rounded. Reads elements when they are asked for, in
-/// bounded memory. Counts in `losses`, unless null, by tensor, the numbers that rounding made zero
-/// or that were too large. A shared_ptr, because the caller reads the counts later.
+/// bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made zero or
+/// that were too large. It is a shared_ptr, because the caller reads the counts later.
 /// `config` is the checkpoint's config.json. `only` selects the weights that must become numbers.
 /// If there are problems, or no quantized weights, returns `reader` itself.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,

@@ -27,7 +27,7 @@ class RoundingLosses {
 
   /// Divides `range`, elements of a region of a tensor, into parts that an earlier call had and
   /// parts that are new. Regions of one tensor must be equal or disjoint. If several threads read
-  /// one range together, each gives the number of its share.
+  /// one range together, each passes its own number as `share`.
   std::vector<Part> take(const std::string& fqn, const Region& region, FlatRange range,
                          int share = 0);
 
@@ -35,7 +35,7 @@ class RoundingLosses {
   std::map<std::string, CastLosses> all() const;
 
  private:
-  using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end; no two touch
+  using Ranges = std::map<std::int64_t, std::int64_t>;  // begin -> end; with gaps between
 
   mutable std::mutex mutex_;
   std::map<std::string, CastLosses> by_name_;

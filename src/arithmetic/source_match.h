@@ -31,7 +31,7 @@ class SelectedEntries {
   using Indices = std::map<std::string, std::size_t, std::less<>>;
   const Indices& tensors() const { return tensors_; }
   const Indices& values() const { return values_; }
-  /// Returns the index of a tensor, also by an alias.
+  /// Returns the index of a tensor, by its name or by the name of an alias.
   std::optional<std::size_t> find_tensor(std::string_view name) const;
   std::optional<std::size_t> find_value(std::string_view name) const;
 

@@ -69,7 +69,7 @@ class TensorSum {
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:
-  /// Adds what rounding changes to `losses`, unless it is null.
+  /// Counts in `losses`, unless it is null, numbers that were too large or became zero.
   template <class Number>
   void read_numbers(const Region& region, FlatRange window, DType to, RoundingLosses* losses,
                     std::span<std::byte> out) const;

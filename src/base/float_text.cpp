@@ -14,7 +14,7 @@ namespace tessera::detail {
 namespace {
 
 constexpr std::uint64_t kNanOfPython = 0x7FF8000000000000;  // float("nan")
-constexpr std::string_view kNanWithBits = "nan:";           // and its bits, as 16 hex digits
+constexpr std::string_view kNanWithBits = "nan:";           // before the bits, as 16 hex digits
 
 }  // namespace
 

@@ -22,8 +22,8 @@ inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t number) {
 template <class T, class Hash>
 class ListPool {
  public:
-  /// Returns a list that is equal to `list`, and shares memory with an equal list that was given
-  /// before if the pool remembers it.
+  /// Returns a list that is equal to `list`. If the pool remembers an equal list, the result shares
+  /// memory with that one.
   SharedVector<T> share(SharedVector<T> list) {
     if (list.empty()) return {};
     SharedVector<T>& slot = slot_of(list);

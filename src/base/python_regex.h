@@ -18,7 +18,7 @@ namespace tessera::detail {
 class PythonRegex {
  public:
   /// `path`, `rule`: for errors, the file and the part of it that has the expression. Throws:
-  /// Error(unsupported) for any other expression.
+  /// Error(unsupported) if the expression has anything that this class does not support.
   PythonRegex(const std::string& text, const std::string& path, std::string_view rule);
 
   /// Returns whether a beginning of `name` matches, as Python's `re.match` does.

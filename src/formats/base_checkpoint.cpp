@@ -92,7 +92,8 @@ void check_base(const FileSystem& fs, const std::string& base, const std::string
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "a checkpoint on the file system of the destination",
                           "a checkpoint on another file system",
-                          "hard links cannot lead there; without a base, all pieces are written");
+                          "hard links cannot cross file systems; without a base, "
+                          "all pieces are written");
   }
 }
 

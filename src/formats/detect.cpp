@@ -43,7 +43,7 @@ BestMatch match_of_directory(const DirectoryListing& directory) {
       [&](const FormatDriver& driver) { return driver.recognize_directory(directory); });
 }
 
-/// Joins this text of all drivers: "a, b or c".
+/// Joins the text `member` of all drivers' descriptions: "a, b or c".
 std::string described(std::string_view FormatDescription::*member) {
   std::vector<std::string_view> texts;
   for (const FormatDriver* driver : format_drivers()) {

@@ -92,7 +92,7 @@ void check_no_overlap(const FlatVectorLayout& vector, const std::string& path) {
   }
 }
 
-/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; empty if there is no dot.
+/// Returns `layers.0.up.weight` for `model.layers.0.up.weight`; nothing if there is no dot.
 std::optional<std::string_view> without_first_component(std::string_view fqn) {
   const std::size_t dot = fqn.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
@@ -115,8 +115,8 @@ std::size_t end_of_state_component(std::string_view fqn) {
 }
 
 /// Returns the parameters of a vector that are not tied to an earlier one, with the names that they
-/// have in optimizer state. `vector`: the name of the vector there. If it lacks the first component
-/// of its fqn, the parameters' names lack it too.
+/// have in optimizer state. `vector`: the name that the vector has in optimizer state. If this name
+/// lacks the first component of the vector's fqn, the parameters' names lack it too.
 std::vector<std::pair<const FlatUnitParameter*, std::string_view>> distinct_parameters(
     const FlatVectorLayout& layout, std::string_view vector) {
   std::vector<std::pair<const FlatUnitParameter*, std::string_view>> parameters;
@@ -139,9 +139,9 @@ KeyPath path_with_parameter(KeyPath path, std::string_view vector, std::string_v
   return path;
 }
 
-/// Returns the layout with the names that its vectors have in the checkpoint. In a folder of one
-/// file per rank, all names begin with the word before the rank: `pytorch_model_fsdp._flat_param`.
-/// A layout may lack this word.
+/// Returns the layout with the names that its vectors have in the checkpoint. If each rank has its
+/// own file, all names begin with the first word of the file names, which a layout may lack:
+/// `pytorch_model_fsdp._flat_param`.
 std::vector<FlatVectorLayout> with_first_components(std::vector<FlatVectorLayout> layout,
                                                     const CheckpointContents& contents) {
   std::multimap<std::string_view, const std::string*> by_rest;
@@ -203,12 +203,12 @@ class FlatLayoutReader final : public DividedReader {
   void show_whole(std::size_t tensor, std::string fqn, KeyPath key_path);
   void show_vector(std::size_t vector, const FlatVectorLayout& layout);
   void show_simplifications(const std::vector<FlatVectorLayout>& layout);
-  /// Optimizer state of a vector: `<prefix><vector><tail>`, such as `optim.state.` and
-  /// `._flat_param` and `.step`.
+  /// Optimizer state of a vector: `<prefix><vector><tail>`, such as `optim.state.`, `_flat_param`
+  /// and `.step`.
   struct VectorState {
     const FlatVectorLayout* layout;
     std::string_view prefix;
-    std::string_view vector;  // its name there, which may lack the first component of its fqn
+    std::string_view vector;  // its name in this state; may lack the first component of its fqn
     std::string_view tail;    // empty: all state of the vector, such as `{}`
   };
   using VectorOfName = std::unordered_map<std::string_view, const FlatVectorLayout*>;
@@ -228,8 +228,8 @@ class FlatLayoutReader final : public DividedReader {
   std::vector<std::vector<Source>> sources_;  // parallel to contents_.tensors and their pieces
   std::vector<Shown> shown_;                  // until they are sorted
   std::vector<std::size_t> value_sources_;    // parallel to contents_.values
-  /// The parameters of each vector, under the names that optimizers have. Key: name of the vector
-  /// there.
+  /// For each vector, the names that its parameters have in optimizer state. Key: the name that the
+  /// vector has there.
   std::map<std::string, std::vector<std::string>, std::less<>> in_optimizer_;
 };
 

@@ -36,9 +36,9 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 /// piece. The optimizer state of a vector (`….state.<vector>.<name>`, where `<vector>` may lack its
 /// first component) becomes state of each parameter: state of the vector's length is cut in the
 /// same way; state without dimensions, and state that is a value, is repeated. In the lists of
-/// parameter groups, each vector becomes its parameters. Tied parameters become aliases; the
-/// optimizer has only the first name. If the checkpoint has no tensor `<key>`, but exactly one
-/// `<word>.<key>`, the layout's names get that word.
+/// parameter groups, the names of parameters replace the vector's name. Tied parameters become
+/// aliases; the optimizer has only the first name. If the checkpoint has no tensor `<key>`, but
+/// exactly one `<word>.<key>`, all names of the layout get the prefix `<word>.`.
 /// `contents().units` names the units. All else is unchanged.
 /// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
 /// another dtype or length, or already has one of its parameters.

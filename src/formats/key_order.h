@@ -19,7 +19,7 @@ std::vector<std::uint32_t> entries_in_dict_order(const CheckpointContents& conte
 /// Returns the names of tensors and aliases in that order.
 std::vector<std::string> names_in_dict_order(const CheckpointContents& contents);
 
-/// Returns how many dicts have their keys in another order than that of Key.
+/// Returns how many dicts have their keys in another order than the sort order of Key.
 std::size_t num_reordered_dicts(const CheckpointContents& contents);
 
 /// Returns `entries_in_dict_order` as a text, such as `2,0-1`. Returns an empty text if

@@ -58,7 +58,7 @@ class KeyTree {
     const auto [it, is_new] = kinds_.emplace(at, what);
     if (is_new || it->second == what) return;
     const KeyPath front(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(depth));
-    const std::string where = front.empty() ? "outermost" : "at " + spell(front);
+    const std::string where = front.empty() ? "at the root" : "at " + spell(front);
     refuse(name, "key path", std::string(it->second) + " " + where, what);
   }
 

@@ -23,8 +23,8 @@ struct NumberedName {
 /// or is followed by `-of-3`. If a name has several such numbers, returns the last one.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
-/// Returns which part of a checkpoint the file at `path` is, if the names of other files beside it
-/// differ only in this number. Otherwise looks at the name of its folder, and the folders beside
+/// Returns which part of a checkpoint the file at `path` is, if files beside it have names that
+/// differ only in the number. Otherwise looks at the name of its folder, and the folders beside
 /// that. A `consolidated.01.pth` is a part even without other files. Returns nothing if no names
 /// differ only in the number, or if the numbers cannot be numbers of ranks or parts: these are
 /// padded with zeros, or have no gap from 0 or 1 on. (The numbers in

@@ -5,8 +5,8 @@
 
 namespace tessera::formats {
 
-/// The annotation in which native checkpoints keep the order of keys. Readers that know it do not
-/// show it. A text of this name in another file comes from a reader that did not know it.
+/// The annotation in which native checkpoints keep the order of keys. Readers do not show it. If a
+/// file of another format has it, an older release of Tessera, which did show it, wrote that file.
 inline constexpr std::string_view kKeyOrderAnnotation = "tessera.key_order";
 
 /// Whether a format itself asks for this annotation (FormatTraits::own_annotation), such as

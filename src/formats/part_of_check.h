@@ -13,15 +13,15 @@
 
 namespace tessera::formats {
 
-/// What a note sums up over several units of a check, so that the notes of several parts can be
-/// joined.
+/// The counts and names of a note that covers several units of a check. Those of several parts can
+/// be added up, so that they give one note.
 struct CountedNote {
   enum class Kind : std::uint8_t { absent_crcs, foreign_names };
   static constexpr std::size_t kMaxNames = 1000;
 
   Kind kind;
   std::string path;
-  std::uint64_t unit = 0;         // that had begun last (PartOfCheck::num_units)
+  std::uint64_t unit = 0;         // the last one that had begun (PartOfCheck::num_units)
   std::uint64_t num_members = 0;  // absent_crcs: that were checked
   std::uint64_t num_without_crc = 0;
   /// foreign_names: the classes and functions that the pickles name. Another loader may look them
@@ -78,8 +78,8 @@ class PartOfCheck {
   std::vector<CountedNote> notes_{};
 };
 
-/// A reader whose check can be divided. Ask for it with dynamic_cast, or call `verify_part`. Other
-/// readers are one unit.
+/// Interface of a reader whose check can be divided. Use dynamic_cast to find it, or call
+/// `verify_part`. The check of any other reader is one unit.
 class DividedCheck {
  public:
   virtual ~DividedCheck() = default;
@@ -99,7 +99,7 @@ class DividedReader : public CheckpointReader, public DividedCheck {
   }
 };
 
-/// Does the part of the check of any reader.
+/// Does `part` of the check of any reader, also of a reader without DividedCheck.
 void verify_part(const CheckpointReader& reader, const FindingSink& sink,
                  const ProgressSink& progress, int num_threads, PartOfCheck& part);
 

@@ -14,8 +14,8 @@
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
-// Shared by the formats that store a model in several files with an index, as Hugging Face does
-// them.
+// Shared by the formats that store a model in several files with an index, as Hugging Face's
+// programs do.
 namespace tessera::formats::detail {
 
 /// The place of a file among several, as its name states it: 2 of 3 in

@@ -108,7 +108,7 @@ bool are_equal(const TensorOfSource& a, const TensorOfSource& b, ComparedBytes c
   if (first.meta.dtype != second.meta.dtype || first.meta.shape != second.meta.shape) return false;
   if (compared == ComparedBytes::all) return have_equal_elements(a, b);
   if (first.pieces.empty() || second.pieces.empty()) return true;
-  if (first.pieces.front().region != second.pieces.front().region) return true;  // different parts
+  if (first.pieces.front().region != second.pieces.front().region) return true;  // other elements
   const auto bytes = first_bytes(a);
   return bytes && bytes == first_bytes(b);
 }

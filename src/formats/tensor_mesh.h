@@ -10,7 +10,7 @@
 
 namespace tessera::formats {
 
-/// The mesh of ranks over which a trainer placed a tensor, and how.
+/// The mesh of ranks over which a trainer placed a tensor, and the placements.
 struct TensorMesh {
   std::vector<std::string> axes;        // names; empty if the mesh has none
   Shape sizes;                          // of the axes
@@ -21,8 +21,8 @@ struct TensorMesh {
   friend bool operator==(const TensorMesh&, const TensorMesh&) = default;
 };
 
-/// Interface of a CheckpointReader whose files say over which mesh a tensor was placed. To find out
-/// whether a reader has it, use dynamic_cast. Thread-safe.
+/// Interface of a CheckpointReader whose files say over which mesh a tensor was placed. Use
+/// dynamic_cast to find out whether a reader implements it. Thread-safe.
 class MeshSource {
  public:
   virtual ~MeshSource() = default;

@@ -95,8 +95,8 @@ struct ManifestDifference {
 std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
                                           const std::vector<std::string>& names);
 
-/// Returns the differences, sorted by name; differences of files come last. If `expected` has no
-/// files, it does not compare the files of `found`, because older manifests have no files.
+/// Returns the differences, sorted by name; differences of files come last. Ignores the files of
+/// `found` if `expected` has no files, because older manifests have none.
 std::vector<ManifestDifference> compare(const Manifest& expected, const Manifest& found);
 
 }  // namespace tessera::inspect

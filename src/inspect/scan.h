@@ -37,11 +37,11 @@ inline void throw_if_stopped(const ScanOptions& options) {
 /// `numels[i]` is the size of subject i. Each subject is cut into windows of `window_numel`
 /// elements. For a subject, calls `open(i)`, which returns a unique_ptr to the subject's state; for
 /// each window `work(state, window, partial)`, which computes the window's result; and `fold(i,
-/// partial)`, which adds this result. Calls of `fold` for one subject never overlap and are in
-/// window order, so the outcome does not depend on the threads. The state is destroyed after the
-/// last window, so few states exist at a time. Allocates no memory in proportion to `numels`,
-/// because a damaged file may state wrong sizes. An empty subject is opened too, because `open`
-/// checks the subject.
+/// partial)`, which adds this result. Also opens empty subjects, because `open` checks them.
+///
+/// Calls of `fold` for one subject never overlap and are in window order, so the outcome does not
+/// depend on the threads. A subject's state is destroyed after its last window. Allocates no memory
+/// in proportion to `numels`: a damaged file may state wrong sizes.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {

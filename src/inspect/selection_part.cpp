@@ -60,7 +60,7 @@ void NamesOfParts::note(const std::string& name, const std::string& path) {
            "is this part from another checkpoint?");
   }
   if (!found->second.empty()) {
-    refuse("each name in one part", "this name in " + printable(found->second) + ", too",
+    refuse("each name in one part", "this name also in " + printable(found->second),
            "is one part given twice?");
   }
   found->second = path;

@@ -62,7 +62,7 @@ std::size_t size_of(const Value& value) {
   return dict == nullptr ? 0 : dict->size();
 }
 
-/// Returns for each of two values that print alike a text that shows the difference, such as the
+/// For two values that print alike, returns a text for each that shows the difference, such as the
 /// bits of a NaN.
 std::pair<std::string, std::string> detail_in_words(const Value& a, const Value& b) {
   if (const auto* number = a.get_if<double>(); number != nullptr && b.is<double>()) {

@@ -9,9 +9,9 @@
 
 namespace tessera::inspect::detail {
 
-/// Returns a text for each of two values that differ. The two texts differ too: if the values print
-/// alike (NaNs with different bits, or long texts of which only the beginning is printed), the
-/// texts begin with the place of the first difference and show it there. `are_equal`: says whether
+/// Returns a text for each of two values that differ. The two texts always differ: if the values
+/// print alike (NaNs with different bits, or long texts of which only the beginning is printed),
+/// each text begins with the place of the first difference and shows it. `are_equal`: says whether
 /// two values count as equal.
 std::pair<std::string, std::string> differing_words(
     const Value& a, const Value& b,

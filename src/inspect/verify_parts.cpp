@@ -21,7 +21,7 @@ using formats::Finding;
 using Stage = FindingOfPart::Stage;
 
 constexpr std::string_view kLikelyCause = "is this what verify prints for one part?";
-constexpr std::string_view kParts = "parts of a verify";
+constexpr std::string_view kParts = "parts of a check";
 
 // By the values of Remedy::Action.
 constexpr std::array<std::string_view, 18> kActions{
@@ -184,7 +184,7 @@ void require_checkpoint(const Members& members, const std::string& path,
   const auto require = [&](const char* key, const std::string& expected, const std::string& found) {
     if (expected == found) return;
     throw Error::expected(ErrorKind::mismatch, {.path = path}, key, expected,
-                          "'" + printable(found) + "'", "is the part of another checkpoint?");
+                          "'" + printable(found) + "'", "is this a part of another checkpoint?");
   };
   const VerifyReport totals = join_parts({}, reader);
   require("checkpoint", reader.path(), members.text("checkpoint"));
@@ -239,7 +239,7 @@ void require_all(const std::vector<PartOfVerify>& parts,
     if (!is_new) {
       throw Error::expected(
           ErrorKind::mismatch, {.path = path}, std::string(kParts), "each part once",
-          "part " + std::to_string(parts[i].index) + " in " + printable(other->second) + ", too",
+          "part " + std::to_string(parts[i].index) + " also in " + printable(other->second),
           "is one part given twice?");
     }
   }

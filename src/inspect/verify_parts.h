@@ -25,7 +25,7 @@ struct FindingOfPart {
 
   formats::Finding finding;
   Stage stage = Stage::contents;
-  std::uint64_t unit = 0;      // what the stage checked; one part has all findings of a unit
+  std::uint64_t unit = 0;      // index of the checked file or tensor; one part has all its findings
   bool is_only_first = false;  // drop it if an earlier stage has a finding with the same name
 };
 

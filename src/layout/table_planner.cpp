@@ -152,7 +152,7 @@ std::vector<PlannerTable> tables_by_name(std::span<const TableSize> sizes,
   return tables;
 }
 
-/// Returns the bytes that each rank needs before it holds a table. Throws: Error(mismatch) if a
+/// Returns the bytes that each rank needs in addition to its tables. Throws: Error(mismatch) if a
 /// rank has less memory.
 std::uint64_t common_nbytes(std::span<const PlannerTable> tables, const PlannerOptions& options) {
   double batch = 0;
@@ -264,8 +264,8 @@ class Misfit {
     }
     const std::string num_tables = counted(needs.size(), "table");
     return error_of("memory of the ranks: expected room for every table, found " + num_tables +
-                        " without room; free are " + sum_text(left_in_all) +
-                        " on all ranks together, and at most " + exact_size(most_left) +
+                        " without room; " + sum_text(left_in_all) +
+                        " are free on all ranks together, and at most " + exact_size(most_left) +
                         " on one rank (do constraints exclude ranks?)",
                     std::move(needs), "smallest shard");
   }

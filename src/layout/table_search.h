@@ -22,7 +22,7 @@ struct Choice {
   std::vector<int> ranks{};  // one rank for each shard of the candidate
 };
 
-/// The limits of the search, besides the tables' own.
+/// The limits of the search, besides the constraints of the tables.
 struct PlannerMachine {
   int world_size = 1;
   int ranks_per_host = 1;

@@ -25,7 +25,7 @@ RemoteFileSystem& remote_files() {
   return RemoteFileSystem::of_process();
 }
 
-/// Forwards each call: for a URL to the file system of the servers, else to the operating system.
+/// Forwards reads of a URL to the servers, all else to the operating system. Refuses to write URLs.
 class Files final : public FileSystem {
  public:
   std::optional<FileKind> kind_of(const std::string& path) const override {

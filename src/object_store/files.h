@@ -23,8 +23,8 @@ std::optional<NamedObject> find_name(const std::string& path);
 /// of the operating system.
 std::string version_of(const ReadableFile& file);
 
-/// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
-/// environment names.
+/// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the server
+/// that the environment variables name.
 void set_endpoint(const std::string& url);
 
 /// Sets the server for all `s3://` paths in the bucket of `path`, `s3://BUCKET/…`. A later call
@@ -32,8 +32,8 @@ void set_endpoint(const std::string& url);
 /// a URL.
 void set_bucket_endpoint(const std::string& path, const std::string& endpoint);
 
-/// Returns an argument of a command line without the query of a web URL in it, because the query
-/// may be a secret signature. Stores the query, so that requests for this URL still send it.
+/// Removes the query from a web URL in a command-line argument, because the query may be a secret
+/// signature. Returns the rest. Stores the query, so that requests for this URL still send it.
 std::string keep_query(const std::string& argument);
 
 /// Forgets what is known about a URL and the URLs below it, so that the next `open` asks the server

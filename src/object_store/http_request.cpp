@@ -28,10 +28,10 @@ std::atomic<bool> is_aborted = false;
 std::atomic<std::uint64_t> num_requests = 0;
 std::atomic<std::uint64_t> num_body_bytes = 0;
 
-/// The idle connections of the process, each in a share of its own, which one transfer at a time
-/// uses. A curl handle serves one transfer alone: libcurl 7.88 reads freed memory if a handle is
-/// used again and the first header of the answer begins with a blank (curl/curl#11101, #11620).
-/// After fork(), the child does not use the connections of its parent.
+/// The idle connections of the process. Each is in its own CURLSH, which one transfer at a time
+/// uses. Every transfer gets a new curl handle: libcurl 7.88 reads freed memory if a handle is used
+/// again and the first header of the answer begins with a blank (curl/curl#11101, #11620). After
+/// fork(), the child does not use the connections of its parent.
 class ConnectionPool {
  public:
   static ConnectionPool& of_process() {

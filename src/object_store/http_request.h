@@ -16,7 +16,7 @@ namespace tessera::object_store {
 struct HttpRequest {
   std::string url;
   std::vector<std::string> headers{};  // `Name: value`; may hold credentials
-  bool follows_redirects = false;      // to other servers too, without the Authorization header
+  bool follows_redirects = false;      // other servers do not get the Authorization header
   std::string method = "GET";
   std::span<const std::byte> body{};   // not copied: must outlive the request
   std::chrono::seconds max_stall{30};  // longest time without a byte sent or received

@@ -14,7 +14,7 @@ namespace tessera::object_store {
 class HttpServer final : public Server {
  public:
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Sets the query (`?…`) that all requests for a URL get.
+  /// Adds `query` (`?…`) to all later requests for a URL.
   void keep_query(const std::string& url, const std::string& query);
 
  private:
@@ -32,7 +32,7 @@ class HttpServer final : public Server {
 /// private models.
 class HubServer final : public Server {
  public:
-  /// Whether a URL is one of the hub.
+  /// Whether the hub serves a URL.
   static bool serves(const std::string& url);
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;

@@ -34,14 +34,14 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
 
   /// Returns the server for a URL `s3://…`. It lives as long as this object.
   S3Server& s3(const std::string& url) const;
-  /// Sets the server for `s3://` URLs, such as `http://localhost:9000`, instead of the one that the
-  /// environment names.
+  /// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the
+  /// server that the environment variables name.
   void set_endpoint(const std::string& url);
   /// Sets the server for the bucket of a URL `s3://BUCKET/…`. Other buckets keep theirs. Forgets
   /// what is known about the bucket if its server changes. Throws: Error(invalid_argument) if
   /// `endpoint` is not a URL.
   void set_bucket_endpoint(const std::string& url, const std::string& endpoint);
-  /// Sets the query, which may be a secret, that all requests for a URL of a web server get.
+  /// Adds `query`, which may be a secret, to all later requests for a URL of a web server.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
   /// other entries of this folder.

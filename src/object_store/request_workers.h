@@ -17,8 +17,8 @@ class RequestWorkers {
  public:
   enum class Turn { next, last };  // before or after the tasks that wait already
 
-  /// Returns the workers that all code shares. They end with the process, which aborts their
-  /// transfers.
+  /// Returns the workers that all code shares. At the end of the process, their transfers are
+  /// aborted and the threads end.
   static RequestWorkers& of_process();
   RequestWorkers() = default;
   ~RequestWorkers();

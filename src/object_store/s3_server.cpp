@@ -16,8 +16,8 @@ constexpr std::size_t kMaxEntries = 2'000'000;
 constexpr std::size_t kMaxPages = 20'000;  // of a list; S3's have up to 1000 entries
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
-/// Is signed in place of the SHA-256 of a body. The body is protected by HTTPS and by
-/// its checksum.
+/// The signature has this text in place of the body's SHA-256. HTTPS and a checksum protect the
+/// body.
 constexpr std::string_view kUnsignedBody = "UNSIGNED-PAYLOAD";
 
 /// Whether a bucket's name can be the first part of a host name (`BUCKET.s3.amazonaws.com`) with a

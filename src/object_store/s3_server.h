@@ -46,7 +46,7 @@ class S3Server final : public Server {
     std::string error_code() const;
   };
 
-  /// Whether the server is Amazon's own, and so knows all of S3.
+  /// Whether the server is Amazon S3 itself, which supports every request and header of S3.
   bool is_amazon() const { return settings_.endpoint.empty(); }
   /// Whether the server checks bodies by the header `x-amz-checksum-crc32`.
   enum class Crc32Support { unknown, yes, no };

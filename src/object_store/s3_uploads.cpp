@@ -126,7 +126,7 @@ namespace {
                         name + " " + printable(found), "the bytes were damaged in transfer");
 }
 
-/// What a successful answer to an upload says of the bytes.
+/// What a successful answer to an upload shows about the bytes.
 enum class Verdict { good, unchecked, damaged };
 
 }  // namespace
@@ -182,7 +182,7 @@ S3Uploads::Checks S3Uploads::checks_for(std::optional<BodyCheck> check_of_upload
   return {.md5 = !has_crc32 || support == Support::no, .crc32 = has_crc32};
 }
 
-/// Remembers whether the server checks CRCs. A server that does repeats the value in its answer.
+/// Remembers whether the server checks CRCs. Such a server repeats the value in its answer.
 void S3Uploads::note_crc32(const Checks& checks, const Answer& answer) {
   if (!checks.crc32) return;
   const bool is_repeated = !answer.response.header(kCrc32Header).empty();

@@ -24,13 +24,13 @@ enum class Existing {
 struct UnfinishedUpload {
   std::string key;
   std::string id;
-  BodyCheck check = BodyCheck::md5;  // as far as the list shows it
+  BodyCheck check = BodyCheck::md5;  // as the list states it; md5 if it states none
 };
 
 /// The parts of an unfinished upload, and how its parts are checked.
 struct ListedParts {
   std::vector<UploadedPart> parts;
-  BodyCheck check = BodyCheck::md5;  // as far as the list shows it
+  BodyCheck check = BodyCheck::md5;  // as the list states it; md5 if it states none
 };
 
 /// Returns a part that the server has listed, so that `bytes` need not be uploaded again. Returns

@@ -148,7 +148,7 @@ class Server::RangeRead {
     throw Error::expected(ErrorKind::unsupported, {.path = url_}, "range of bytes",
                           range_header(offset_ + nbytes_done_, offset_ + out_.size()),
                           "status " + std::to_string(response.status) + " with other bytes",
-                          "the server does not read ranges; download the file");
+                          "the server does not send ranges; download the file");
   }
 
   Server& server_;

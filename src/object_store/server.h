@@ -23,8 +23,8 @@ struct ObjectVersion {
   std::string etag{};           // with quotes; empty if the server does not state it
   std::string last_modified{};  // set only if there is no etag
 
-  /// Returns the size, and the ETag or date, in words. The text is another one after the object has
-  /// changed.
+  /// Returns the size, and the ETag or date, in words. The text of a changed object differs from
+  /// the text before.
   std::string in_words() const;
   friend bool operator==(const ObjectVersion&, const ObjectVersion&) = default;
 };
@@ -49,8 +49,8 @@ class Server {
   /// Returns the object, or nothing if no object has this URL. Repeats requests that fail.
   std::optional<FoundObject> find(const std::string& url);
   /// Fills `out` with the bytes of the object from `offset` on. Repeats requests that fail, and
-  /// continues after broken connections. Throws: Error(mismatch) if the object has another version
-  /// now; Error(unsupported) if the server does not send ranges; what `error_for` returns.
+  /// continues after broken connections. Throws: Error(mismatch) if the object no longer has this
+  /// version; Error(unsupported) if the server does not send ranges; what `error_for` returns.
   void read(const std::string& url, const ObjectVersion& version, std::uint64_t offset,
             std::span<std::byte> out);
 
@@ -76,7 +76,7 @@ class Server {
   virtual bool sends_if_match() const { return true; }
 
   /// Sends a request, and returns the answer and its body of at most `max_nbytes`. Returns an
-  /// answer with status 404 too; throws for all other failures.
+  /// answer also if its status is 404; throws for all other failures.
   std::pair<HttpResponse, std::string> ask(const std::string& url, const Query& query,
                                            std::uint64_t max_nbytes,
                                            const std::vector<std::string>& headers = {});

@@ -204,10 +204,10 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
 /// Makes sure that no other move completes a checkpoint at the destination until the uploads of
 /// this one have ended.
 ///
-/// Each writer begins an upload below the destination, under a name of its own, and then lists the
-/// unfinished uploads there. Readers do not see such uploads. Of two writers at least the later one
-/// sees the upload of the other, and is refused. The first one ends this upload after its index has
-/// appeared; a writer that comes then sees the index.
+/// Each writer begins an upload below the destination, its claim, and then lists the claims there.
+/// Readers do not see such uploads. If two writers overlap, at least the one that begins later sees
+/// the other's claim, and throws. A writer ends its claim only after its index has appeared, so a
+/// writer that begins after that sees the index.
 void Spool::claim() {
   {
     const std::scoped_lock lock(mutex_);
@@ -219,14 +219,14 @@ void Spool::claim() {
   try {
     upload = uploads_.begin(url);
   } catch (const Error&) {
-    return;  // A server may have no uploads in parts. If it has failed, the next request throws.
+    return;  // the server may not support this; if it is down, the next request throws
   }
   {
     const std::scoped_lock lock(mutex_);
     begun_[upload.id] = {url};
   }
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
-    if (other.key == parse_url(url).path) continue;  // of this run; a repeat may have begun two
+    if (other.key == parse_url(url).path) continue;  // our own; a repeated request may make two
     throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
                           "no claim of another program", "'" + printable(other.key) + "'",
                           "another program writes here");
@@ -256,8 +256,8 @@ void Spool::require_replaced_unchanged() const {
 
 namespace {
 
-/// Whether two versions may be the same one. Some servers list an ETag of another form than they
-/// answered with.
+/// Whether two versions may be the same one. Some servers give an ETag of one form in the answer to
+/// an upload, and of another form in lists.
 bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
   return one.nbytes == other.nbytes &&
          (one.etag == other.etag || one.etag.size() != other.etag.size());
@@ -320,7 +320,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
-  if (path == path_ && is_folder) require_no_objects_of_others();  // written meanwhile
+  if (path == path_ && is_folder) require_no_objects_of_others();  // during the upload
   std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed
   {
     const std::scoped_lock lock(mutex_);

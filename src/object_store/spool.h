@@ -31,8 +31,8 @@ struct SpoolOptions {
   /// its index, a checkpoint cannot be read. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
-  bool resumes = false;   // takes over parts that an interrupted run has uploaded; removes others
-  bool discards = false;  // removes these parts instead
+  bool resumes = false;   // uses the parts that an interrupted run has uploaded
+  bool discards = false;  // removes the parts that an interrupted run has uploaded
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
 };
 

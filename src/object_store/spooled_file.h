@@ -70,12 +70,12 @@ class SpooledFile {
   /// Opens the local file. All callers share one descriptor, which is closed when the last caller
   /// drops it.
   std::shared_ptr<const tessera::detail::FileDescriptor> open() const;
-  /// Writes to the disk. Returns the parts to upload now: complete ones that were not returned
-  /// before. The first part is never among them; it is uploaded last.
+  /// Writes to the disk. Returns the parts that can be uploaded: complete ones that were not
+  /// returned before. The first part is never among them; it is uploaded last.
   std::vector<Work> write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void resize(std::uint64_t nbytes);
-  /// Declares all bytes final; bytes that were never written are zero. Returns the parts to upload
-  /// now, as write_at does.
+  /// Declares all bytes final; bytes that were never written are zero. Returns the parts that can
+  /// be uploaded, as write_at does.
   std::vector<Work> sync();
   /// Returns the first part, and all other parts that have not been uploaded. Requires: `sync` was
   /// called.
@@ -88,7 +88,7 @@ class SpooledFile {
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;
 
-  /// Held while the upload in parts is being begun.
+  /// Lock this mutex while you begin the upload in parts.
   std::mutex begin_mutex;
   MultipartUpload upload{};
   std::map<int, UploadedPart> kept{};  // key: number; parts that an interrupted run has uploaded

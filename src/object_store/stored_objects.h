@@ -17,7 +17,7 @@ using StoredObjects = std::map<std::string, ObjectVersion>;
 /// that name, and in the folders in it. Always asks the server.
 StoredObjects list_objects(const std::string& url);
 
-/// Removes those of `objects`, in the folder `url`, for whose names `is_removed` returns true.
+/// Removes each object of `objects`, in the folder `url`, if `is_removed` is true for its name.
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed);
 

@@ -13,12 +13,12 @@
 
 namespace tessera::object_store {
 
-/// How many parts are uploaded at the same time. Each is in memory meanwhile.
+/// How many parts are uploaded at the same time. Each is in memory while it is uploaded.
 struct UploadLimits {
   static constexpr int kMaxUploads = 8;
-  /// This many run at once whatever their size.
+  /// This many uploads may always run, whatever the size of the parts.
   static constexpr int kMinUploads = 4;
-  /// The limit in bytes for more than kMinUploads.
+  /// More than kMinUploads run only if their parts have at most this many bytes in total.
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
 
   /// Returns how many parts of this size are uploaded at the same time.

@@ -43,7 +43,7 @@ class Window {
   Bytes wait() const;
   /// Counts bytes that were read from the window. Returns whether all have been read.
   bool note_read(std::uint64_t nbytes);
-  /// Frees the bytes, unless they are being fetched. Returns whether they are free now.
+  /// Frees the bytes and returns true. If they are being fetched, does nothing and returns false.
   bool drop();
 
  private:

@@ -71,7 +71,7 @@ class Proof {
     note_unread(made);
     if (!report_.problems.empty()) return std::move(report_);
     check_placed(made);
-    go_back(std::move(made));
+    check_inverse(std::move(made));
     return std::move(report_);
   }
 
@@ -182,7 +182,7 @@ class Proof {
   }
 
   /// Applies the inverse of the rules to the new tensors, and compares the result with the source.
-  void go_back(Transformation made) {
+  void check_inverse(Transformation made) {
     Rules back;
     try {
       back = inverse_of(rules_);
@@ -245,7 +245,7 @@ class Proof {
       const std::string bare = rules_.wrappers.removed_from(meta.fqn);
       const auto found = std::ranges::lower_bound(again.targets, bare, {}, name_of);
       if (found == again.targets.end() || name_of(*found) != bare) {
-        problems.push_back(finding(rules_, "inverse", meta.fqn, "the tensor again", "none"));
+        problems.push_back(finding(rules_, "inverse", meta.fqn, "the source tensor", "none"));
         continue;
       }
       if (placed_[i] < meta.numel()) {  // the recipe drops elements, which do not come back
@@ -258,7 +258,7 @@ class Proof {
       const std::uint32_t expected = equal.find(static_cast<std::uint32_t>(i));
       if (is_whole(tensor, expected, meta.shape) && tensor.dtype == meta.dtype) continue;
       problems.push_back(
-          finding(rules_, "inverse", meta.fqn, "the tensor again, " + shape_to_string(meta.shape),
+          finding(rules_, "inverse", meta.fqn, "the source tensor, " + shape_to_string(meta.shape),
                   tensor.shape == meta.shape ? "other elements" : shape_to_string(tensor.shape)));
     }
   }

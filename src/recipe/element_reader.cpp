@@ -380,7 +380,7 @@ void ElementReader::read_inner(const Work& work, const Copy& inner) const {
   const std::span<std::byte> elements = work.scratch.take(nbytes(span, work.itemsize));
   read_source(work, range, elements);
   if (work.added != 0 && add_to(elements, work.dtype, work.added).num_too_large > 0) {
-    // The sum that is too large may be that of an element in a gap, which is not in the window.
+    // The element whose sum is too large may be in a gap, and so not in the window.
     check_sums(work, inner);
   }
   // The column dimension has the smallest stride in the target. Of the others, the row dimension

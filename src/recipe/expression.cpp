@@ -165,9 +165,15 @@ std::int64_t Variables::value_of(const std::string& name, const std::string& whe
     throw Error::expected(ErrorKind::corruption, {.path = path_}, where, "a name in \"variables\"",
                           "'" + printable(name) + "'");
   }
-  if (!open_.insert(name).second || open_.size() > kMaxDepth) {
+  if (!open_.insert(name).second) {
     throw Error::expected(ErrorKind::corruption, {.path = path_}, "variable " + name,
                           "a value that does not depend on itself", "a cycle");
+  }
+  if (open_.size() > kMaxDepth) {
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, "variable " + name,
+                          "a chain of at most " + std::to_string(kMaxDepth) +
+                              " variables that need each other's values",
+                          "a longer chain");
   }
   std::optional<std::int64_t> value = from_config(rule->second, name);
   if (!value && rule->second.expression) value = evaluate(*rule->second.expression);

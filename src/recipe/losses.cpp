@@ -211,7 +211,7 @@ void note_text_keys(const Transformation& made, const std::vector<RenamedEntry>&
       counted_names({changed.begin(), changed.end()}, "that becomes text", "that become text")));
 }
 
-/// Shortens `common` to those first components (parts between dots) with which `name` begins, too.
+/// Shortens `common` to its first components (parts between dots) that `name` also begins with.
 void keep_common(std::string_view name, std::string& common) {
   while (!common.empty() && name != common &&
          !(name.starts_with(common) && name[common.size()] == '.')) {

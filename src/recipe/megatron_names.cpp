@@ -52,7 +52,7 @@ struct Place {
   std::vector<Operation> operations{};
 };
 
-/// Puts a capture between a name's layers and the rest, if the name has no number of a layer.
+/// Inserts `{L}.` after the component `layers` of a name, unless the number of a layer follows it.
 void unstack_layers(Place& place) {
   const std::size_t at = find_component(place.name, kLayers);
   const std::size_t behind = at + kLayers.size();
@@ -79,7 +79,7 @@ void unstack_experts(Place& place) {
   place.name.insert(at + std::string_view("experts.").size(), "local_experts." + number + ".");
 }
 
-/// Leaves a tensor as it is if it has fewer than the dimensions to unstack: such as a scalar.
+/// Returns the place of a tensor. A tensor with too few dimensions to unstack keeps its name.
 Place place_of(const std::string& name, std::size_t num_dims) {
   Place place{name};
   unstack_layers(place);
@@ -94,13 +94,13 @@ Place place_of(const std::string& name, std::size_t num_dims) {
   return place;
 }
 
-/// Whether a name is of a flat buffer of the distributed optimizer, without names of parameters.
+/// Whether a name is that of a flat buffer of the distributed optimizer. It names no parameter.
 bool is_flat_buffer(std::string_view name) {
   return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
 }
 
-/// Returns a name with captures in place of the numbers that are whole components, or behind
-/// `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
+/// Returns a name with captures in place of numbers: those that are whole components, and those
+/// after `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
 std::string with_captures(const std::string& name) {
   constexpr std::size_t kMaxCaptures = 26;
   constexpr std::string_view kSeparators = "._/";

@@ -8,8 +8,8 @@
 
 namespace tessera::recipe {
 
-/// Returns rules that rename and unstack the tensors of a checkpoint of Megatron's, so that a
-/// recipe fits them. The new names and shapes are those of `GPTModel.state_dict()` with Megatron's
+/// Returns rules that rename and unstack the tensors of a Megatron checkpoint, so that a recipe
+/// fits them. The new names and shapes are those of `GPTModel.state_dict()` with Megatron's
 /// own layers (the local layer spec): torch_dist stacks layers and experts, and TransformerEngine's
 /// layers name norms and experts differently. Two tensors for one norm must be equal.
 ///

@@ -78,7 +78,7 @@ class NameTemplate {
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
   /// capture takes as few characters as possible. Cost: O(parts * name^2), and O(name) if there is
-  /// no text in the template.
+  /// no capture of text.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
   /// Returns the name that the template makes with these values of the captures.
@@ -86,7 +86,7 @@ class NameTemplate {
 
   /// The longest name that `match` accepts.
   static constexpr std::size_t kMaxNameNbytes = 2048;
-  /// Whether a number such as `{L}` can match these digits: no leading zero, at most 18.
+  /// Whether a number capture such as `{L}` can match these digits: no leading zero, at most 18.
   static bool can_be_number(std::string_view digits);
 
  private:

@@ -16,7 +16,7 @@
 
 namespace tessera::recipe {
 
-/// The number of all rules of rules_for_megatron, which no recipe has.
+/// Rule::number of the rules that rules_for_megatron returns. No rule of a recipe has this number.
 inline constexpr std::size_t kMegatronRule = std::numeric_limits<std::size_t>::max();
 
 /// Returns the name of a rule for messages: `rule 3`, or `Megatron's names`.

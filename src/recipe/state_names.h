@@ -17,7 +17,7 @@ namespace tessera::recipe {
 struct StateName {
   std::string root;       // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;  // the parameter's name in it: `layers.0.weight`
-  /// Bytes of the parameter's name that are left out, such as `model.`.
+  /// How many first bytes of the parameter's name the optimizer leaves out, such as `model.`.
   std::size_t removed_nbytes = 0;
   std::string rest;  // `.exp_avg`, or empty
 
@@ -59,7 +59,7 @@ class StateNames {
 };
 
 /// Returns the name that an optimizer uses for the parameter `fqn`. The optimizer uses the name
-/// `name.parameter` for the parameter `old_fqn`; this leaves out the same first components.
+/// `name.parameter` for the parameter `old_fqn`; the result lacks the same first components.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 

@@ -17,10 +17,10 @@
 
 namespace tessera::recipe {
 
-/// Keeps the last used tiles of permuted (transposed) tensors. A tile is a range of a tensor's
-/// elements that contains many windows. A window of a permuted tensor needs elements from all over
-/// the source. So the first window makes the whole tile, and the following windows are copied from
-/// it. Threads that need the same tile fill it together. Thread-safe.
+/// Keeps the most recently used tiles of permuted (transposed) tensors. A tile is a range of a
+/// tensor's elements that contains many windows (ranges to read). A window of a permuted tensor
+/// needs elements from all over the source. So the first read fills the whole tile, and the next
+/// windows are copied from it. Threads that need the same tile fill it together. Thread-safe.
 class TileCache {
  public:
   static constexpr std::uint64_t kTileNbytes = std::uint64_t{32} << 20;
@@ -56,7 +56,7 @@ class TileCache {
   void forget(const std::shared_ptr<Tile>& tile);
 
   std::mutex mutex_;
-  // The last used first; readers of a tile share its ownership.
+  // Most recently used first. Shared: readers may use a tile after its removal.
   std::list<std::shared_ptr<Tile>> tiles_;
   std::vector<tessera::detail::ByteBuffer> free_;  // memory of removed tiles, to be used again
   std::uint64_t nbytes_ = 0;

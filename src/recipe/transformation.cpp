@@ -189,8 +189,8 @@ void Transformer::apply_rule(std::size_t r) {
   }
 }
 
-/// Returns whether a rule matches the name of a value. Only rules without operations can, and
-/// values are matched after tensors.
+/// Returns whether a rule matches the name of a value. A rule with operations matches no value.
+/// Values are matched after tensors.
 bool Transformer::finds_value(std::size_t r) const {
   const Rule& rule = rules_.rules[r];
   return (rule.drops() || rule.operations.empty()) &&
@@ -494,7 +494,7 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
 /// Restores aliases: if the new tensor made from an alias still equals the one made from the
 /// alias's tensor, it becomes an alias again.
 void Transformer::find_aliases() {
-  // Index of a source tensor to the target that equals the whole of it.
+  // Maps the index of a source tensor to the target that equals the whole tensor.
   std::map<std::size_t, std::string> whole;
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);

@@ -10,9 +10,9 @@
 namespace tessera::reshard {
 
 /// Returns the embedding tables among some of a checkpoint's tensors, each with the bytes of its
-/// optimizer state per row and per element. A table is a 2-d tensor whose name is that of a table (table_of_weight).
-/// `tensors` are indices into `contents.tensors`. A checkpoint does not record features, pooling
-/// and weights, so they keep their defaults.
+/// optimizer state per row and per element. A tensor is a table if it is 2-d and `table_of_weight`
+/// finds a table in its name. `tensors`: indices into `contents.tensors`. A checkpoint does not
+/// record features, pooling and weights, so they keep their defaults.
 /// Throws: Error(mismatch) if two tensors are tables with the same name.
 std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& contents,
                                          std::span<const std::size_t> tensors,

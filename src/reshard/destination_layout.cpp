@@ -130,9 +130,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
 }
 
-/// Returns whether a tensor stays whole on all ranks: because the source does not cut it, as for a
-/// buffer, because ranks have different values of it, or because its name has the prefix of tensors
-/// that the format leaves whole. A tensor that has one row and is on one rank may be cut.
+/// Returns whether a tensor stays whole on all ranks. It does if the source does not cut it (as
+/// with a buffer), if ranks have different values of it, or if its name has the prefix of tensors
+/// that the format keeps whole. A tensor that has one row and is on one rank may be cut.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {

@@ -365,7 +365,7 @@ class Execution {
   const Plan& plan_;
   const TensorSource& source_;
   CheckpointWriter& writer_;
-  InMemoryWriter* const memory_;                    // the writer, if its pieces lie in memory
+  InMemoryWriter* const memory_;                    // the writer, if its pieces are in memory
   const formats::ChunkSource* const chunk_source_;  // the source, if it gives chunks; else null
   formats::ChunkSink* const chunk_sink_;            // the writer, if it takes chunks; else null
   const ExecuteOptions& options_;

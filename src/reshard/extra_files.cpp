@@ -290,7 +290,7 @@ void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
                            .where = {.path = config->path},
                            .expected = "a JSON object of at most " + iec_size(kMaxConfigNbytes) +
                                        ", so that quantization_config can be removed from it",
-                           .found = "something else; it is copied unchanged"});
+                           .found = "a larger file or other text; it is copied unchanged"});
     return;
   }
   if (without->removed.empty()) return;

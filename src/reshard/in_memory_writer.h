@@ -8,11 +8,11 @@
 
 namespace tessera::reshard {
 
-/// A writer whose pieces lie in memory, so that blocks can be read straight into their places.
+/// A writer whose pieces are in memory, so that blocks can be read straight into their places.
 class InMemoryWriter : public formats::CheckpointWriter {
  public:
-  /// Returns the memory of elements `window` of a piece. Whoever fills it does not call
-  /// `write_block` for them. May have any alignment. Thread-safe.
+  /// Returns the memory of elements `window` of a piece. A caller that fills this memory must not
+  /// call `write_block` for these elements. The memory may have any alignment. Thread-safe.
   virtual std::span<std::byte> memory_of(PieceId piece, FlatRange window) = 0;
 };
 

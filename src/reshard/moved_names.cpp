@@ -86,7 +86,7 @@ class NameLister {
   MovedNames names_;
   // Index of a listed tensor, by source name; only if the source has aliases.
   std::map<std::string, std::size_t> place_of_target_;
-  // Each has one path for each item of the list of this name in `names_`.
+  // Parallel to the lists `tensors`, `aliases` and `values` of `names_`.
   std::vector<RenamedPath> tensor_paths_;  // empty without renames
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;

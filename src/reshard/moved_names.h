@@ -53,7 +53,7 @@ struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<MovedValue> values;
-  /// Paths at the source. Each leads to a key that is not a string and becomes text by a rename.
+  /// Paths at the source. Each leads to a key that is not a string and that a rename makes text.
   std::set<formats::KeyPath> text_keys;
 };
 

@@ -261,7 +261,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                           "does its state have names already?");
   }
   throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = numbered}, kRule,
-                        "param_groups beside the state, which say the order of the numbers",
+                        "param_groups beside the state, to know the order of the numbers",
                         "none with numbers");
 }
 
@@ -280,7 +280,7 @@ const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
   return found == values.end() ? nullptr : &*found;
 }
 
-/// Throws: no optimizer has names in its `param_groups`.
+/// Throws the error that no optimizer has names in its `param_groups`.
 [[noreturn]] void refuse_no_names(const CheckpointReader& reader) {
   constexpr std::string_view kRuleOfNumbers = "numbers for parameters";
   if (const ValueEntry* const field = find_field_of_parameter(reader)) {
@@ -288,7 +288,7 @@ const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
         ErrorKind::unsupported, {.path = reader.path(), .fqn = field->name}, kRuleOfNumbers,
         "groups that list the names of their parameters (params)",
         "fields for each parameter, as flatten_optimizer_state_dict of PyTorch gives them "
-        "(torchtitan saves so), which do not say the order of the parameters",
+        "(as torchtitan saves), which do not say the order of the parameters",
         "move the state under its names; set_optimizer_state_dict of PyTorch loads it with "
         "StateDictOptions(flatten_optimizer_state_dict=True), also into a plain optimizer");
   }

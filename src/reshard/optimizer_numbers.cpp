@@ -71,7 +71,7 @@ class NumberedParamsReader final : public RenamedEntries {
   }
 
  private:
-  /// Returns the name of a parameter with which the text behind `state.` begins: the longest one.
+  /// Returns the longest parameter name with which `rest`, the text after `state.`, begins.
   std::optional<std::string_view> parameter_in(std::string_view rest) const {
     for (std::size_t end = rest.size(); end != std::string_view::npos;
          end = end == 0 ? std::string_view::npos : rest.rfind('.', end - 1)) {
@@ -85,9 +85,9 @@ class NumberedParamsReader final : public RenamedEntries {
     const auto parameter = parameter_in(std::string_view(name).substr(front_.size()));
     if (!parameter) {
       throw Error::expected(ErrorKind::mismatch, {.path = this->path(), .fqn = name}, kRule,
-                            "state of one of the " + std::to_string(numbers_.size()) +
-                                " parameters in the lists params of param_groups",
-                            "state of another one");
+                            "state of a parameter that a list params of param_groups names (" +
+                                std::to_string(numbers_.size()) + " names in all)",
+                            "state of a parameter in none of these lists");
     }
     const std::string spelled = front_ + std::string(*parameter);
     const std::int64_t number = numbers_.find(*parameter)->second;

@@ -13,8 +13,8 @@ namespace tessera::reshard {
 /// other rank. Requires: the plan is sorted.
 void place_own_entries(Plan& plan);
 
-/// Returns the entries such as `per_rank.3.rng` that have no rank 3 or no entry `rng`. A format
-/// with replicas stores them under this name on all ranks. Requires: the contents are sorted.
+/// Returns the entries such as `per_rank.3.rng` for which there is no rank 3 or no entry `rng`. A
+/// format with replicas stores them on all ranks, under this name. Requires: sorted contents.
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents);
 
 }  // namespace tessera::reshard

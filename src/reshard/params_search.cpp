@@ -57,9 +57,9 @@ std::size_t num_params(const Groups& groups) {
   return num;
 }
 
-/// Finds a tensor for each parameter so that each group follows the order of the candidates. Counts
-/// the possible choices by a dynamic program over the candidates, up to two. A state of the program
-/// says, after i candidates, how many parameters of each group have a candidate.
+/// Finds a tensor for each parameter so that each group follows the order of the candidates. A
+/// dynamic program over the candidates counts the possible choices, but not beyond two. A state of
+/// the program says, after i candidates, how many parameters of each group have a candidate.
 class OrderedSearch {
  public:
   OrderedSearch(const Groups& groups, std::span<const ParamCandidate> candidates,

@@ -57,8 +57,8 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
   const std::string others =
       names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
   report.note("ranks", names.front(),
-              "a destination with this rank, and with the entry that the rank gets instead",
-              "no such rank or no such entry, so all ranks get the entry under this name" + others);
+              "in the destination, this rank and an entry with the name after 'per_rank.<rank>.'",
+              "not both, so all ranks get this entry under its own name" + others);
 }
 
 /// Adds a note about flat units that the destination does not record, though some of their

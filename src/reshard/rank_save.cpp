@@ -29,8 +29,9 @@ std::vector<std::string> remove_older(FileSystem& fs, const std::string& path, i
   try {
     formats::keep_last(fs, directory_of(path), num_kept, last_component(path),
                        [&](const std::string& old, const std::string& entry) {
-                         left.push_back(printable(old) + ": older checkpoint: not removed, as '" +
-                                        printable(entry) + "' in it does not belong to it");
+                         left.push_back(printable(old) +
+                                        ": older checkpoint: not removed, because '" +
+                                        printable(entry) + "' in its folder is not a part of it");
                        });
     return left;
   } catch (const Error& error) {

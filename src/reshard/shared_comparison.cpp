@@ -74,7 +74,7 @@ class SharedComparison {
   }
 
  private:
-  /// Returns what is equal in a share; nothing while another worker compares it.
+  /// Returns the text of a share's equal pairs; nothing while another worker compares the share.
   std::optional<std::string> find_or_compare(int share) {
     if (auto text = read(share)) return text;
     const auto lock = work_.try_lock_comparison(share);
@@ -87,7 +87,7 @@ class SharedComparison {
     return text;
   }
 
-  /// Returns what a worker of the same move has found.
+  /// Returns the text that a worker of the same move has written for a share.
   std::optional<std::string> read(int share) const {
     std::optional<std::string> text = work_.read_comparison(share, kMaxTextNbytes);
     if (!text || !text->starts_with(digest_)) return std::nullopt;
@@ -117,7 +117,7 @@ class SharedComparison {
   const Plan& plan_;
   const formats::TensorSource& source_;
   const formats::BaseCheckpoint& base_;
-  const std::string digest_;  // the first line of what workers leave
+  const std::string digest_;  // the first line of each text
   const ComparisonShare share_;
   const ExecuteOptions& options_;
   SharedWork& work_;

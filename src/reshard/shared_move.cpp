@@ -98,8 +98,8 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
       tessera::detail::is_on_nfs(directory_of(destination_))) {
     worker.warns("part " + std::to_string(share) +
                  " begins or ends within a file on NFS, where bytes that two machines write side "
-                 "by side may be lost (let parts end with files: native, or as many ranks or files "
-                 "as parts; then verify the result)");
+                 "by side may be lost (to avoid this, write native, or as many ranks or files as "
+                 "parts; then verify the result)");
   }
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   ExecuteOptions counting = options;

@@ -22,7 +22,7 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
 /// such as the file of one rank.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
-/// Reports the findings of the reader from when it opened the source. If `missing` allows it,
+/// Reports the findings that the reader made when it opened the source. If `missing` allows it,
 /// errors become notes.
 void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
                              PlanReport& report);

@@ -45,7 +45,7 @@ StoreSave::~StoreSave() {
 std::string StoreSave::begin(OverwritePolicy overwrite) {
   object_store::forget(url_);
   replaced_ = object_store::list_objects(url_);
-  // Files of a checkpoint without an index, and no other files, are what an interrupted save left.
+  // If there are only files of a checkpoint and no index, an interrupted save left these files.
   const bool is_left_over =
       std::ranges::none_of(replaced_,
                            [](const auto& object) {

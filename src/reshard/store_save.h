@@ -13,7 +13,7 @@
 namespace tessera::reshard {
 
 /// A file system that remembers which files were made through it. Thread-safe if the wrapped file
-/// system is, which must outlive this one.
+/// system is. The wrapped file system must outlive this one.
 class RecordingFileSystem final : public ForwardingFileSystem {
  public:
   using ForwardingFileSystem::ForwardingFileSystem;

@@ -30,7 +30,7 @@ bool has_names(const TableState& state, std::initializer_list<std::string_view> 
 }
 
 /// Returns a key path whose end, which spells `from`, is replaced by `to`. Returns an empty path if
-/// it does not end so.
+/// `path` does not end in this way.
 KeyPath with_end(KeyPath path, std::string_view from, std::string_view to) {
   std::string end;
   while (!path.empty()) {

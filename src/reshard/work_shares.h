@@ -17,7 +17,7 @@ struct BlockRange {
   friend bool operator==(const BlockRange&, const BlockRange&) = default;
 };
 
-/// The blocks of one share: ranges in ascending order that do not touch, and their bytes.
+/// The blocks of one share: ranges in ascending order with gaps between them, and their bytes.
 struct BlocksOfShare {
   std::vector<BlockRange> ranges{};
   std::uint64_t nbytes = 0;
@@ -35,10 +35,10 @@ struct PieceExtent {
 
 /// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
 /// result depends only on the arguments. With Unit::block, a share is one range of blocks. Its
-/// bytes differ from the mean by at most one block, plus 4 % of the mean if the share then begins
-/// or ends at the end of a file. So fewer files have two writers. With Unit::file, a share has
-/// whole files. The files are given out from the largest to the smallest, each to the share that
-/// has the fewest bytes so far.
+/// bytes differ from the mean by at most one block. To let fewer files have two writers, a share
+/// may begin or end at the end of a file; then its bytes differ by up to 4 % of the mean more.
+/// With Unit::file, a share has whole files. The files are given out from the largest to the
+/// smallest, each to the share that has the fewest bytes so far.
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 

@@ -54,6 +54,7 @@ def command_line() -> set[str]:
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_flat_layout_option(")
     body += function("tools/ckpt-reshard/move_options.cpp", "void add_base_option(")
     body += function("tools/ckpt-reshard/worker_options.cpp", "void add_worker_options(")
+    body += function("tools/cli/threads_option.cpp", "void add_threads_option(")
     body += function("tools/cli/progress.cpp", "void add_progress_option(")
     body += function("tools/cli/recipe_option.cpp", "void add_recipe_options(")
     body += function("tools/cli/command_line.cpp", "void CommandLine::add_common_options(")

@@ -130,7 +130,7 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
   copy(kFirst, kSecond);
   remove(kIndex);
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::corruption, "found this tensor in '" + kFirst + "', too"));
+              ThrowsError(ErrorKind::corruption, "found this tensor also in '" + kFirst + "'"));
 }
 
 TEST_F(BinTest, AnIndexStaysInItsDirectory) {
@@ -157,7 +157,7 @@ TEST_F(BinTest, VerifyNotesWhatTheIndexLacks) {
   EXPECT_THAT(notes, HasSubstr("a tensor that the index does not name"));
 }
 
-// accelerate writes no config.json, and its other files have nothing of the model.
+// accelerate writes no config.json, and its other files hold no tensors of the model.
 TEST_F(BinTest, AModelInOneFileNeedsNoConfig) {
   const test::TemporaryDirectory folder;
   stdfs::copy(kValid + "single/pytorch_model.bin", folder / "pytorch_model.bin");

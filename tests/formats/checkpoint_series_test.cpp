@@ -311,7 +311,7 @@ TEST_F(CheckpointSeriesTest, WhatCannotBeReadIsNotTakenForDamaged) {
   }
 }
 
-/// Is nobody in particular while it lives, where it may: permissions do not hold for root.
+/// While it exists, root acts as an ordinary user, because permissions do not apply to root.
 class AsNobody {
  public:
   AsNobody() : is_root_(::geteuid() == 0) {

@@ -222,7 +222,7 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
         is_covered = is_covered && check_coverage(regions, tensor.meta.shape).empty();
       }
       EXPECT_TRUE(is_found || !is_covered) << "verify found nothing";
-      if (!is_covered) continue;  // found by everyone who looks at a whole tensor
+      if (!is_covered) continue;  // moves find this too
       read_all(*reader);
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
@@ -340,7 +340,7 @@ TEST(DcpTest, RangesOfAPieceAreReadAlone) {
   }
 }
 
-// Every truncation and every flipped bit of `.metadata` is refused or read; none does worse.
+// Every truncation and every flipped bit of `.metadata` is refused or read, without a crash.
 TEST(DcpTest, DamagedMetadataNeverDoesWorseThanBeingRefused) {
   const std::string path = fixture("dcp/v2.11/sharded_tensor");
   const std::string sound = read_file(FileSystem::posix(), path + "/.metadata", 1 << 20);
@@ -365,8 +365,8 @@ TEST(DcpTest, DamagedMetadataNeverDoesWorseThanBeingRefused) {
 
 enum class DictOrder { items_first, places_first };
 
-/// Returns `.metadata` of one [2] tensor `w` with an enumerator pickled as Python 3.11.2 does, or
-/// with another name in its place.
+/// Returns `.metadata` of one [2] tensor `w`. An enumerator is pickled as Python 3.11.2 does it, or
+/// replaced by another name.
 std::string metadata_with_enumerator_by_name(std::string_view enumeration,
                                              DictOrder order = DictOrder::items_first,
                                              std::int64_t item_nbytes = 100) {

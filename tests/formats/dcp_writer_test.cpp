@@ -64,7 +64,7 @@ CheckpointContents contents() {
   return all;
 }
 
-/// The block's elements all have the value of their first byte's place, so blocks differ.
+/// Returns the bytes of a block. All bytes have one value, which depends on piece and `begin`.
 std::vector<std::byte> block_bytes(const CheckpointWriter& writer, CheckpointWriter::PieceId id,
                                    std::int64_t begin) {
   const TensorEntry& entry = writer.contents().tensors[id.tensor_index];
@@ -141,7 +141,7 @@ TEST_F(DcpWriterTest, BytesDoNotDependOnTheOrderOfBlocksOrThreads) {
   }
 }
 
-// Otherwise another block could be missing in a checkpoint that looks complete.
+// Without this check, another block could be missing in a checkpoint that looks complete.
 TEST_F(DcpWriterTest, ABlockThatIsWrittenTwiceIsAnInternalError) {
   CheckpointContents large;
   large.tensors.push_back(tensor("a", {2000, 1000}, {{Box{{0, 0}, {2000, 1000}}, 0}}));

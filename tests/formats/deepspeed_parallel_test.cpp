@@ -62,7 +62,7 @@ TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
   EXPECT_EQ(pieces_of(*tensor, "model.3.down"), "[0:6, 0:4] on 6, [0:6, 4:8] on 7");
 }
 
-// Shows F2. Frozen parameters of a universal checkpoint are parts of ranks, its other ones whole.
+// Shows F2. In a universal checkpoint, ranks have parts of frozen parameters; others are whole.
 TEST(DeepSpeedParallelTest, RanksOfPiecesAreBelowTheWorldSize) {
   const auto reader = open(kValid + "universal_autotp_zero3");
   EXPECT_EQ(reader->contents().world_size, 4);
@@ -105,9 +105,9 @@ TEST(DeepSpeedParallelTest, RefusesAUniversalCheckpointWithoutTheFilesOfAllModel
 // Shows F2, E3. In ZeRO stage 3 each rank has model states.
 TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
   for (const auto& [removed, words] : std::map<std::string, std::string>{
-           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 of mp_rank 1"},
+           {"zero_pp_rank_1_mp_rank_01_model_states.pt", "1 for mp_rank 1"},
            {"zero_pp_rank_0_mp_rank_01_model_states.pt", "none of rank 0"},
-           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 of mp_rank 1"}}) {
+           {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 for mp_rank 1"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
     stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
@@ -132,7 +132,7 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
   for (const auto& [removed, words] :
        std::map<std::string, std::string>{{"mp_rank_01_model_states.pt", "2 stages of 1 tensor"},
                                           {"mp_rank_00_model_states.pt", "none of rank 0"},
-                                          {"layer_03-model_states.pt", "one of layer 3"}}) {
+                                          {"layer_03-model_states.pt", "a file of layer 3"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
     stdfs::copy(kValid + "pipeline_fp32_without_zero/global_step2", directory.path());
@@ -165,7 +165,7 @@ TEST(DeepSpeedParallelTest, GroupsHaveTheParametersOfAllStages) {
 struct Refusal {
   const char* fixture;
   ErrorKind kind;
-  const char* message;  // its part behind the path of the fixture
+  const char* message;  // the text after the path of the fixture
 };
 
 constexpr Refusal kRefusals[] = {
@@ -204,7 +204,7 @@ TEST(DeepSpeedParallelTest, SaysWhatIsWrong) {
   }
 }
 
-// Shows F2. Without it, buffers and frozen parameters of the layer would be lost without a word.
+// Shows F2. Without this error, the layer's buffers and frozen parameters would be lost silently.
 TEST(DeepSpeedParallelTest, AMissingLayerIsMissed) {
   const test::TemporaryDirectory directory;
   stdfs::copy(kValid + "tensor/global_step2", directory.path(), stdfs::copy_options::recursive);

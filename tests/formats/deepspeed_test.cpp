@@ -58,8 +58,8 @@ TEST(DeepSpeedTest, TheFolderOfTheStepIsTheSameCheckpoint) {
             "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt");
 }
 
-// Shows F2. zero_to_fp32.py of DeepSpeed 0.19 leaves the frozen layer out of stage 1 without a
-// word.
+// Shows F2. zero_to_fp32.py of DeepSpeed 0.19 silently leaves out the frozen layer of a checkpoint
+// of stage 1.
 TEST(DeepSpeedTest, FrozenParametersOfStage1AreThere) {
   const auto reader = open(kValid + "zero1");
   EXPECT_NE(reader->contents().find_tensor("model.frozen.weight"), nullptr);
@@ -112,7 +112,7 @@ TEST(DeepSpeedTest, RefusesEveryInvalidCheckpoint) {
 struct Refusal {
   const char* fixture;
   ErrorKind kind;
-  const char* message;  // its part behind the path of the fixture
+  const char* message;  // the text after the path of the fixture
 };
 
 constexpr Refusal kRefusals[] = {
@@ -265,8 +265,8 @@ TEST_F(DeepSpeedFolderTest, WithoutZeroTheFileOfTheModelIsTheCheckpoint) {
               ThrowsError(ErrorKind::unsupported, "give the path of mp_rank_00_model_states.pt"));
 }
 
-// Shows F2. The model states are those of ZeRO, so its files are missing. One file of a pipeline is
-// not the whole model, so the message does not advise to open it.
+// Shows F2. The model states show that the run used ZeRO, so files of ZeRO are missing. One file of
+// a pipeline is not the whole model, so the message does not advise to open it.
 TEST_F(DeepSpeedFolderTest, APipelineWhoseOptimizerStatesAreMissingIsRefused) {
   for (const int rank : {0, 1}) {
     stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +

@@ -69,8 +69,8 @@ void add_value(MemoryCheckpoint& source, const KeyPath& path, Value value) {
   }
 }
 
-/// What FSDP2 and DCP hold of a run: two parameters with AdamW's state, a buffer, a group, and a
-/// value and a tensor of the user.
+/// The state of an FSDP2 run as DCP stores it: two parameters with AdamW's state, a buffer, a
+/// group, and a value and a tensor of the user.
 MemoryCheckpoint trained() {
   MemoryCheckpoint source;
   for (const auto& [name, shape] :
@@ -193,7 +193,7 @@ class UniversalTest : public testing::Test {
 
 // Writing
 
-// Shows F2. Everything that a trainer of DeepSpeed held is there again.
+// Shows F2. Everything that a DeepSpeed trainer held is in the written checkpoint.
 TEST_F(UniversalTest, WhatZeroHeldComesBack) {
   for (const auto& entry : stdfs::directory_iterator(kValid)) {
     if (!entry.is_directory()) continue;
@@ -246,8 +246,8 @@ TEST_F(UniversalTest, BareWeightsGetWhatDeepSpeedNeeds) {
   EXPECT_EQ(test::whole_tensor(*moments, 0), Bytes(16));
 }
 
-// Shows F2. A run with more groups than the source would leave the weights of the others as they
-// are, without a word.
+// Shows F2. If a run has more groups than the file, DeepSpeed silently does not load the weights of
+// the other groups.
 TEST_F(UniversalTest, ThereAreAsManyGroupsAsParameters) {
   write(trained());
   const auto file = open_checkpoint(fs_, path(kZero + "/optimizer_state.pt"));
@@ -277,7 +277,7 @@ TEST_F(UniversalTest, DictsWithoutItemsComeBack) {
   EXPECT_EQ(told(*open()), told(without));
 }
 
-// Shows F2. The module as rank 0 of ZeRO 1 saves it, and without tensors as ZeRO 3 does.
+// Shows F2. One file has the module, as in ZeRO 1; the other has no tensors, as in ZeRO 3.
 TEST_F(UniversalTest, BothFilesOfModelStatesHaveTheValues) {
   write(trained());
   const auto first = told(*open_checkpoint(fs_, path(kFolder + "/mp_rank_00_model_states.pt")));
@@ -292,7 +292,7 @@ TEST_F(UniversalTest, BothFilesOfModelStatesHaveTheValues) {
   EXPECT_EQ(first.at("lr_scheduler"), "None");
 }
 
-// Shows F2. DeepSpeed looks for the first name that the module has, which the source may not know.
+// Shows F2. DeepSpeed looks for the first name in its module. The source may not know which.
 TEST_F(UniversalTest, ATieIsStoredUnderBothNames) {
   MemoryCheckpoint source = trained();
   source.add_alias("model.head.weight", "model.up.weight");
@@ -306,7 +306,7 @@ TEST_F(UniversalTest, ATieIsStoredUnderBothNames) {
             files.at("run/" + kZero + "/up.weight/exp_avg.pt"));
 }
 
-// Shows F2. Names that are spelled paths, as in a file of safetensors.
+// Shows F2. Without key paths, the dots in names separate keys, as in a safetensors file.
 TEST_F(UniversalTest, SpelledPathsAreUnderstood) {
   MemoryCheckpoint source = trained();
   for (TensorEntry& tensor : source.contents_for_change().tensors) tensor.key_path.clear();
@@ -329,7 +329,7 @@ TEST_F(UniversalTest, AStepThatIsANumberBecomesATensor) {
   EXPECT_EQ(test::whole_tensor(*reader, index), bytes_of<float>({7}));
 }
 
-// Shows F2. Groups and DeepSpeed's members as one value each.
+// Shows F2. The source has the groups as one value, and DeepSpeed's members as one value.
 TEST_F(UniversalTest, DictsOfTheOptimizerAreOpened) {
   MemoryCheckpoint source;
   add_weight(source, "w", {2});
@@ -636,7 +636,7 @@ TEST_F(UniversalTest, AFileThatAppearsInTheWorkIsRefusedAndStays) {
 
 // Reading
 
-// Shows F2. Of a run that has both, the newest step of the run is read.
+// Shows F2. If a run has both files, the step that `latest` names is read.
 TEST_F(UniversalTest, LatestComesBeforeLatestUniversal) {
   stdfs::copy(kValid + "zero3", path(), stdfs::copy_options::recursive);
   stdfs::permissions(path(), stdfs::perms::owner_all);
@@ -804,7 +804,7 @@ TEST_F(UniversalDamageTest, AFileThatChangesAfterOpeningIsFoundWhenItIsRead) {
               ThrowsError(ErrorKind::corruption, "the tensor that was there"));
 }
 
-// Shows E3. Thousands of files are open one after the other.
+// Shows E3. Thousands of files are opened one after the other, only few at the same time.
 TEST_F(UniversalTest, ManyParametersNeedFewOpenFiles) {
   MemoryCheckpoint source;
   constexpr int kNumParameters = 600;

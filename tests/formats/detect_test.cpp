@@ -92,7 +92,7 @@ TEST(DetectTest, SaysWhatFilesOfMetaAre) {
   write(directory / "consolidated.01.pth", "x");
   EXPECT_THAT(refusal(directory.path()),
               HasSubstr("found consolidated.00.pth to consolidated.01.pth, the parts of 2 ranks "
-                        "in tensor parallelism, as Meta saves models, which are not joined"));
+                        "in tensor parallelism, as Meta saves models; Tessera does not join them"));
   write(directory / "consolidated.03.pth", "x");
   EXPECT_THAT(refusal(directory.path()),
               HasSubstr("found consolidated.00.pth to consolidated.03.pth without "

@@ -87,7 +87,7 @@ TEST(FlatLayoutTest, ParametersAreRangesOfTheVectorsPieces) {
   EXPECT_EQ(reader->contents().world_size, 2);
 }
 
-/// The layout as a program writes it that does not know the first component of the names.
+/// The layout of a program that does not know the first component of the names.
 std::vector<FlatVectorLayout> layout_without_first_component() {
   return {{"layers.0._flat_param",
            DType::float32,

@@ -97,7 +97,7 @@ TEST(KeyOrderTest, TextsWithoutEachNumberOnceAreRefused) {
   }
 }
 
-// Writers refuse such paths, but the planner counts before.
+// Writers refuse such paths, but the planner counts entries before a writer sees them.
 TEST(KeyOrderTest, AnEntryAtThePlaceOfADictIsNoError) {
   CheckpointContents contents;
   contents.tensors = {tensor("a", {}, 2), tensor("a.b", keys({"a", "b"}), 1),

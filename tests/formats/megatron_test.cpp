@@ -123,7 +123,7 @@ std::vector<std::string> keys_of_model(const CheckpointContents& contents) {
   return names;
 }
 
-// Tensors and values have one order: that of the file of the first rank.
+// Tensors and values together have one order: that of the first rank's file.
 TEST(MegatronTest, KeysKeepTheOrderOfTheFirstRank) {
   for (const char* const name : {"tp2", "tp2_fp16"}) {
     SCOPED_TRACE(name);
@@ -131,7 +131,7 @@ TEST(MegatronTest, KeysKeepTheOrderOfTheFirstRank) {
     const auto file = open(kValid + name + kIteration + "/mp_rank_00/model_optim_rng.pt");
     EXPECT_EQ(keys_of_model(reader->contents()), keys_of_model(file->contents()));
   }
-  // All entries have an order, so that none comes first for want of it.
+  // Every entry has a place in the order. An entry without one would come first.
   for (const char* const name : kFixtures) {
     SCOPED_TRACE(name);
     const auto reader = open(kValid + name + kIteration);
@@ -198,7 +198,7 @@ TEST_F(MegatronFolderTest, RefusesTheFileOfOneRankInTwoFolders) {
                 "is also in mp_rank_00_000/model_optim_rng.pt"));
 }
 
-// Converters write all files as rank 0.
+// Converters write rank 0 into all files (`args.rank`).
 TEST_F(MegatronFolderTest, SaysThatAllFilesNameOneRank) {
   copy("tp2");
   stdfs::copy_file(within("mp_rank_00/model_optim_rng.pt"), within("mp_rank_01/model_optim_rng.pt"),

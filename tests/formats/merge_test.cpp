@@ -28,7 +28,7 @@ MemoryCheckpoint model() {
   return checkpoint;
 }
 
-/// Of the model above, without it.
+/// The optimizer state of the model above, without the model.
 MemoryCheckpoint optimizer() {
   MemoryCheckpoint checkpoint("optimizer", 3);
   TensorEntry& state = checkpoint.add({"state.w.exp_avg", DType::float32, {4}},
@@ -66,7 +66,7 @@ test::Bytes bytes(const CheckpointReader& reader, std::string_view fqn) {
   return test::whole_tensor(reader, static_cast<std::size_t>(index));
 }
 
-/// A file of two, with a tensor of its own.
+/// One of two files. Each has a tensor that the other lacks.
 MemoryCheckpoint file_of_two(std::uint64_t number) {
   MemoryCheckpoint checkpoint("file", 1);
   checkpoint.add({std::string(1, static_cast<char>('a' + number)), DType::float32, {1}},
@@ -248,7 +248,7 @@ TEST(MergeTest, APreferenceComparesTheBitsOfNumbers) {
   EXPECT_FALSE(is_told(std::nan("1"), std::nan("1")));
 }
 
-/// A tensor of 200000 bytes, in pieces of so many elements. The last element is given.
+/// A tensor of 200000 bytes, in pieces of `piece_numel` elements. Its last element is `last`.
 MemoryCheckpoint large(float last, std::int64_t piece_numel) {
   std::vector<float> numbers(50000, 1.0F);
   numbers.back() = last;
@@ -299,7 +299,7 @@ TEST(MergeTest, APreferenceTakesNamesFromOneSource) {
   EXPECT_EQ(last.reader->read_value(0), Value(12));
   EXPECT_EQ(last.reader->read_value(1), Value(2));
   EXPECT_EQ(last.reader->contents().annotations.at("format"), "np");
-  EXPECT_THAT(last.reader->contents().units, IsEmpty());  // w is another one now
+  EXPECT_THAT(last.reader->contents().units, IsEmpty());  // w comes from the other source
 }
 
 TEST(MergeTest, AnAliasKeepsTheBytesOfATensorThatIsTakenFromElsewhere) {

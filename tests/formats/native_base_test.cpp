@@ -167,7 +167,7 @@ TEST(NativeBaseTest, AChainLinksTheFilesThatHoldThePieces) {
 TEST(NativeBaseTest, AFileThatIsMostlyUnusedIsNotLinked) {
   const TemporaryDirectory folder;
   write_native(model(1), folder / "1");
-  const MemoryCheckpoint other = model(1, 2);  // only `trained` and the value are equal
+  const MemoryCheckpoint other = model(1, 2);  // only `trained` and the value are in the base
   const NativeWriteOptions options = with_base(other, folder / "1");
   EXPECT_EQ(options.linked, nullptr);
   write_native(other, folder / "2", options);

@@ -84,7 +84,7 @@ inline void write_native(const formats::CheckpointReader& source, const std::str
   write_all(source, *writer, num_threads);
 }
 
-/// A checkpoint of a few hundred bytes in which everything that the format can say stands once.
+/// A checkpoint of a few hundred bytes that has one of everything that the format can store.
 inline MemoryCheckpoint small_checkpoint() {
   MemoryCheckpoint checkpoint("small", 3);
   auto& weight = checkpoint.add({"layers.0.weight", DType::float32, {4, 6}},

@@ -60,7 +60,7 @@ std::map<std::string, std::string> failing_reads(const FileSystem& fs) {
   return failures;
 }
 
-/// Two ranks; of the first tensor each has a half.
+/// A checkpoint of two ranks. Each has one half of the first tensor.
 MemoryCheckpoint halves() {
   MemoryCheckpoint source("halves", 2);
   source.add({"a", DType::float32, {4}}, bytes_of<float>({1, 2, 3, 4}),
@@ -100,7 +100,7 @@ TEST(NativeDamageTest, EveryFlippedBitOfSmallFilesIsFound) {
       try {
         ASSERT_FALSE(verify(fs).empty()) << name << " byte " << i;
       } catch (const Error& error) {
-        ASSERT_EQ(name, "index.h5") << i;  // only a damaged index keeps from opening
+        ASSERT_EQ(name, "index.h5") << i;  // only a damaged index makes opening fail
         ASSERT_TRUE(error.kind() == ErrorKind::corruption || error.kind() == ErrorKind::unsupported)
             << error.what();
       }
@@ -132,7 +132,7 @@ TEST(NativeDamageTest, AFlippedBitOfDataIsFoundByReadingAndNamed) {
                           ", " + std::to_string(b_range->end) + "): checksum: expected 0x"));
     bytes = sound;
 
-    // Somewhere behind the structure that comes first lies the data of w.
+    // The data of w comes after the structure, which comes first in the file.
     Random random;
     int num_found = 0;
     for (int i = 0; i < 300; ++i) {
@@ -204,7 +204,7 @@ TEST(NativeDamageTest, VerifyUsesNoMoreThreadsThanAllowed) {
       const std::scoped_lock lock(mutex);
       threads.insert(std::this_thread::get_id());
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // for others to come
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // other threads could join
   };
   open_native(fs, kPath)->verify([](const Finding&) {}, progress, 1);
   EXPECT_THAT(threads, testing::ElementsAre(std::this_thread::get_id()));
@@ -318,9 +318,9 @@ TEST(NativeDamageTest, LinksOutOfTheCheckpointAreRefused) {
               ThrowsError(ErrorKind::corruption, "rank-00001.h5"));
 }
 
-// --- hostile indexes: their checksums are right
+// --- hostile indexes with correct checksums
 
-/// Puts other bytes in the place of the index at the end of a file, and makes all checksums right.
+/// Replaces the index at the end of a file by other bytes, and corrects all checksums.
 std::string with_index(const std::string& file, std::span<const std::byte> index,
                        const std::function<void(native::FileHeader&)>& change_header = {}) {
   using namespace native;
@@ -406,7 +406,7 @@ TEST(NativeDamageTest, AnIndexThatChangesInAnyByteIsRefusedOrHarmless) {
     try {
       const auto reader = open_native(fs, kPath);
       reader->verify([](const Finding&) {}, {});
-      // Rank files now belong to another checkpoint: no byte of data comes out.
+      // The rank files now belong to another checkpoint, so every read must fail.
       Bytes bytes;
       for (std::size_t t = 0; t < reader->contents().tensors.size(); ++t) {
         const TensorEntry& tensor = reader->contents().tensors[t];
@@ -503,7 +503,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   options.chunk_nbytes = 65536;
   MemoryFiles fs(kPath, written(tiny_checkpoint(), options));
   const std::string sound = fs["rank-00000.h5"];
-  // The table is where the begin of the first chunk stands as a u64.
+  // Finds the chunk table in the file by its first u64, the offset of the first chunk.
   using namespace native;
   const auto file = fs.open("checkpoint/rank-00000.h5");
   const FileHeader header = read_header(*file);
@@ -521,8 +521,8 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   }
 }
 
-/// A checkpoint of one rank with an index that says something else, every checksum made anew. The
-/// rank's own index says so too where that is asked for.
+/// A checkpoint of one rank whose index is changed and whose checksums all fit again. With
+/// `everywhere`, the index in the rank file is changed in the same way.
 class ResealedCheckpoint {
  public:
   enum class Where { index_file, everywhere };
@@ -603,7 +603,7 @@ TEST(NativeDamageTest, AnIndexThatCallsItsDataSomethingElseIsFound) {
       testing::AllOf(HasSubstr("rank-00000.h5: x: bytes"),
                      HasSubstr("zstd frame: expected 40000 bytes of content, found 80000")));
   EXPECT_THAT(finding(Where::everywhere, DType::float32), HasSubstr("expected 160000 bytes"));
-  // Where the rank's own index is as it was, it tells a dtype of the same size too.
+  // If the index in the rank file is unchanged, even another dtype of the same size is found.
   EXPECT_THAT(finding(Where::index_file, DType::float16),
               HasSubstr("rank-00000.h5: x: structure: expected float16 [40000], as index.h5 says, "
                         "found bfloat16 [40000]"));
@@ -723,7 +723,7 @@ TEST(NativeRebuildTest, WhatIsLostIsListed) {
             testing::AllOf(HasSubstr("rank-00002.h5: "), HasSubstr("checksum: expected 0x")),
             "  lost: 12 of 24 elements of layers.0.weight",
             "  lost: 8 of 15 elements of optim.state.layers.0.weight.exp_avg",
-            "  also lost: tensors and values that only these files have"));
+            "  also lost: tensors and values that are only in the unusable files"));
   }
   EXPECT_FALSE(FileSystem::posix().kind_of(directory / "c/index.h5"));
 }

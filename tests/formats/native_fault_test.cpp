@@ -72,7 +72,7 @@ TEST(NativeFaultTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
           ASSERT_TRUE(fs.has_failed());
           std::map<std::string, std::string> after;
           if (FileSystem::posix().kind_of(path)) after = files_of(path);
-          // Where the disk fails for good, not even the rename can be taken back.
+          // If all later operations fail too, not even the rename can be undone.
           if (fault == Fault::from_then_on && after == whole) {
             fs.fail_operation(-1);
             if (overwrite == OverwritePolicy::refuse) fs.remove_all(path);

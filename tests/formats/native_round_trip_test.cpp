@@ -302,14 +302,14 @@ TEST(NativeWriterTest, DestroyedWithoutCommitLeavesNothing) {
   }
 }
 
-/// Returns when the system says that a thread of this process sleeps.
+/// Waits until a thread of this process sleeps, by what /proc says.
 void wait_until_asleep(pid_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
   for (;;) {
     std::ifstream file(path);
     std::string stat;
     std::getline(file, stat);
-    // The state stands behind the name, which is in parentheses.
+    // The state comes after the name, which is in parentheses.
     const std::size_t name_end = stat.rfind(')');
     ASSERT_LT(name_end, stat.size()) << path;
     if (stat.substr(name_end, 3) == ") S") return;

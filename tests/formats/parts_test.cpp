@@ -435,7 +435,7 @@ TEST(PartsTest, AFailureAtAnyOperationLeavesNothingThatOpens) {
           EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
         }
         ASSERT_TRUE(fs.has_failed());
-        // Where the disk fails for good, not even the last rename can be taken back.
+        // If all later operations fail too, not even the last rename can be undone.
         if (fault == Fault::from_then_on && files_of(path) == files_of(directory / "alone")) {
           continue;
         }

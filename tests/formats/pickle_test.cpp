@@ -99,7 +99,7 @@ TEST(PickleTest, ReadsEveryPlainOpcode) {
       {"Va\\u00e9\xe9\n."s, "\"a\xc3\xa9\xc3\xa9\""},
       {unicode("\xed\xa0\x80") + ".", R"({"$str":"7aCA"})"},  // a lone surrogate
       {"V\\ud800\n."s, R"({"$str":"7aCA"})"},
-      {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // Python 2's are no such text
+      {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // in Python 2 this is bytes
       {"S'it\\'s\\x41\\n'\n."s,
        "\"it's"
        "A\\n\""},
@@ -339,7 +339,7 @@ TEST(PickleTest, HeldObjectsAreCountedOnce) {
       1u);
 }
 
-// 10^5 objects that share one state of 10^5 entries: each count alone is cheap, all are not.
+// 10^5 objects share one state of 10^5 entries. Counting the entries of each object would be slow.
 TEST(PickleTest, CountsOfSharedPartsCostLittle) {
   std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
   for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
@@ -361,7 +361,7 @@ TEST(PickleTest, NumpyArraysAreNamedByTheirShape) {
             "call of numpy._core.multiarray._reconstruct");
 }
 
-// NumPy's random generator keeps its state so.
+// NumPy's random generator keeps its state in such an array.
 TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
   const auto array = [](const std::string& sizes, const std::string& dtype,
                         const std::string& bytes) {
@@ -524,7 +524,7 @@ TEST(PickleTest, DamagedBytesNeverCrash) {
   }
 }
 
-// A list that holds the one before it twice, 60 times over: 2^60 leaves in 400 bytes.
+// 60 lists, each of which holds the list before it twice: 2^60 leaves in 400 bytes.
 TEST(PickleTest, DoublingBombIsReadButNotUnfolded) {
   std::string pickle = "]q\x00"s;
   for (int i = 0; i < 60; ++i) {
@@ -687,7 +687,7 @@ TEST(PickleTest, CostIsLinear) {
   EXPECT_EQ(graph.root().num_entries("dict"), 200000u);
 }
 
-// One list grown an item at a time, while others are grown in between.
+// Appends items to one list one at a time, and to other lists in between.
 TEST(PickleTest, InterleavedGrowthKeepsEveryItem) {
   std::string pickle = "]q\x00]q\x01"s;
   for (int i = 0; i < 200; ++i) {

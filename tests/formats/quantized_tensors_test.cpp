@@ -24,7 +24,7 @@ CheckpointContents contents_of(const Tensors& tensors) {
   return contents;
 }
 
-/// Returns what is said of a tensor; empty for one of numbers.
+/// Returns the text about a tensor that is a part of a quantized weight; else an empty text.
 std::string said_of(const Tensors& tensors, std::string_view fqn, const std::string& method = {}) {
   const CheckpointContents contents = contents_of(tensors);
   const QuantizedTensors quantized(contents, method);
@@ -161,7 +161,7 @@ TEST(QuantizedTensorsTest, OtherCompanionsAreNamedToo) {
 
 TEST(QuantizedTensorsTest, FloatsBesideTheCodesOfOtherFrameworksAreParts) {
   const struct {
-    Tensors tensors;  // codes, scales, then the float that is asked about
+    Tensors tensors;  // codes, scales, then the float tensor that is tested
     std::string said;
   } cases[] = {
       {{{"m.weight", DType::uint32}, {"m.scales", DType::float16}, {"m.biases", DType::float16}},
@@ -282,7 +282,7 @@ TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {
             "fp8");
   EXPECT_EQ(method_of(R"({"compression_config": {"quant_method": "compressed-tensors"}})"),
             "compressed-tensors");
-  // Python writes Infinity, and a file may be damaged: what it says of codes still counts.
+  // The method is found also in JSON with Python's Infinity, and in a damaged file.
   EXPECT_EQ(method_of(R"({"limit": [0.0, Infinity], "quantization_config":
                          {"quant_method" : "modelopt"}})"),
             "modelopt");

@@ -435,7 +435,7 @@ std::vector<std::string> told(const CheckpointReader& reader) {
 TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
   write(make_rich_checkpoint(), "a.safetensors");
   EXPECT_THAT(told(*open(tmp_ / "a.safetensors")), ::testing::IsEmpty());
-  // As another library saves the tensors again: without their __metadata__.
+  // Another library that saves the tensors again drops their __metadata__.
   put_safetensors("again.safetensors", R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                   1);
   std::filesystem::rename(tmp_ / "again.safetensors", tmp_ / "a.safetensors");
@@ -481,7 +481,7 @@ TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
               ElementsAre(HasSubstr("note: a.safetensors: header: also zero (not read")));
 }
 
-// Their tensors may have different names.
+// The two models may have different tensor names, so equal names cannot detect them.
 TEST_F(SafetensorsTest, ASecondModelOfAccelerateNeedsAName) {
   std::filesystem::create_directory(tmp_ / "models");
   put_safetensors("models/model.safetensors",
@@ -528,7 +528,7 @@ TEST_F(SafetensorsTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
     }
     return told(*reader);
   };
-  // Of the tensor that the index names, of both, and with the second name of the first.
+  // The bytes of the tensor that the index names, or of both tensors; plus 8 for the second name.
   for (const std::string number : {"8", "9", "16", "17", "8.0"}) {
     EXPECT_THAT(lines(R"("metadata":{"total_size":)" + number + "},"), ::testing::IsEmpty());
   }
@@ -568,7 +568,7 @@ TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
   }
 }
 
-/// A checkpoint of tensors alone, of which there is more to say than safetensors can.
+/// A checkpoint without values, whose tensors have facts that safetensors itself cannot store.
 MemoryCheckpoint make_nested_checkpoint() {
   MemoryCheckpoint source;
   source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
@@ -753,7 +753,7 @@ TEST_F(SafetensorsTest, ValuesThatAWriterHadReplacedWhenItDiedAreRead) {
   std::filesystem::copy_file(tmp_ / "b.safetensors.values.json",
                              tmp_ / "a.safetensors.values.json");
   EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
-  // And a writer that does not end well leaves them what they are.
+  // A writer that does not commit leaves them unchanged.
   for (const bool has_values : {true, false}) {
     const MemoryCheckpoint source = has_values ? make_rich_checkpoint() : MemoryCheckpoint();
     create_safetensors(fs_, tmp_ / "a.safetensors", source.contents(), values_of(source),

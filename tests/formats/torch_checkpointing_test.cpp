@@ -202,7 +202,7 @@ TEST(TorchCheckpointingTest, MetadataThatTesseraDoesNotKnowIsRefused) {
   Copy form("fsdp2_tp_other_forms");
   form.replace("SafetensorsSerialization", "SafetensorsSerialisation");
   form.expect_refused(ErrorKind::unsupported, "found 'SafetensorsSerialisation'");
-  Copy type("fsdp2_tp_other_forms");  // a type of a program: the files say what they can
+  Copy type("fsdp2_tp_other_forms");  // a metadata type that a program has added
   type.replace("DTensorShardingMetadata", "EtensorShardingMetadata");
   const auto reader = open(type.path());
   EXPECT_NE(reader->contents().find_tensor("per_rank.1.model.up.bias"), nullptr);

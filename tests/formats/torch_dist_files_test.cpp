@@ -126,7 +126,7 @@ TEST_F(TorchDistFilesTest, FlippedBytesOfCommonAreFound) {
     for (const std::string& each : found) EXPECT_THAT(each, HasSubstr("common.pt: error"));
     if (!found.empty()) ++num_found;
   }
-  EXPECT_GT(num_found, whole.size() / kStep / 3);  // some bytes of a zip archive mean nothing
+  EXPECT_GT(num_found, whole.size() / kStep / 3);  // readers ignore some bytes of a zip archive
   std::string damaged = whole;
   damaged[damaged.find("checkpoint_version")] = 'C';
   replace("common.pt", damaged);
@@ -166,7 +166,7 @@ TEST_F(TorchDistFilesTest, EachFindingIsOfOnePart) {
   }
 }
 
-// Newer versions of Megatron keep the common state there.
+// Newer versions of Megatron keep the common state in such an object, not in common.pt.
 TEST_F(TorchDistFilesTest, AnObjectStandsForCommon) {
   const std::string config = content("metadata.json");
   for (const char* name : {"common_state/shard_0_1", "common_state"}) {

@@ -267,7 +267,7 @@ TEST_F(TorchDistWriterTest, OtherGroupsThanMegatronsAreRefused) {
       ThrowsError(ErrorKind::unsupported, "one without, as Megatron has them, found 3 groups"));
 }
 
-/// Parts of an optimizer go into `common.pt` with its state, and nowhere without.
+/// Parts of an optimizer (groups, steps, a loss scale) are refused if it has no other state.
 TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
   const std::string name = "model." + layer(0);
   const auto weights = [&] {
@@ -277,7 +277,7 @@ TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
   };
   const auto refused = [](const std::string& part) {
     return ThrowsError(ErrorKind::unsupported,
-                       part + ": a part of the optimizer: expected state of the shape of a weight");
+                       part + ": a part of the optimizer: expected also state of a weight");
   };
   MemoryCheckpoint groups = weights();
   groups.add_value("optim.param_groups.0.lr", Value(0.1));
@@ -310,8 +310,9 @@ TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
   MemoryCheckpoint source = trained();
   source.add_value("optim.param_groups.0.lr", Value(0.1));
   source.add_value("optimizer.param_groups.0.lr", Value(9.0));
-  EXPECT_THAT([&] { write(source); },
-              ThrowsError(ErrorKind::unsupported, "optimizers: expected one, as Megatron has"));
+  EXPECT_THAT(
+      [&] { write(source); },
+      ThrowsError(ErrorKind::unsupported, "optimizers: expected one optimizer, as Megatron has"));
 }
 
 TEST_F(TorchDistWriterTest, KeysOfCommonKeepTheirOrderAndDictsInGroupsStayDicts) {
@@ -383,7 +384,7 @@ TEST_F(TorchDistWriterTest, TheIterationOfOtherFrameworksIsWhereMegatronReadsIt)
   EXPECT_EQ(common_values().at("iteration"), Value(std::int64_t{7}));
 }
 
-/// A dry run asks this.
+/// A dry run uses this check.
 TEST_F(TorchDistWriterTest, WhatTheWriterRefusesIsKnownBeforeItBegins) {
   const CreateOptions options{.format = Format("megatron")};
   MemoryCheckpoint groups = trained();
@@ -411,7 +412,7 @@ TEST_F(TorchDistWriterTest, WhatTheWriterRefusesIsKnownBeforeItBegins) {
       ThrowsError(ErrorKind::unsupported, layer(1) + ".step: step: expected 2.0"));
 }
 
-/// Megatron's optimizer wants its copies in fp32.
+/// Megatron's optimizer needs an fp32 copy of each 16-bit weight.
 TEST_F(TorchDistWriterTest, CopiesOfWeightsOf16BitsAreWidened) {
   const std::string name = "decoder.layers.mlp.linear_fc1.weight";
   const auto model = [&] {

@@ -124,8 +124,8 @@ std::string stream(const std::string& pickle, bool is_little_endian = true) {
          std::string(4, '\1') + std::string(4, '\2');
 }
 
-/// The names and values of an object; a tensor shows as `tensor`.
-/// A tensor shows as `tensor`, and what is refused as the reason in brackets.
+/// Returns the names and values of an object. A tensor is shown as `tensor`, a refused value as
+/// the reason in brackets.
 std::string leaves_of(const std::string& pickle, const std::vector<std::string>& as_dict = {}) {
   const MemoryFile file(archive(pickle, std::string(8, '\0')));
   std::string shown;
@@ -416,7 +416,7 @@ TEST(TorchZipTest, OnlyWhatIsForeignIsRefused) {
       {dict({{text("a"), dict({{kTensor, number(1)}})}}),
        "a=<pickle: dict with the key torch._utils._rebuild_tensor_v2(...); nothing was executed; "
        "holds 1 tensor>"},
-      // what a defaultdict or the attributes of an OrderedDict name does not matter
+      // a defaultdict's factory and an OrderedDict's attributes may be of any class
       {"ccollections\ndefaultdict\nca\nf\n\x85R" + text("k") + number(1) + "s", "k=1"},
       {"ccollections\nOrderedDict\n)R" + text("k") + number(1) + "s}" + text("m") + foreign + "sb",
        "k=1"},
@@ -460,7 +460,7 @@ TEST(TorchZipTest, WhatOnlyLooksLikeAModuleIsAnObject) {
   EXPECT_THAT(leaves_of("ctorch.nn.modules.linear\nLinear\n)\x81"), HasSubstr("state_dict()"));
 }
 
-// 2000 entries of one object with 20000 attributes: what it is, is found once.
+// 2000 entries share one object with 20000 attributes, which is examined only once.
 TEST(TorchZipTest, SharedObjectsOfClassesCostLittle) {
   std::string pickle = "](ca\nB\n)\x81q\0}("s;
   for (int i = 0; i < 20000; ++i) pickle += "K\1N"s;
@@ -619,13 +619,13 @@ TEST(TorchZipTest, TorchScriptGivesTensorsWithoutItsCode) {
                                   [](const ValueEntry& value) { return value.name == "scale"; });
   ASSERT_NE(scale, values.end());
   EXPECT_EQ(reader->read_value(static_cast<std::size_t>(scale - values.begin())), Value(0.5));
-  // Its classes mean nothing outside TorchScript archives.
+  // Outside TorchScript archives, classes of `__torch__` are foreign classes.
   EXPECT_EQ(leaves_of("c__torch__\nM\n)\x81}b"),
             "=<pickle: object of class __torch__.M; nothing was executed>");
 }
 
-// Views of every kind against the definition: element i of the view is at offset + sum(index *
-// stride).
+// Compares views of every kind with the definition: element i of the view is at offset + sum(index
+// * stride).
 TEST(TorchZipTest, ViewsReadRowMajorWhateverTheirStrides) {
   std::mt19937_64 random(11);
   const auto below = [&](std::int64_t end) {
@@ -686,7 +686,7 @@ struct LargeView {
   std::uint64_t max_nbytes_read;
 };
 
-// Larger than what is read at once, so that the cutting shows.
+// The views are larger than one read, so that errors at the borders of reads show.
 TEST(TorchZipTest, LargeViewsAreReadInStorageOrder) {
   constexpr std::int64_t kRows = 1500;
   constexpr std::int64_t kColumns = 1201;
@@ -925,7 +925,7 @@ TEST(TorchZipTest, DamagedBytesNeverCrash) {
   for (const char* name : {"objects.pt", "torchscript.pt", "views.pt", "conj_neg.pt"}) {
     const std::string whole = content_of(kFixtures + "valid/" + name);
     for (int round = 0; round < 500; ++round) read_if_sound(damage(whole, random));
-    // and with the damage in the pickle alone, under a CRC that is right
+    // and with damage only in the pickle, and with a correct CRC
     const MemoryFile file(whole);
     const zip::ZipReader zip(file, {0, whole.size()});
     std::vector<test::ZipMember> members;

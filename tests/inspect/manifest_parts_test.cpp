@@ -65,7 +65,7 @@ TEST(ManifestPartsTest, APartThatIsMissingOrGivenTwiceIsNamed) {
   auto parts = parts_of(checkpoint, 2);
   EXPECT_THAT(join({parts[0]}), ThrowsError(ErrorKind::mismatch, "found this name in no part"));
   EXPECT_THAT(join({parts[0], parts[1], parts[1]}),
-              ThrowsError(ErrorKind::mismatch, "found this name in part-1, too"));
+              ThrowsError(ErrorKind::mismatch, "found this name also in part-1"));
   parts[1].manifest.entries.front().name = "other";
   EXPECT_THAT(join({parts[0], parts[1]}), ThrowsError(ErrorKind::mismatch, "other"));
 }

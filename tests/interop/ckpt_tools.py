@@ -40,14 +40,16 @@ WITHOUT_OPTIMIZER = "pipeline_fp32_without_zero"  # a fixture whose optimizer ha
 
 
 def reshard(source, destination, *options):
-    """Moves a checkpoint, without what every move refuses, and returns the destination."""
+    """Moves a checkpoint and returns the destination. Leaves out the optimizer of the one fixture whose optimizer every
+    move refuses."""
     without = ["--only", "!optim"] if Path(source).name == WITHOUT_OPTIMIZER else []
     succeed("ckpt-reshard", source, destination, "--quiet", *without, *options)
     return destination
 
 
 def flip_a_bit(archive, record):
-    """Changes a bit of the record of a torch.save file whose name ends so, and leaves the stored checksum."""
+    """Flips a bit in the first byte of a record of a torch.save file: of the record whose name ends with `record`. The
+    stored checksum stays."""
     content = bytearray(archive.read_bytes())
     with zipfile.ZipFile(archive) as records:
         header = next(info.header_offset for info in records.infolist() if info.filename.endswith(record))
@@ -57,12 +59,12 @@ def flip_a_bit(archive, record):
 
 
 def listing(path):
-    """What `ckpt-inspect ls --json --sha256` shows."""
+    """Returns the output of `ckpt-inspect ls --json --sha256`."""
     return json.loads(succeed("ckpt-inspect", "ls", path, "--json", "--sha256"))
 
 
 def tensors_by_name(document):
-    """{name: (dtype, shape, nbytes, sha256)}, with every alias as a tensor of its own."""
+    """Returns {name: (dtype, shape, nbytes, sha256)}, with every alias as a tensor of its own."""
     found = {t["name"]: (t["dtype"], t["shape"], t["nbytes"], t["sha256"]) for t in document["tensors"]}
     for alias in document.get("aliases", []):
         assert alias["name"] not in found
@@ -75,7 +77,7 @@ def expectation(path):
 
 
 def assert_same_state(found, expected, *, values=True):
-    """`found` (a listing) holds exactly the tensors of `expected`, and its values where it claims any."""
+    """`found` (a listing) has exactly the tensors of `expected`, and the same values if `expected` lists values."""
     found_tensors, expected_tensors = tensors_by_name(found), tensors_by_name(expected)
     assert sorted(found_tensors) == sorted(expected_tensors)
     differing = {
@@ -88,7 +90,7 @@ def assert_same_state(found, expected, *, values=True):
 
 
 def valid_fixtures():
-    """(id, path) of every fixture that is a whole checkpoint of plain values."""
+    """Returns (id, path) of every fixture that is a whole checkpoint of plain values."""
     found = []
     for path in sorted(FIXTURES.glob("*/*/*.expect.json")):
         source = Path(str(path).removesuffix(".expect.json"))
@@ -98,7 +100,7 @@ def valid_fixtures():
 
 
 def files_of(path):
-    """{relative path: bytes} of a file or of all files under a directory."""
+    """Returns {relative path: bytes} of a file or of all files under a directory."""
     path = Path(path)
     if path.is_file():
         return {path.name: path.read_bytes()}

@@ -48,7 +48,7 @@ class Answer:
     status: int
     headers: dict
     body: bytes
-    declared_nbytes: int | None = None  # the Content-Length that is sent, if it is a lie
+    declared_nbytes: int | None = None  # if set, a wrong Content-Length to send
     cut_after: int | None = None  # bytes of the body after which the connection is cut
 
 
@@ -57,10 +57,10 @@ def crc32_text(body):
 
 
 class Checksums:
-    """Checks the bodies of uploads by MD5 and by CRC-32 as AWS does. moto takes any value."""
+    """Checks the bodies of uploads by MD5 and by CRC-32 as AWS does. (moto does not check them.)"""
 
     def __init__(self):
-        self.crcs = {}  # of the uploads that have CRCs, by their IDs: the CRC of each part
+        self.crcs = {}  # upload ID -> the CRC of each part, for uploads with CRCs
 
     def refuse(self, request):
         """Returns AWS's answer to a wrong or missing checksum; None if all is well."""
@@ -81,7 +81,7 @@ class Checksums:
         return None
 
     def note(self, request, answer):
-        """Remembers the checksum of a part, and adds checksums to answers."""
+        """Records the checksum of a part, and adds checksums to answers."""
         if answer.status >= 300:
             return
         if request.method == "POST" and request.path.endswith("?uploads=") and request.header("x-amz-checksum-algorithm") == "CRC32":
@@ -101,11 +101,9 @@ class Checksums:
 
 @dataclass
 class Proxy:
-    """A server between the tools and the upstream server. It checks checksums for real.
-
-    `change(request, answer)` returns the answer to send; `refuse(request)` one without asking the server.
-    `damage(request)` may change its body before checksums are checked.
-    """
+    """A server between the tools and the upstream server. It checks checksums as AWS does. `change(request, answer)`
+    returns the answer to send. `refuse(request)` returns an answer to send without asking the upstream server.
+    `damage(request)` may change the request's body before checksums are checked."""
 
     upstream: tuple  # (host, port)
     latency_s: float = 0.0

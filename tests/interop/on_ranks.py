@@ -11,7 +11,7 @@ TIMEOUT = 300  # seconds, of all ranks together
 
 
 def environments(ranks: int) -> list[dict[str, str]]:
-    """Returns what each rank finds in its environment, beside what is there."""
+    """Returns the environment variables that each rank gets in addition to those of this process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -21,7 +21,7 @@ def environments(ranks: int) -> list[dict[str, str]]:
 
 
 def run_program(command: list, ranks: int) -> list[str]:
-    """Runs a program on every rank. Returns what each printed."""
+    """Runs a program on every rank. Returns what each rank printed."""
     words = [str(word) for word in command]
     processes = [subprocess.Popen(words, env=os.environ | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                  for more in environments(ranks)]
@@ -41,8 +41,8 @@ def _on_rank(environment: dict[str, str], function: Callable, arguments: tuple) 
 
 
 def run_function(function: Callable, ranks: int, *arguments) -> None:
-    """Runs a function on every rank, in forks of this process: what it has imported is there already. Where a rank
-    fails, with its traceback on standard error, the others are ended."""
+    """Runs a function on every rank, in forks of this process, so that imported modules are there already. If a rank
+    fails, its traceback is on standard error, and the other ranks are ended."""
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_on_rank, args=(each, function, arguments)) for each in environments(ranks)]
     for process in processes:

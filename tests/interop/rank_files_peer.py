@@ -62,7 +62,7 @@ def load(model, optimizer, folder, form):
     else:
         set_optimizer_state_dict(model, optimizer, state)
     extra = torch.load(path_of(folder, "extra_state"), weights_only=False)
-    saved_rank = dist.get_rank() if dist.get_rank() < extra["ranks"] else 0  # a rank that was not there gets rank 0's
+    saved_rank = dist.get_rank() if dist.get_rank() < extra["ranks"] else 0  # a rank that did not exist at the save gets rank 0's state
     assert extra["lr_scheduler"] == {"last_epoch": 3} and extra["rng"]["rank"] == saved_rank
     torch.set_rng_state(extra["rng"]["cpu"])
 

@@ -22,7 +22,7 @@ REFUSED, FOUND, SYSTEM = 3, 1, 4
 
 
 def assert_one_line(process, *words):
-    """One line for each thing that is wrong, with the facts, beside notes; no traceback, no crash."""
+    """Standard error has one line for each problem, with the facts, besides notes. It has no traceback."""
     lines = process.stderr.splitlines()
     assert not any(ord(c) < 32 and c != "\t" for line in lines for c in line), process.stderr
     lines = [line for line in lines if not line.startswith("note: ")]
@@ -32,13 +32,13 @@ def assert_one_line(process, *words):
 
 
 def refuse(path, cwd, *words):
-    """Both tools refuse `path`; neither leaves or runs anything in `cwd`. Returns the message."""
+    """Both tools refuse `path`, leave no file in `cwd` and run no code from the file. Returns the message."""
     before = sorted(cwd.iterdir())
     digests = run("ckpt-inspect", "hash", path, cwd=cwd, timeout=20)  # of every tensor and every value
     assert digests.returncode == REFUSED, (digests.returncode, digests.stderr, digests.stdout[-500:])
     assert_one_line(digests, *words)
     verify = run("ckpt-inspect", "verify", path, cwd=cwd, timeout=20)
-    is_noted = "note: " in verify.stdout and "value: expected a value of plain types" in verify.stdout  # one that is never read
+    is_noted = "note: " in verify.stdout and "value: expected a value of plain types" in verify.stdout  # the value is an object of a class
     assert verify.returncode in (REFUSED, FOUND) or is_noted, (verify.returncode, verify.stderr)
     move = run("ckpt-reshard", path, cwd / "moved", "--to", "native", "--quiet", cwd=cwd, timeout=20)
     assert move.returncode == REFUSED, (move.returncode, move.stderr)
@@ -49,14 +49,14 @@ def refuse(path, cwd, *words):
 
 @pytest.mark.parametrize("path, row", CASES, ids=IDS)
 def test_every_bad_file_is_refused(path, row, tmp_path):
-    """Shows E3, E4, E7. The tables under fixtures/*/invalid."""
+    """Shows E3, E4, E7. Each file in the tables under fixtures/*/invalid."""
     assert row["exit"] == REFUSED
     refuse(path, tmp_path, path.name, *row["contains"])
 
 
 @pytest.mark.parametrize("verb", ["ls", "tree", "stats", "layout", "show", "scan"])
 def test_every_verb_survives_every_bad_file(verb, tmp_path):
-    """Shows E3. No verb crashes, hangs or runs anything, whatever it makes of the file."""
+    """Shows E3. No verb crashes, hangs or runs code from the file, whether it refuses the file or not."""
 
     def survive(path):
         more = ["*"] if verb == "show" else []
@@ -72,14 +72,15 @@ def test_every_verb_survives_every_bad_file(verb, tmp_path):
 
 
 def run_on_variants(make_variants, *verb):
-    """Exit codes of a tool on each variant; a variant is (label, path)."""
+    """Returns the exit codes of a tool on each variant; a variant is (label, path)."""
     with ThreadPoolExecutor(2) as pool:
         done = pool.map(lambda v: (v[0], run("ckpt-inspect", *verb[:1], v[1], *verb[1:], timeout=20)), make_variants)
         return [(label, process.returncode, process.stderr) for label, process in done]
 
 
 def truncations(source, name, scratch, step):
-    """Copies of the checkpoint `source` whose file `name` is cut at every `step`-th byte and near each 64."""
+    """Makes copies of the checkpoint `source` in which file `name` is cut at every `step`-th byte and near each
+    multiple of 64."""
     content = files_of(source)
     whole = content[name]
     lengths = sorted({n for n in range(len(whole)) if n % step == 0 or n % 64 in (0, 63)})
@@ -104,7 +105,7 @@ TRUNCATED = [
 
 @pytest.mark.parametrize("source, name, step", TRUNCATED)
 def test_every_truncation_is_refused(source, name, step, tmp_path):
-    """Shows E4. A file that ends early is never taken for a whole one."""
+    """Shows E4. A file that ends early is never accepted as a complete one."""
     variants = truncations(FIXTURES / source, name, tmp_path, step)
     content = files_of(FIXTURES / source)[name]
     whole = len(content.rstrip()) if name.endswith(".json") else len(content)  # JSON may lack its last newline
@@ -123,7 +124,7 @@ def native(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["index.h5", "rank-00000.h5", "rank-00001.h5"])
 def test_every_truncation_of_a_native_file_is_found(native, name, tmp_path):
-    """Shows E4. As above, for the native format."""
+    """Shows E4. The same for the native format."""
     bad = [r for r in run_on_variants(truncations(native, name, tmp_path, 101), "verify") if r[1] not in (FOUND, REFUSED)]
     assert bad == []
 
@@ -154,10 +155,10 @@ def test_every_flipped_bit_in_a_native_file_is_found(native, name, tmp_path):
     "source, name", [("torch_zip/valid/state_dict.pt", "state_dict.pt"), ("dcp/valid/not_flattened", "__0_0.distcp")]
 )
 def test_flipped_bits_in_tensor_bytes_are_found_by_their_crc(source, name, tmp_path):
-    """Shows E4. A zip's CRC-32 guards what PyTorch wrote."""
+    """Shows E4. The CRC-32 of the zip archive covers the bytes that PyTorch wrote."""
     content = files_of(FIXTURES / source)
     header = content[name].rindex(b"PK\x03\x04", 0, content[name].index(b"data/0"))
-    start = header + 30 + sum(struct.unpack_from("<HH", content[name], header + 26))  # behind name and padding
+    start = header + 30 + sum(struct.unpack_from("<HH", content[name], header + 26))  # after the name and the padding
 
     def variants():
         for position in range(start, start + 16):
@@ -174,13 +175,13 @@ def test_flipped_bits_in_tensor_bytes_are_found_by_their_crc(source, name, tmp_p
 
 
 def test_missing_crc_is_reported_as_absent():
-    """Shows E4. Torch.save without CRC-32 is sound, and said not to be checked."""
+    """Shows E4. A torch.save file without CRC-32 is sound, and a note says that it could not be checked."""
     process = run("ckpt-inspect", "verify", FIXTURES / "torch_zip" / "valid" / "no_crc.pt")
     assert process.returncode == 0
     assert "absent" in process.stdout + process.stderr
 
 
-# --- made here, because too large, too deep or not to be kept in a repository ---------------------
+# --- files that are made here, because they are too large or too deep for the repository ---------------------
 
 
 def safetensors_bytes(header, data=b""):
@@ -188,7 +189,7 @@ def safetensors_bytes(header, data=b""):
 
 
 def test_json_nested_100_000_deep(tmp_path):
-    """Shows E7. Depth is bounded before the stack is."""
+    """Shows E7. The nesting depth is limited, so the stack does not overflow."""
     path = tmp_path / "deep.safetensors"
     for header in (b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"):
         path.write_bytes(safetensors_bytes(header))
@@ -196,7 +197,7 @@ def test_json_nested_100_000_deep(tmp_path):
 
 
 def test_pickles_nested_100_000_deep(tmp_path):
-    """Shows E3. Lists, tuples and dicts within one another."""
+    """Shows E3. Lists, tuples and dicts are nested in each other."""
     deep = {
         "lists": b"]" * 100_000 + b"a" * 99_999,
         "tuples": b")" + b"\x85" * 100_000,
@@ -210,7 +211,8 @@ def test_pickles_nested_100_000_deep(tmp_path):
 
 
 def test_pickle_of_many_small_objects_stays_within_the_memory_limit(tmp_path):
-    """Shows E3. 32 MB of empty lists cost 70 times that: read, or a plain word about memory, but never a crash."""
+    """Shows E3. 32 MB of empty lists need 70 times that memory. The tool reads them or reports that memory is short; it
+    never crashes."""
     path = tmp_path / "many.pt"
     path.write_bytes(archive(b"\x80\x02](" + b"]" * (32 << 20) + b"e."))
     process = run("ckpt-inspect", "ls", path, cwd=tmp_path, timeout=60)
@@ -228,7 +230,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("case, secret", OUTSIDE, ids=[case for case, _ in OUTSIDE])
 def test_no_file_outside_is_opened(case, secret, tmp_path):
-    """Shows E7. The file outside is a pipe: whoever opens it would wait for ever."""
+    """Shows E7. The file outside the checkpoint is a pipe, so a tool that opened it would hang."""
     shutil.copytree(FIXTURES / case, tmp_path / "checkpoint", symlinks=True)
     (tmp_path / "outside").mkdir()
     os.mkfifo(tmp_path / "outside" / secret)
@@ -237,7 +239,7 @@ def test_no_file_outside_is_opened(case, secret, tmp_path):
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "pipe", "empty_directory", "directory_with_text", "no_such_path"])
 def test_what_is_no_checkpoint_is_refused(name, tmp_path):
-    """Shows E7. Devices, pipes, empty and foreign directories, nothing at all."""
+    """Shows E7. Devices, pipes, empty and foreign directories, and paths that do not exist are refused."""
     path = name if name.startswith("/") else tmp_path / name
     if name == "pipe":
         os.mkfifo(path)
@@ -250,14 +252,15 @@ def test_what_is_no_checkpoint_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.h5", "x.distcp", "x"])
 def test_empty_file_of_each_kind(name, tmp_path):
-    """Shows E7. An empty file, whatever its name says."""
+    """Shows E7. An empty file is refused, whatever its name."""
     (tmp_path / name).write_bytes(b"")
     refuse(tmp_path / name, tmp_path, name)
 
 
 @pytest.mark.parametrize("kind", ["external_link", "external_storage", "virtual_dataset", "sparse_4_tib"])
 def test_hdf5_files_that_reach_out_are_refused(kind, tmp_path):
-    """Shows E7. An index.h5 by another hand: external links, external storage, virtual datasets, 4 TiB of nothing."""
+    """Shows E7. Tessera refuses an index.h5 that another program wrote: external links, external storage, virtual
+    datasets, 4 TiB of unwritten data."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -277,7 +280,7 @@ def test_hdf5_files_that_reach_out_are_refused(kind, tmp_path):
 
 
 def test_hdf5_structure_added_to_a_native_file_is_refused(native, tmp_path):
-    """Shows E4, E7. An external link put into a sound index.h5 by h5py changes bytes under the checksum."""
+    """Shows E4, E7. h5py adds an external link to a sound index.h5. This changes bytes under the checksum."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for name, data in files_of(native).items():
@@ -289,7 +292,7 @@ def test_hdf5_structure_added_to_a_native_file_is_refused(native, tmp_path):
 
 
 def test_missing_rank_file_of_a_native_checkpoint(native, tmp_path):
-    """Shows E4. The file is named."""
+    """Shows E4. The message names the missing file."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for name, data in files_of(native).items():
@@ -302,7 +305,7 @@ def test_missing_rank_file_of_a_native_checkpoint(native, tmp_path):
 
 
 def test_an_existing_destination_is_left_alone(tmp_path):
-    """Shows E4. Exit code 2, and not a byte changed."""
+    """Shows E4. The exit code is 2, and no byte changes."""
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "mine").write_text("keep")
     process = run("ckpt-reshard", FIXTURES / "dcp" / "valid" / "tied", tmp_path / "moved", "--to", "native")
@@ -312,7 +315,7 @@ def test_an_existing_destination_is_left_alone(tmp_path):
 
 
 def test_dtypes_that_safetensors_lacks_are_listed(tmp_path):
-    """Shows E2, E7. Refused before anything is written, with the names."""
+    """Shows E2, E7. The move is refused before anything is written, and the message lists the tensors."""
     source = FIXTURES / "dcp" / "valid" / "dtypes"
     process = run("ckpt-reshard", source, tmp_path / "moved", "--to", "safetensors")
     assert process.returncode == REFUSED
@@ -321,7 +324,7 @@ def test_dtypes_that_safetensors_lacks_are_listed(tmp_path):
 
 
 def test_bare_flat_vectors_are_refused_without_their_layout(tmp_path):
-    """Shows E2. `--flat-layout` is named as the way out."""
+    """Shows E2. The message names `--flat-layout` as the remedy."""
     process = run("ckpt-reshard", FIXTURES / "dcp" / "valid" / "fsdp1_flat", tmp_path / "moved", "--to", "native", "--world-size", 2)
     assert process.returncode == REFUSED
     assert_one_line(process, "_flat_param", "--flat-layout")

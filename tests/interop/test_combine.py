@@ -20,7 +20,7 @@ def weights(seed):
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory):
-    """Checkpoints in several formats and shardings, with what they hold."""
+    """Makes checkpoints in several formats and shardings. Returns their paths and their tensors."""
     folder = tmp_path_factory.mktemp("series")
     ways = [["--world-size", "3"], ["--to", "dcp", "--world-size", "2"], ["--world-size", "2", "--strategy", "dim1"], []]
     paths = []
@@ -32,7 +32,8 @@ def series(tmp_path_factory):
 
 
 def rounded_once(numbers, dtype):
-    """PyTorch rounds float64 to 16 bits by way of float32. Rounding to odd on the way makes that one rounding."""
+    """PyTorch rounds float64 to 16 bits through float32, that is twice. This function first rounds to odd, so that the
+    result is rounded once."""
     if numbers.dtype != torch.float64 or dtype.itemsize > 2:
         return numbers.to(dtype)
     near = numbers.float()

@@ -1,4 +1,4 @@
-"""ZeRO checkpoints of DeepSpeed: what is moved, FSDP2 loads at other numbers of ranks, and trains on."""
+"""Moves ZeRO checkpoints of DeepSpeed. FSDP2 loads the results on other numbers of ranks and continues training."""
 
 import collections
 import enum
@@ -31,7 +31,7 @@ ZERO = [path for path in ALL if path.name.startswith("zero")]  # of the class Mo
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_dcp_for_other_ranks_holds_the_same(path, tmp_path):
-    """Shows F2, A4. Into DCP for four ranks."""
+    """Shows F2, A4. A move to DCP for four ranks keeps the whole state."""
     moved = reshard(path, tmp_path / "dcp", "--to", "dcp", "--world-size", "4")
     assert_same_state(listing(moved), expectation(path))
 
@@ -140,7 +140,7 @@ def test_names_of_a_model_without_its_key_are_told(tmp_path):
 
 @pytest.mark.parametrize("path", ZERO, ids=lambda path: path.name)
 def test_the_model_alone_becomes_safetensors(path, tmp_path):
-    """Shows F2. The fp32 weights under the names of the module, loaded by safetensors."""
+    """Shows F2. safetensors loads the fp32 weights under the names of the module."""
     moved = reshard(path, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.=")
     loaded = load_file(moved)
     expected = {row["name"].removeprefix("model."): row for row in expectation(path)["tensors"]
@@ -172,7 +172,8 @@ def load_and_train(checkpoint, result):
 
 @pytest.mark.parametrize("path", ZERO, ids=lambda path: path.name)
 def test_fsdp2_loads_it_and_trains_on(path, tmp_path, monkeypatch):
-    """Shows F2, A4. Weights, frozen weights, buffers, moments, steps and groups are DeepSpeed's; the next step runs."""
+    """Shows F2, A4. FSDP2 holds DeepSpeed's weights, frozen weights, buffers, moments, steps and groups, and can take
+    the next step."""
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     moved = reshard(path, tmp_path / path.name, "--to", "dcp", "--world-size", "2", "--strategy", "dim0")
     ranks.run(2, load_and_train, moved, tmp_path / "held")
@@ -191,7 +192,7 @@ def test_fsdp2_loads_it_and_trains_on(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_verify_finds_flipped_bits(path, tmp_path):
-    """Shows F2, E4. The checksums of all archives are checked."""
+    """Shows F2, E4. `verify` checks the checksums of all archives."""
     copy = shutil.copytree(path, tmp_path / "copy", copy_function=shutil.copyfile)
     succeed("ckpt-inspect", "verify", copy)
     last = sorted([*copy.glob("*/*_optim_states.pt"), *copy.glob("*/zero/*/exp_avg.pt"), *copy.glob("*/layer_*.pt")])[-1]
@@ -200,7 +201,7 @@ def test_verify_finds_flipped_bits(path, tmp_path):
 
 
 def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
-    """Shows F2. State of a module that is no tensor, such as get_extra_state returns it."""
+    """Shows F2. A module's state can be a value that is not a tensor, such as what get_extra_state returns."""
     copy = shutil.copytree(VALID / "zero1", tmp_path / "copy", copy_function=shutil.copyfile)
     file = copy / "global_step2" / "mp_rank_00_model_states.pt"
     state = torch.load(file, weights_only=False)
@@ -214,7 +215,7 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
 
 @pytest.fixture
 def classes_of_deepspeed(monkeypatch):
-    """Lets torch.load make objects of DeepSpeed's classes without DeepSpeed."""
+    """Lets torch.load create objects of DeepSpeed's classes without DeepSpeed."""
     class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def find_spec(self, name, path=None, target=None):
             is_ours = name.split(".")[0] == "deepspeed"
@@ -237,7 +238,7 @@ def classes_of_deepspeed(monkeypatch):
 
 
 def with_ranks_apart(path, copy):
-    """Copies a checkpoint of ZeRO. Each rank gets entries of its own in both of its files."""
+    """Copies a checkpoint of ZeRO. In the copy, each rank has entries of its own in both of its files."""
     shutil.copytree(path, copy, copy_function=shutil.copyfile)
     for kind in ("model", "optim"):
         for rank, file in enumerate(sorted(copy.glob(f"*/zero_pp_rank_*_{kind}_states.pt"))):
@@ -257,7 +258,8 @@ def with_ranks_apart(path, copy):
 
 
 def test_what_each_rank_of_stage_3_saves_for_itself_is_there(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. That of rank 0 keeps the name; others have their rank in the name, and a note counts them."""
+    """Shows F2, E13. The entry of rank 0 keeps the name; the names of the others have the rank in them, and a note
+    counts them."""
     copy = with_ranks_apart(VALID / "zero3", tmp_path / "run")
     found = listing(copy)
     tensors, values = tensors_by_name(found), found["values"]
@@ -281,7 +283,7 @@ def test_what_each_rank_of_stage_3_saves_for_itself_is_there(tmp_path, classes_o
 
 
 def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. Members of the files of optimizer states that DeepSpeed does not write."""
+    """Shows F2, E13. Files of optimizer states can have members that DeepSpeed does not write."""
     for name in ("zero1", "zero2_fp16"):
         found = listing(with_ranks_apart(VALID / name, tmp_path / name))
         values = found["values"]
@@ -294,7 +296,8 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
 
 
 def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
-    """Shows F2, A2. In what the trainer saved beside the model, as for torch.save files."""
+    """Shows F2, A2. The summary counts simplified objects in what the trainer saved beside the model, as for torch.save
+    files."""
     def with_classes(rank):
         return {"t": (torch.ones(2), rank), "fs": frozenset((1,)), "od": collections.OrderedDict(a=1), "p": torch.nn.Parameter(torch.ones(2))}
 
@@ -314,7 +317,7 @@ def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
 
 
 def test_a_configuration_of_a_rank_alone_is_there(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. Before stage 3, in the rank's optimizer states."""
+    """Shows F2, E13. In stages 1 and 2 the configuration of a rank is in its optimizer states."""
     copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
     edit(copy / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda state: state["ds_config"].update(train_micro_batch_size_per_gpu=7))
     values = listing(copy)["values"]
@@ -334,7 +337,7 @@ def edit(file, change):
 
 
 def test_bf16_without_zero_lists_no_shapes(tmp_path, classes_of_deepspeed):
-    """Shows F2. The names are those that the ranks recorded, shapes and ties those of the module."""
+    """Shows F2. The names are those that the ranks recorded; shapes and ties are those of the module."""
     copy = shutil.copytree(VALID / "zero1_bf16", tmp_path / "run", copy_function=shutil.copyfile)
     file = copy / "global_step2" / "mp_rank_00_model_states.pt"
     optimizer = torch.load(next(copy.glob("*/*_optim_states.pt")), weights_only=False)["optimizer_state_dict"]
@@ -347,7 +350,7 @@ def test_bf16_without_zero_lists_no_shapes(tmp_path, classes_of_deepspeed):
 
 
 def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. Of ZeRO in fp32, whose module has the dtype of the master weights."""
+    """Shows F2, E13. In ZeRO in fp32, the module has the dtype of the master weights, so their numbers can be compared."""
     copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
     assert notes_of_move(copy, tmp_path / "plain.pt") == []
     edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
@@ -356,7 +359,7 @@ def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_d
 
 
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
-    """Shows F2, E13. In a move to DeepSpeed; other formats keep it."""
+    """Shows F2, E13. A move to DeepSpeed makes the step a tensor; other formats keep the number."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 7}}
     torch.save({"model": {"w": torch.ones(2)}, "optim": {"param_groups": [{"lr": 0.1, "params": ["w"]}], "state": state}}, tmp_path / "source.pt")
     for to, changes in (("deepspeed", [{"kind": "tensor_steps", "count": 1}]), ("native", [])):
@@ -365,7 +368,7 @@ def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
 
 
 def test_a_group_without_parameters_comes_back(tmp_path):
-    """Shows F2. Of a universal checkpoint; the group keeps its fields."""
+    """Shows F2. A universal checkpoint keeps the fields of such a group."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": torch.tensor(7.0)}}
     groups = [{"lr": 0.1, "params": ["w"]}, {"lr": 0.2, "params": []}]
     torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state, "param_groups": groups}}, tmp_path / "source.pt")
@@ -383,7 +386,8 @@ def test_a_step_that_float32_cannot_hold_is_refused_with_the_number(tmp_path):
 
 
 def zero1_of_one_weight(folder, weight):
-    """A checkpoint of ZeRO stage 1 on one rank, in fp32, whose optimizer has no moments."""
+    """Writes a checkpoint of ZeRO stage 1 on one rank, in fp32, whose optimizer has no moments. Returns the folder of
+    the step."""
     step = folder / "global_step1"
     step.mkdir(parents=True)
     (folder / "latest").write_text(step.name)
@@ -406,7 +410,8 @@ def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classe
 
 
 def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. Small models when they are opened; of larger ones a note says what only `verify` compares."""
+    """Shows F2, E13. Copies in small models are compared when the checkpoint is opened. For larger ones a note says
+    that only `verify` compares all elements."""
     differs = "copies: 1 name with different numbers in the copies, such as 'w'; the master weights are read"
     for numel, of_move in ((100_000, [differs]),
                            (5_000_000, ["copies: only the first 8192 elements of each rank compared, in 1 name, such as 'w'; "
@@ -419,7 +424,7 @@ def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
 
 
 def test_what_only_a_later_rank_has_is_refused(tmp_path, classes_of_deepspeed):
-    """Shows F2, E3. Another entry of the optimizer's state, or another number of a group that is a tensor."""
+    """Shows F2, E3. The later rank has an additional entry of the optimizer's state, or another number in a group's tensor."""
     def change_state(state):
         of_vector = state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
         of_vector["mine"] = of_vector["exp_avg"].clone()
@@ -445,7 +450,7 @@ def test_what_only_a_later_rank_has_is_refused(tmp_path, classes_of_deepspeed):
 
 
 def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. Files of other ranks are read; other members of files are named."""
+    """Shows F2, E13. Files of other ranks are read. A note names unknown members of files."""
     run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
     (folder,) = run_folder.glob("global_step*")
     assert notes_of_move(folder, tmp_path / "plain.pt") == []
@@ -549,7 +554,7 @@ def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
 
 @pytest.mark.parametrize("path", [path for path in ALL if path.name != WITHOUT_OPTIMIZER], ids=lambda path: path.name)
 def test_what_is_written_for_deepspeed_holds_the_same(path, tmp_path):
-    """Shows F2, A4. To a universal checkpoint and to DCP, and PyTorch reads each file of a parameter."""
+    """Shows F2, A4. The state moves to a universal checkpoint and from there to DCP. PyTorch reads each file of a parameter."""
     run_folder = reshard(path, tmp_path / "run", "--to", "deepspeed")
     assert_same_state(listing(run_folder), expectation(path))
     succeed("ckpt-inspect", "verify", run_folder)

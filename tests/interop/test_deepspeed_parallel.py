@@ -14,7 +14,7 @@ STAGE_1 = ("zero_pp_rank_0_mp_rank_01_optim_states.pt", "zero_pp_rank_1_mp_rank_
 
 @pytest.fixture
 def step_of(tmp_path, classes_of_deepspeed):  # noqa: F811
-    """Gives the folder of the step in a copy of a fixture."""
+    """Returns a function that copies a fixture and returns the folder of its step."""
     return lambda name: shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile) / "global_step2"
 
 
@@ -30,7 +30,7 @@ def rows(path, *options):
 
 @pytest.mark.parametrize("name", ["pipeline", "tensor_pipeline", "autotp"])
 def test_the_model_alone_becomes_safetensors(name, tmp_path):
-    """Shows F2. Cut tensors become whole ones, for other programs."""
+    """Shows F2. The file has whole tensors, which other programs can load."""
     moved = reshard(VALID / name, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.=")
     expected = {row["name"].removeprefix("model."): row["sha256"] for row in expectation(VALID / name)["tensors"]
                 if row["name"].startswith("model.")}
@@ -38,7 +38,7 @@ def test_the_model_alone_becomes_safetensors(name, tmp_path):
 
 
 def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_path):
-    """Shows F2, E13. The master weights are read, and of a shared module those of the first stage."""
+    """Shows F2, E13. Tessera reads the master weights; for a shared module it reads those of the first stage."""
     step = step_of("pipeline")
     edit(step / "layer_03-model_states.pt", lambda state: state["down"].view(-1)[47].add_(1))
     for file in STAGE_1:
@@ -50,14 +50,15 @@ def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_
 
 
 def test_a_frozen_layer_like_a_shared_module_keeps_its_number(step_of):
-    """Shows F2, A4. Only equal numbers show that a layer is a shared module, so nothing is lost if they differ."""
+    """Shows F2, A4. Tessera takes a layer for a shared module only if the numbers are equal. So nothing is lost if they
+    differ."""
     step = step_of("pipeline")
     edit(step / "layer_00-model_states.pt", lambda state: state["weight"].view(-1)[0].add_(1))
     assert rows(step)["model.0.weight"][1] == [8, 6]
 
 
 def test_what_else_a_layer_saves_is_there(step_of):
-    """Shows A4. Buffers, extra state of modules and values."""
+    """Shows A4. Files of layers also have buffers, extra state of modules and values."""
     step = step_of("tensor_pipeline")
     for tensor in (0, 1):
         edit(step / f"layer_03-model_0{tensor}-model_states.pt",
@@ -69,7 +70,8 @@ def test_what_else_a_layer_saves_is_there(step_of):
 
 
 def test_a_frozen_parameter_is_joined_by_its_rule(step_of):
-    """Shows F2. One that no rule names is cut along the first dimension if the ranks have other numbers."""
+    """Shows F2. A frozen parameter that no rule names is joined along the first dimension if the ranks have different
+    numbers."""
     step = step_of("tensor")
     for tensor in (0, 1):
         edit(step / f"layer_01-model_0{tensor}-model_states.pt", lambda state: state["frozen"].fill_(tensor))
@@ -81,7 +83,7 @@ def test_a_frozen_parameter_is_joined_by_its_rule(step_of):
 
 
 def test_equal_sizes_as_a_number_are_read(step_of):
-    """Shows F2. Older files give the number of parameters in a parameter instead of their sizes."""
+    """Shows F2. Older files give only the number of parameters in a fused parameter; their sizes are then equal."""
     step = with_rules(step_of("tensor"), parameter_with_sub_params=[{"patterns": [r"\d+\.qkv"], "shape": (3, -1), "partition_dim": 0}])
     whole = torch.load(reshard(step, step.parent / "moved.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
     plain = torch.load(reshard(VALID / "tensor", step.parent / "plain.pt", "--to", "torch"), weights_only=True)["model"]["1.qkv.weight"]
@@ -108,7 +110,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_path):
-    """Shows F2, E3. The others are read; a move has to leave it out."""
+    """Shows F2, E3. The other parameters are read. A move has to leave this one out."""
     name, members, words = REFUSED[case]
     step = with_rules(step_of(name), **members)
     process = run("ckpt-reshard", step, tmp_path / "moved", "--to", "native")
@@ -134,7 +136,8 @@ def test_a_parameter_that_cannot_be_joined_is_refused_alone(case, step_of, tmp_p
     ({"sub_param_shard_widths": [[4, 4]]}, "sub_param_shard_widths: expected a dict of patterns, found [[4, 4]]"),
 ])
 def test_rules_of_another_form_are_refused(members, words, step_of):
-    """Shows E3. A rule that cannot be read would be a parameter that is joined in another way. The same in the user's file."""
+    """Shows E3. If such a rule were ignored, its parameters would be joined in another way. The user's file is checked
+    like this too."""
     step = with_rules(step_of("tensor"), **members)
     process = run("ckpt-inspect", "ls", step)
     assert process.returncode == 3 and f"{MODELS[0]}: universal_checkpoint_info: {words}" in process.stderr, process.stderr
@@ -145,24 +148,24 @@ def test_rules_of_another_form_are_refused(members, words, step_of):
 
 
 def test_unknown_rules_are_noted(step_of, tmp_path):
-    """Shows E13. A newer DeepSpeed could cut by them."""
+    """Shows E13. A newer DeepSpeed could cut parameters by rules that Tessera does not know."""
     step = with_rules(step_of("tensor"), parameter_with_other_cuts=[".*"])
     added = set(notes_of_move(step, tmp_path / "other.pt")) - set(notes_of_move(VALID / "tensor", tmp_path / "plain.pt"))
     assert added == {"universal_checkpoint_info: 1 other member, such as 'parameter_with_other_cuts'; not applied"}
 
 
 def test_other_rules_on_another_rank_are_noted(step_of, tmp_path):
-    """Shows E13. Not if the user's rules come before them."""
+    """Shows E13. There is no note if the user's file has rules, because these are used instead."""
     step = step_of("tensor")
     edit(step / MODELS[1], lambda state: state["universal_checkpoint_info"].update(original_vocab_size=5))
-    words = "universal_checkpoint_info: others in mp_rank_01_model_states.pt; those of mp_rank_00_model_states.pt are applied"
+    words = "universal_checkpoint_info: different rules in mp_rank_01_model_states.pt; the rules in mp_rank_00_model_states.pt are applied"
     assert notes_of_move(step, tmp_path / "moved.pt").count(words) == 1
     (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES))
     assert words not in notes_of_move(step, tmp_path / "again.pt")
 
 
 def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
-    """Shows E13. A replicated parameter that no rule names would be twice as large."""
+    """Shows E13. If a parameter is replicated, but no rule says so, its joined tensor is twice as large."""
     without_norm = {"tp_replicated_parameter_patterns": [r"\d+.down_bias", r"4\.(weight|bias)"]}
     words = "tensor parallelism: 4 names without a rule, such as '1.norm.weight'; the parts are joined along dimension 0"
     step = with_rules(step_of("tensor"), **without_norm)
@@ -172,7 +175,7 @@ def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
 
 
 def test_equal_frozen_parts_of_stage_3_without_a_rule_are_noted(step_of, tmp_path):
-    """Shows E13. As of trained parameters."""
+    """Shows E13. The note is the same as for trained parameters."""
     step = step_of("autotp_zero3")
     replicated = [r".*embed_tokens", r".*post_attention_layernorm", r"model\.norm"]
     for file in step.glob("zero_pp_rank_*_model_states.pt"):
@@ -183,7 +186,7 @@ def test_equal_frozen_parts_of_stage_3_without_a_rule_are_noted(step_of, tmp_pat
 
 
 def test_a_vocabulary_with_other_rows_is_noted_with_them(step_of, tmp_path):
-    """Shows E13. Rows that are no padding would be lost. Frozen parameters count."""
+    """Shows E13. If these rows are not padding, leaving them out loses data. Frozen parameters are counted too."""
     of_frozen = {"vocabulary_parameter_patterns": [r"tied_modules\.embed\.weight", r"1\.frozen"]}
     step = with_rules(step_of("tensor"), original_vocab_size=100, **of_frozen)
     assert "padding: 2 names with fewer rows, such as 'tied_modules.embed.weight' with 8 rows" in notes_of_move(step, tmp_path / "moved.pt")
@@ -200,7 +203,7 @@ def test_a_vocabulary_with_other_rows_is_noted_with_them(step_of, tmp_path):
     (lambda piece: piece.update(shape=[2, 8]), "expected 32 elements in the pieces of rank 0, found 16"),
 ], ids=["scaled", "strides", "outside", "overflow", "hole"])
 def test_a_map_that_is_not_of_boxes_is_refused(change, words, step_of):
-    """Shows F2, E3. AutoTP's maps could describe other cuts."""
+    """Shows F2, E3. The format of AutoTP's maps could describe cuts that are not boxes."""
     step = step_of("autotp")
     for file in MODELS:
         edit(step / file, lambda state: [change(map_of["ranks"][0]["pieces"][0]) for name, map_of in
@@ -220,7 +223,8 @@ def test_the_sizes_of_parts_may_be_uneven(step_of):
 
 
 def test_frozen_parameters_of_a_universal_checkpoint_are_joined(step_of):
-    """Shows F2. Its folder of a frozen parameter has the first tensor rank's part only; the modules have all parts."""
+    """Shows F2. The folder of a frozen parameter has only the first tensor rank's part; the module files of all ranks
+    have all parts."""
     step = step_of("universal_autotp").parent / "global_step2_universal"
     for tensor, file in enumerate(MODELS):
         edit(step / file, lambda state: state["module"].update({"frozen.o_proj.weight": torch.full((3, 2), float(tensor))}))
@@ -232,7 +236,7 @@ def test_frozen_parameters_of_a_universal_checkpoint_are_joined(step_of):
 
 
 def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
-    """Shows F2, E3. Its trained parameters are whole."""
+    """Shows F2, E3. Trained parameters of a universal checkpoint are whole."""
     step = step_of("universal_autotp").parent / "global_step2_universal"
     for file in MODELS:
         edit(step / file, lambda state: state.pop("universal_checkpoint_info"))
@@ -245,7 +249,7 @@ def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
 
 
 def test_a_frozen_part_of_stage_3_with_another_size_is_refused(step_of):
-    """Shows F2, E3. Each data rank has an equal part of what its tensor rank has."""
+    """Shows F2, E3. Each data rank must have an equal part of what its tensor rank has."""
     step = step_of("autotp_zero3")
     file = "zero_pp_rank_1_mp_rank_01_model_states.pt"
     edit(step / file, lambda state: state["frozen_param_fragments"].update({"model.layers.0.self_attn.o_proj.weight": torch.zeros(3)}))
@@ -266,7 +270,8 @@ RULES = {
 
 @pytest.fixture
 def without_rules(step_of):
-    """The step of a run of which no file says how tensors are cut, and the file in which the user can say it."""
+    """Makes a step in which no file says how tensors are cut. Returns its folder, and the path of the file in which the
+    user can say it."""
     step = step_of("tensor_pipeline")
     for file in step.glob("mp_rank_*_model_states.pt"):
         edit(file, lambda state: state.pop("universal_checkpoint_info"))
@@ -274,7 +279,8 @@ def without_rules(step_of):
 
 
 def test_rules_of_the_user_join_the_parts(without_rules, tmp_path):
-    """Shows F2. The rules are in a file beside the model states, under DeepSpeed's names; the file is not copied."""
+    """Shows F2. The user writes the rules into a file beside the model states, under DeepSpeed's names. A move does not
+    copy this file."""
     step, file = without_rules
     process = run("ckpt-inspect", "ls", step)
     assert process.returncode == 3 and "write these rules into universal_checkpoint_info.json beside this file" in process.stderr
@@ -286,7 +292,7 @@ def test_rules_of_the_user_join_the_parts(without_rules, tmp_path):
 
 
 def test_what_autotp_saves_may_be_in_the_users_file(step_of):
-    """Shows F2. Maps of boxes too."""
+    """Shows F2. The user's file can also have AutoTP's maps of boxes."""
     step = step_of("autotp")
     rules = torch.load(step / MODELS[0], weights_only=False)["universal_checkpoint_info"]
     for file in MODELS:
@@ -301,7 +307,7 @@ def test_what_autotp_saves_may_be_in_the_users_file(step_of):
     ("{", "universal_checkpoint_info.json"),
     ('{"tp_replicated_parameter_patterns": [1]}', "tp_replicated_parameter_patterns: expected patterns of names, found 1"),
     ('{"parameter_with_sub_params": [{"patterns": ["x"], "shape": [2]}]}',
-     "parameter_with_sub_params: expected a shape, and as partition_dim one of its dimensions"),
+     "parameter_with_sub_params: expected a shape, and a partition_dim that is one of its dimensions"),
 ], ids=["member", "list", "text", "pattern", "dimension"])
 def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
     """Shows F2, E3."""
@@ -312,16 +318,16 @@ def test_a_file_that_has_no_rules_is_refused(without_rules, text, words):
 
 
 def test_a_pattern_of_the_user_that_matches_nothing_is_noted(without_rules):
-    """Shows F2, E13. It may be mistyped, and then another rule joins the parameter."""
+    """Shows F2, E13. The pattern may be mistyped; then another rule joins the parameter."""
     step, file = without_rules
     file.write_text(json.dumps(RULES | {"parameter_to_average_patterns": [r"[0-9]+\.scale", "6.scale"]}))
     stderr = run("ckpt-inspect", "ls", step).stderr
-    assert "1 pattern in universal_checkpoint_info.json that match none, such as '6.scale'" in stderr, stderr
+    assert "1 pattern in universal_checkpoint_info.json without a match, such as '6.scale'" in stderr, stderr
 
 
 def test_rules_of_the_user_come_before_the_files_own(step_of):
     """Shows F2, E13."""
     step = step_of("tensor")
     (step / "universal_checkpoint_info.json").write_text(json.dumps(RULES | {"tp_replicated_parameter_patterns": []}))
-    assert "in the model states and in universal_checkpoint_info.json; the file's are used" in run("ckpt-inspect", "ls", step).stderr
+    assert "in the model states, and universal_checkpoint_info.json; the rules in this file are used" in run("ckpt-inspect", "ls", step).stderr
     assert rows(step)["model.1.norm.weight"][1] == [12]

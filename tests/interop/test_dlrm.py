@@ -1,4 +1,5 @@
-"""Shows D7, D9, D10, C9. Docs/examples/dlrm trains on two ranks, gets another plan for three, and goes on there as if it had stayed."""
+"""Shows D7, D9, D10, C9. docs/examples/dlrm trains on two ranks, gets another plan for three, and continues there with
+the losses of a run that stayed on two."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Shows B4, B3, B12, B13. Fully_shard against PyTorch's FSDP1 (use_orig_params=True), live, run for run."""
+"""Shows B4, B3, B12, B13. fully_shard and PyTorch's FSDP1 (use_orig_params=True) train with the same input, and the
+results are compared."""
 
 import json
 import sys
@@ -54,7 +55,7 @@ def test_every_rank_holds_the_same_elements(runs):
 
 # Shows B4.
 def test_units_are_gathered_in_the_same_order(runs):
-    # The blocks' backwards all read weights, so that none is spared a gather.
+    # The backward of each block reads weights, so Tessera too gathers every block again.
     for peer, ours in zip(*runs):
         gathers = [event.removeprefix("unshard ").replace("the root", "")
                    for event in ours["order"] if event.startswith("unshard ")]

@@ -1,4 +1,5 @@
-"""ckpt-reshard --base: a checkpoint that shares files with an older one, for people, h5py, cp, keep-last and a kill."""
+"""ckpt-reshard --base: a checkpoint that shares files with an older one. What the tools show, what h5py reads, copies
+by cp, keep_last, interrupted runs."""
 
 import fcntl
 import json
@@ -20,7 +21,7 @@ from read_native_with_h5py import open_index, read_tensor  # noqa: E402
 
 
 def disk_nbytes(*folders):
-    """The bytes on the disk, where a file with several names counts once."""
+    """Returns the bytes on the disk. A file with several names counts once."""
     blocks = {}
     for folder in folders:
         for file in folder.rglob("*"):
@@ -122,7 +123,7 @@ def test_the_tools_say_what_is_shared(tmp_path):
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_an_interrupted_run_is_resumed_with_the_same_base(tmp_path, is_killed):
-    """The run is killed, or its file may not grow beyond 10 MB."""
+    """The run is killed, or a limit on the file size (10 MB) stops it."""
     frozen, trained = torch.randn(2 << 20), torch.randn(3_500_000)
     torch.save({"frozen": frozen}, tmp_path / "f.pt")
     torch.save({"frozen": frozen, "trained": trained}, tmp_path / "s.pt")
@@ -160,7 +161,7 @@ def shared_move(folder, part, *more):
 
 
 def prepare_shared_move(folder):
-    """Returns what one process writes."""
+    """Returns the files that one process writes."""
     succeed("ckpt-reshard", write(folder / "0", 1), folder / "1", "--to", "native", "--world-size", 4)
     torch.save(state(2), folder / "s.pt")
     whole = folder / "whole"
@@ -215,7 +216,7 @@ def test_a_worker_takes_the_comparisons_of_others_and_waits_for_living_ones(tmp_
         assert refused.returncode == 2 and "base-2.lock" in refused.stderr, refused.stderr
         assert not (tmp_path / "out.partial").exists()
     assert worker.wait() == 0
-    # What is compared is not read again: a base that is damaged now shows only in the next move.
+    # Pieces that have been compared are not read again. So damage to the base is found only by the next move.
     frozen = state(1)["layers.3.weight"].view(torch.int16).numpy().tobytes()[:64]
     [damaged] = [file for file in (tmp_path / "1").glob("rank-*.h5") if frozen in file.read_bytes()]
     flip_bit(damaged, frozen)

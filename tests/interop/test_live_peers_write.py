@@ -1,4 +1,4 @@
-"""The peers of this environment write now, whatever their version; we read."""
+"""The installed versions of PyTorch and safetensors write, and Tessera reads."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SCRIPTS = ("write_torch_zip.py", "write_bin.py", "write_safetensors.py", "write_
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """All fixtures, written anew: torch.save, safetensors, and DCP from one to four processes."""
+    """Writes all fixtures again with the installed peers: torch.save, safetensors, and DCP from one to four processes."""
     folder = tmp_path_factory.mktemp("written")
     for script in SCRIPTS:
         process = subprocess.run(
@@ -30,7 +30,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize("format_name, at_least", [("torch_zip", 21), ("bin", 3), ("safetensors", 7), ("dcp", 19), ("rank_files", 5)])
 def test_listing_equals_what_the_trainer_held(written, format_name, at_least):
-    """Shows E2, E9, E14. As for the fixtures, with the torch and safetensors installed here."""
+    """Shows E2, E9, E14. Like the test of the fixtures, but with the torch and safetensors installed here."""
     paths = [path for path in written if path.parts[-3] == format_name]
     assert len(paths) >= at_least
     for path in paths:

@@ -12,7 +12,8 @@ REPLICATED = ["--to", "rank_files", "--world-size", "3", "--strategy", "replicat
 
 
 def counts(*arguments):
-    """{name: elements} of what became zero and of what was too large. The summary has one line for each tensor of each kind."""
+    """Returns {name: elements} of the numbers that became zero, and of those that were too large. Expects one line of
+    the summary for each tensor of each kind."""
     document = json.loads(succeed("ckpt-reshard", *arguments, "--json"))
     lists = [document["underflows"], document["overflows"]]
     for rows in lists:
@@ -22,7 +23,7 @@ def counts(*arguments):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """float32: half of the elements become zero in float16, one is too large for it."""
+    """Makes a float32 tensor: half of its elements become zero in float16, one is too large for it."""
     path = tmp_path_factory.mktemp("source") / "model.safetensors"
     w = torch.ones(64, 48)
     w[::2] = 1e-12
@@ -43,14 +44,14 @@ def test_of_a_cast(source, options, tmp_path):
 
 @pytest.mark.parametrize("options", [REPLICATED, ["--to", "dcp", "--world-size", "3", "--strategy", "dim1"]], ids=" ".join)
 def test_of_a_sum(source, options, tmp_path):
-    """Shows E2. Replicas, also in the source; and runs of columns that one read brings with what is between them."""
+    """Shows E2. Elements of replicas count once. If one read brings elements between two runs too, these are not counted."""
     half = reshard(source, tmp_path / "half", "--cast", "float16", "--on-overflow", "saturate", *REPLICATED)
     assert counts("combine", tmp_path / "sum", "--linear", f"1e-8={half}", *options) == ({"w": 32 * 48 - 1}, {})
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
-    """float8 codes with a small scale: the smallest numbers become zero in float16, and most others in float8."""
+    """Makes float8 codes with a small scale: the smallest numbers become zero in float16, and most others in float8."""
     folder = tmp_path_factory.mktemp("quantized")
     codes = torch.arange(256, dtype=torch.uint8).repeat(16, 1)
     codes[codes & 0x7F == 0x7F] = 0  # NaN
@@ -61,7 +62,7 @@ def quantized(tmp_path_factory):
 
 @pytest.mark.parametrize("options", [REPLICATED, ["--to", "dcp", "--world-size", "3", "--strategy", "dim1"]], ids=" ".join)
 def test_of_dequantized_numbers_that_are_cast(quantized, options, tmp_path):
-    """Shows E2. One line for each tensor, not one for each step."""
+    """Shows E2. The summary has one line for each tensor, not one for each conversion."""
     folder, numbers = quantized
     half = numbers.half()
     zeros = int(((numbers != 0) & (half == 0)).sum()), int(((half != 0) & (half.to(torch.float8_e4m3fn).float() == 0)).sum())
@@ -72,7 +73,7 @@ def test_of_dequantized_numbers_that_are_cast(quantized, options, tmp_path):
 
 
 def test_of_dequantized_numbers_with_a_base(quantized, tmp_path):
-    """Shows E2. A move with a base reads each element to compare it, and again to write it."""
+    """Shows E2. A move with a base reads each element twice: to compare it, and to write it. It counts once."""
     folder, numbers = quantized
     save_file({"a.weight": numbers.half()}, tmp_path / "half.safetensors")
     old = reshard(tmp_path / "half.safetensors", tmp_path / "old", "--to", "native")
@@ -82,13 +83,13 @@ def test_of_dequantized_numbers_with_a_base(quantized, tmp_path):
 
 
 def test_of_parts_that_one_worker_takes_over(source, tmp_path):
-    """Shows E2. One line for each tensor, not one for each part."""
+    """Shows E2. The summary has one line for each tensor, not one for each part."""
     assert counts(source, tmp_path / "moved", "--cast", "float16", "--on-overflow", "infinity", "--to", "dcp", "--world-size", "4",
                   "--part", "0/4", "--take-over") == (ZEROS, LARGE)
 
 
 def test_of_a_sum_that_is_resumed(tmp_path):
-    """Shows E2. What an interrupted run had written counts too."""
+    """Shows E2. Elements that the interrupted run had written count too."""
     w = torch.ones(64, 80_000, dtype=torch.float16)
     w[::2] = 1e-7
     save_file({"w": w}, tmp_path / "model.safetensors")

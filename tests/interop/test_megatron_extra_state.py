@@ -39,7 +39,7 @@ def raw(extra_state):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_folders_of_ranks_keep_its_bytes(form, tmp_path):
-    """Shows F3, A4. Each tensor rank has its own."""
+    """Shows F3, A4. Each tensor rank has extra state of its own."""
     run_folder = shutil.copytree(FIXTURES / "megatron" / "valid" / "tp2", tmp_path / "run", copy_function=shutil.copyfile)
     saved = []
     for rank, file in enumerate(sorted(run_folder.glob("*/mp_rank_*/*.pt"))):
@@ -56,7 +56,7 @@ def test_folders_of_ranks_keep_its_bytes(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", ["native", "dcp"])
 def test_torch_dist_keeps_its_bytes(way, form, tmp_path):
-    """Shows F1, A4. Megatron saves each extra state as an object of its own, under a name with its position."""
+    """Shows F3, A4. Megatron saves each extra state as a separate object, with its position in the name."""
     names = [f"decoder.layers.mlp.linear_fc1._extra_state/shard_{layer}_2" for layer in range(2)]
     saved = {name: FORMS[form](number) for number, name in enumerate(names)}
     dcp.save(saved | {"decoder.layers.mlp.linear_fc1.weight": torch.ones(2, 3)}, checkpoint_id=tmp_path / "source", no_dist=True)
@@ -70,7 +70,7 @@ def test_torch_dist_keeps_its_bytes(way, form, tmp_path):
 
 
 def test_no_code_of_it_runs(tmp_path):
-    """Shows E5. A pickle inside the bytes is never opened."""
+    """Shows E3. A pickle inside the bytes is never opened."""
     class Payload:
         def __reduce__(self):
             return (open, (str(tmp_path / "written"), "w"))

@@ -26,7 +26,7 @@ def stacked(weights, name, *numbers):
 
 
 def loaded(folder, tensors):
-    """Loads tensors like these from a DCP checkpoint; each is filled before, so that a missing part shows."""
+    """Loads tensors from a DCP checkpoint into tensors like these. They are filled before, so that a missing part shows."""
     found = {name: torch.full_like(tensor, 77) for name, tensor in tensors.items()}
     dcp.load(found, checkpoint_id=folder, no_dist=True)
     return found
@@ -35,7 +35,7 @@ def loaded(folder, tensors):
 @pytest.mark.parametrize("path, layers, experts", [("tp2_pp2", 3, 0), ("tp2_ep2_experts", 1, 4), ("tp2_pp2_distributed_bf16", 2, 0)])
 @pytest.mark.parametrize("options", [[], ["--world-size", "3"]], ids=["as-stored", "dim0"])
 def test_layers_experts_and_moments_are_stacked(tmp_path, path, layers, experts, options):
-    """Shows F3. Each element of each layer, under the names of dist_checkpointing."""
+    """Shows F3. PyTorch finds each element of each layer under the names of dist_checkpointing."""
     moved = reshard(VALID / path, tmp_path / "torch_dist", "--to", "megatron", *options)
     state = torch.load(reshard(VALID / path, tmp_path / "whole.pt", "--only", "model", "--only", "optim"), weights_only=True)
     fc1 = "decoder.layers.{}.mlp." + ("experts.local_experts.{}." if experts else "") + "linear_fc1.weight"
@@ -54,7 +54,7 @@ def test_layers_experts_and_moments_are_stacked(tmp_path, path, layers, experts,
 
 
 def test_the_common_state_is_what_megatron_reads(tmp_path):
-    """Shows F3. A chain of two optimizers, because the model has experts; arguments as a Namespace."""
+    """Shows F3. Because the model has experts, the optimizer is a chain of two. The arguments are a Namespace."""
     moved = reshard(VALID / "tp2_ep2_experts", tmp_path / "torch_dist", "--to", "megatron")
     with torch.serialization.safe_globals([argparse.Namespace]):
         common = torch.load(moved / "common.pt", weights_only=True)
@@ -72,7 +72,7 @@ def test_the_common_state_is_what_megatron_reads(tmp_path):
 
 
 def test_fsdp2_moves_to_megatron_with_a_group_for_biases_and_norms(tmp_path):
-    """Shows F3. One group of PyTorch's AdamW becomes the two that Megatron has."""
+    """Shows F3. Megatron has two groups; both are made from the one group of PyTorch's AdamW."""
     weights = {f"decoder.layers.{i}.mlp.linear_fc{k}.{part}": torch.randn(4, 4) if part == "weight" else torch.randn(4)
                for i in range(2) for k in (1, 2) for part in ("weight", "bias")}
     state = {name: {"exp_avg": torch.randn_like(each), "exp_avg_sq": torch.rand_like(each), "step": torch.tensor(5.0)}
@@ -90,7 +90,7 @@ def test_fsdp2_moves_to_megatron_with_a_group_for_biases_and_norms(tmp_path):
 
 
 def test_objects_of_newer_versions_are_carried(tmp_path):
-    """Shows F3. They keep the common state in an object of the DCP files, and write no common.pt."""
+    """Shows F3. Newer versions keep the common state in an object of the DCP files, and write no common.pt."""
     name = "common_state/shard_0_1"
     saved = io.BytesIO()
     torch.save([{"iteration": 7, "lr": [0.5]}], saved)
@@ -112,7 +112,8 @@ def test_objects_of_newer_versions_with_arguments_are_refused_by_name(tmp_path):
 
 
 def test_what_megatron_wrote_goes_to_hugging_face_by_the_recipe_back(tmp_path):
-    """Shows F3. From four ranks: layers unstacked, QKV and the gate taken apart. The sizes come from the model's config.json."""
+    """Shows F3. Four ranks wrote the source. The inverse recipe unstacks layers and splits QKV and the gate. It takes
+    the sizes from the model's config.json."""
     model = tmp_path / "model"
     model.mkdir()
     config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8}
@@ -129,7 +130,8 @@ def test_what_megatron_wrote_goes_to_hugging_face_by_the_recipe_back(tmp_path):
 
 @pytest.mark.parametrize("name", ["experts", "prefixed"])
 def test_the_optimizer_of_experts_follows_its_parameters(tmp_path, name):
-    """Shows F3. The distributed optimizer as fully_reshardable on two expert ranks: fp32 weights and moments, by layer and expert."""
+    """Shows F3. Two expert ranks saved the distributed optimizer as fully_reshardable: fp32 weights and moments move,
+    by layer and expert."""
     recipe = tmp_path / "recipe.json"
     recipe.write_text('{"schema": 1, "megatron": "from", "rest": "keep", "rules": []}')
     moved = reshard(WRITTEN / name, tmp_path / "moved", "--to", "dcp", "--world-size", "3")
@@ -145,7 +147,8 @@ def test_the_optimizer_of_experts_follows_its_parameters(tmp_path, name):
 
 
 def test_state_of_another_shape_than_its_parameter_is_refused_by_name(tmp_path):
-    """`fully_sharded_model_space` of older versions has flat state. A recipe cannot cut it; without one, it is moved as it is."""
+    """`fully_sharded_model_space` of older versions has flat state. A recipe cannot cut it; a move without a recipe
+    keeps it unchanged."""
     name = "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc2.weight"
     dcp.save({"decoder.layers.mlp.linear_fc2.weight": torch.ones(2, 3, 4), name: torch.ones(2, 1, 1, 12)}, checkpoint_id=tmp_path / "run", no_dist=True)
     refused = run("ckpt-reshard", tmp_path / "run", tmp_path / "hf", "--to", "safetensors", *LLAMA, "--inverse", *(f"--set={n}={v}" for n, v in HEADS.items()))
@@ -160,7 +163,7 @@ def test_state_of_another_shape_than_its_parameter_is_refused_by_name(tmp_path):
     (lambda folder: flip_a_bit(folder / "common.pt", "data.pkl"), "common.pt: "),
 ], ids=["no-common", "no-config", "other-config", "flipped"])
 def test_verify_finds_damage_beside_the_tensors(tmp_path, damage, found):
-    """Shows F3. Megatron refuses such a folder. Of several parts, one finds it."""
+    """Shows F3. Megatron refuses such a folder. If `verify` is divided into parts, exactly one part finds the damage."""
     folder = tmp_path / "run"
     shutil.copytree(WRITTEN / "llama", folder)
     assert succeed("ckpt-inspect", "verify", folder).startswith("sound")
@@ -172,7 +175,7 @@ def test_verify_finds_damage_beside_the_tensors(tmp_path, damage, found):
 
 
 def test_a_dry_run_refuses_steps_that_differ(tmp_path):
-    """Shows F3. Megatron keeps one number of steps."""
+    """Shows F3. Megatron's format has one number of steps for all parameters."""
     weights = {f"decoder.layers.{i}.mlp.linear_fc2.weight": torch.randn(4, 4) for i in range(2)}
     state = {name: {"exp_avg": torch.ones_like(each), "step": torch.tensor(float(i + 3))} for i, (name, each) in enumerate(weights.items())}
     dcp.save({"model": weights, "optim": {"state": state}}, checkpoint_id=tmp_path / "run", no_dist=True)
@@ -183,7 +186,7 @@ def test_a_dry_run_refuses_steps_that_differ(tmp_path):
 
 
 def test_bf16_weights_get_copies_in_fp32_and_a_note(tmp_path):
-    """Shows F3. The iteration is where Megatron reads it."""
+    """Shows F3. The source's `global_step` becomes `iteration` in common.pt, where Megatron reads it."""
     weights = {"decoder.layers.0.mlp.linear_fc2.weight": torch.randn(4, 4).bfloat16(), "output_layer.weight": torch.randn(6, 4).bfloat16()}
     state = {name: {"exp_avg": torch.randn(each.shape)} for name, each in weights.items()}
     dcp.save({"model": weights, "optim": {"state": state}, "global_step": 9}, checkpoint_id=tmp_path / "run", no_dist=True)
@@ -196,7 +199,8 @@ def test_bf16_weights_get_copies_in_fp32_and_a_note(tmp_path):
 
 
 def test_keys_of_the_common_state_keep_their_order(tmp_path):
-    """Shows F3. As in the file of the first rank; what Megatron needs besides comes behind. The optimizer before its scheduler."""
+    """Shows F3. Keys have the order of the first rank's file. Keys that Tessera adds for Megatron come after them. The optimizer
+    comes just before its scheduler."""
     moved = reshard(VALID / "tp2", tmp_path / "torch_dist", "--to", "megatron")
     with torch.serialization.safe_globals([argparse.Namespace]):
         common = torch.load(moved / "common.pt", weights_only=True)

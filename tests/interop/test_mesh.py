@@ -30,7 +30,7 @@ def pieces(path):
 
 
 def test_fsdp2_over_tensor_parallelism_is_cut_as_pytorch_cuts_it(tmp_path):
-    """Shows E14. The same boxes on the same ranks, of every tensor that all four ranks share."""
+    """Shows E14. All tensors that all four ranks share have the same boxes on the same ranks."""
     moved = reshard(FSDP2_TP, tmp_path / "dcp", "--to", "dcp", "--mesh", write_mesh(tmp_path / "mesh.json", [2, 2], RULES))
     before, after = pieces(FSDP2_TP), pieces(moved)
     cut = [name for name in before if len(before[name]) == 4]
@@ -42,7 +42,7 @@ def test_fsdp2_over_tensor_parallelism_is_cut_as_pytorch_cuts_it(tmp_path):
 
 
 def test_like_gives_the_pieces_of_another_checkpoint(tmp_path):
-    """Shows E14. Through one file that knows no pieces, and back."""
+    """Shows E14. The tensors go through one file, which stores no pieces, and back."""
     whole = reshard(FSDP2_TP, tmp_path / "whole.pt")
     back = reshard(whole, tmp_path / "dcp", "--to", "dcp", "--like", FSDP2_TP)
     before, after = pieces(FSDP2_TP), pieces(back)
@@ -63,7 +63,7 @@ def box_of_rank(shape, mesh, placements, rank):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_placements_give_the_boxes_of_dtensor(seed, tmp_path):
-    """Shows E14. One to three axes, any dimension, uneven sizes; each dimension is cut by one axis."""
+    """Shows E14. Random meshes have one to three axes and uneven sizes. One axis at most cuts each dimension."""
     draw = random.Random(seed)
     mesh = [draw.randint(1, 4) for _ in range(draw.randint(1, 3))]
     shape = [draw.randint(1, 9) for _ in range(3)]
@@ -81,7 +81,7 @@ def test_random_placements_give_the_boxes_of_dtensor(seed, tmp_path):
 
 @pytest.mark.parametrize("rows", range(1, 13))
 def test_two_axes_that_cut_one_dimension_are_strided(rows, tmp_path):
-    """Shows E14. FSDP2 over tensor parallelism is (_StridedShard, Shard) in PyTorch."""
+    """Shows E14. PyTorch's placements of FSDP2 over tensor parallelism are (_StridedShard, Shard)."""
     mesh = [2, 3]
     source = tmp_path / "x.safetensors"
     save_file({"w": torch.arange(rows, dtype=torch.float32)}, source)

@@ -1,4 +1,4 @@
-"""Shows A4. The two trainers of docs/migrating.md, as they stand there, go on from each other's checkpoints."""
+"""Shows A4. The two trainers of docs/migrating.md, exactly as printed there, resume from each other's checkpoints."""
 
 import re
 import sys

@@ -32,7 +32,7 @@ LAYOUTS = {
 
 
 def write_units(path, tensors):
-    """One flat unit per dtype, of `tensors` as {name: (dtype, shape, ...)}."""
+    """Writes a JSON file with one flat unit per dtype. `tensors`: {name: (dtype, shape, ...)}."""
     by_dtype = {}
     for name, (dtype, shape, *_) in tensors.items():
         by_dtype.setdefault(dtype, []).append({"fqn": name, "shape": shape})
@@ -46,7 +46,7 @@ def options_for(layout, tensors, folder):
 
 
 def link_name(name):
-    """The HDF5 link of a tensor, as docs/formats/native.md has it."""
+    """Returns the HDF5 link name of a tensor by the rules of docs/formats/native.md."""
     plain = "".join(f"~{ord(c):02X}" if c in "/~" or ord(c) < 32 or ord(c) == 127 else c for c in name)
     return {"": "~empty", ".": "~2E", "..": "~2E~2E"}.get(name, plain)
 
@@ -74,7 +74,7 @@ def test_h5py_reads_every_whole_tensor(source, layout, tmp_path):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Tensors of several chunks, compressed over two ranks, and what torch held."""
+    """Writes compressed tensors of several chunks on two ranks. Returns the path, and the tensors."""
     torch.manual_seed(3)
     state = {"w": torch.randn(700, 1001).bfloat16(), "v": torch.randn(300_001), "zeros": torch.zeros(512, 513)}
     folder = tmp_path_factory.mktemp("large")
@@ -85,7 +85,7 @@ def large(tmp_path_factory):
 
 
 def test_h5py_reads_compressed_chunks(large):
-    """Shows E1. Shuffle and zstd (32015) as HDF5's own filters undo them."""
+    """Shows E1. HDF5's own filters, shuffle and zstd (32015), decode the chunks."""
     native, state = large
     with h5py.File(native / "rank-00001.h5") as file:
         filters = {name: piece._filters for name, piece in file.items() if name != "~tessera"}
@@ -96,7 +96,7 @@ def test_h5py_reads_compressed_chunks(large):
 
 
 def test_the_example_reads_bfloat16_exactly(large):
-    """Shows E1. The snippet in docs/formats/native.md, as it stands."""
+    """Shows E1. Runs the snippet of docs/formats/native.md unchanged."""
     native, state = large
     with open_index(native) as index:
         assert np.array_equal(read_tensor(index, "w"), state["w"].float().numpy())
@@ -108,7 +108,8 @@ def test_the_example_reads_bfloat16_exactly(large):
 
 
 def test_a_missing_rank_file_shows_as_nan_and_is_refused(large, tmp_path):
-    """Shows E7. What HDF5 fills in silently cannot be taken for data; Tessera refuses it."""
+    """Shows E7. HDF5 silently returns the fill value. Fill values cannot be mistaken for data, and Tessera refuses the
+    checkpoint."""
     native = tmp_path / "native"
     shutil.copytree(large[0], native)
     (native / "rank-00001.h5").unlink()
@@ -122,7 +123,7 @@ def test_a_missing_rank_file_shows_as_nan_and_is_refused(large, tmp_path):
 
 
 def test_values_are_there_as_json(tmp_path):
-    """Shows E1. Values for people and programs, beside the binary index."""
+    """Shows E1. Any HDF5 reader can read the values as JSON; they are stored beside the binary index."""
     source = FIXTURES / "dcp" / "valid" / "values"
     native = reshard(source, tmp_path / "native", "--to", "native")
     with open_index(native) as index:
@@ -159,7 +160,7 @@ def test_h5py_reads_every_packed_tensor(many, layout, tmp_path):
     with open_index(native) as index:
         names = {link_name(name) for name in state if len(name) < 500} - {"step"}
         assert names <= set(index)
-        assert len(index) == len(state)  # without the value, with `~tessera`
+        assert len(index) == len(state)  # the value has no link, but `~tessera` is one more
         assert index["tied"] == index["big"]
         for name, (dtype, shape, nbytes, sha256) in expected.items():
             dataset = index[link_name(name) if len(name) < 500 else next(key for key in index if "~long" in key)]

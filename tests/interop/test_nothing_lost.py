@@ -20,7 +20,7 @@ COLUMNS = dict(zip(("native", "dcp", "safetensors", "torch", "rank_files"), rang
 
 
 def read_table():
-    """{what: {format: cell, "kind": kind or None}}"""
+    """Returns {what: {format: cell, "kind": kind or None}}."""
     rows = [line.strip().strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
     assert cells[0] == ["what", "native", "DCP", "safetensors", "torch.save", "rank_files", "DeepSpeed", "kind"]
@@ -52,7 +52,7 @@ def overlapping():
     return {"a": tensor[:4], "b": tensor[2:]}
 
 
-# Each shows one row, and nothing of the other rows: `in_order` sorts the keys of all but the row of the order.
+# Each object has the property of one row only. So `in_order` sorts the keys of all objects, except for the row about the order.
 OBJECTS = {
     "nested dicts": lambda: {"a": {"b": {"w": w()}, "c": 1}},
     "nested lists": lambda: {"a": [w(), [w(3.0), 4], {"b": 5}], "b": [1, [2, 3]]},
@@ -92,12 +92,12 @@ OBJECTS = {
     "tied tensors": tied,
     "tensors that overlap": overlapping,
 }
-# These are not in an object: a test of their own makes them.
+# These rows have no object; separate tests check them.
 BESIDE = {"texts beside the tensors", "extra files"}
 
 
 def in_order(state):
-    """The same object with the keys of all dicts in the order of their names."""
+    """Returns the same object with the keys of all dicts sorted by name."""
     if isinstance(state, dict):
         return type(state)((key, in_order(state[key])) for key in sorted(state, key=str))
     if type(state) in (list, tuple):
@@ -122,7 +122,7 @@ def same_tensor(a, b):
 
 
 def same(a, b):
-    """Whether two objects are the same to the types of their containers, keys and values. The order of keys is apart."""
+    """Returns whether two objects are equal, with equal types of containers, keys and values. Ignores the order of keys."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -138,7 +138,7 @@ def same(a, b):
 
 
 def orders(state):
-    """The keys of all dicts, in their order, as text."""
+    """Returns the keys of all dicts, in their order, as text."""
     if isinstance(state, dict):
         return [(str(key), orders(value)) for key, value in state.items()]
     return [orders(item) for item in state] if isinstance(state, list) else None
@@ -159,7 +159,7 @@ def move(source, destination, target):
 
 
 def check(what, way, kept, told):
-    """`kept` and what the moves told must be what the table says of the formats on the way."""
+    """Expects that `kept`, and the changes that the moves reported, are what the table says of the formats on the way."""
     row = TABLE[what]
     says_kept = all(row[target] == "kept" for target in way)
     assert kept == says_kept, f"{what}, {' to '.join(way)}: {'kept' if kept else 'lost'}, unlike the table"
@@ -177,7 +177,7 @@ def test_the_table_has_a_row_for_each_thing_and_each_row_is_tested():
 @pytest.mark.parametrize("way", [*((target,) for target in FORMATS), *itertools.permutations(FORMATS, 2)], ids=" ".join)
 @pytest.mark.parametrize("what", OBJECTS)
 def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
-    """Shows A2, E2. From torch.save into each format, and through each pair of them, back to torch.save."""
+    """Shows A2, E2. Objects move from torch.save into each format, and through each pair of formats, back to torch.save."""
     before = make(what)
     here = tmp_path / "before.pt"
     torch.save(before, here)
@@ -192,7 +192,7 @@ def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
 
 @pytest.mark.parametrize("what", OBJECTS)
 def test_what_deepspeed_keeps_beside_a_model_is_what_the_table_says(what, tmp_path):
-    """Shows A2, F2. DeepSpeed returns what is beside the model as client state."""
+    """Shows A2, F2. DeepSpeed returns entries beside the model as client state."""
     before = {"client": make(what), "model": {"w": w()}}
     torch.save(before, tmp_path / "before.pt")
     told = move(tmp_path / "before.pt", tmp_path / "run", "deepspeed") | move(tmp_path / "run", tmp_path / "back.pt", "torch")
@@ -203,7 +203,7 @@ def test_what_deepspeed_keeps_beside_a_model_is_what_the_table_says(what, tmp_pa
 
 @pytest.mark.parametrize("pair", list(itertools.permutations(FORMATS, 2)), ids=" ".join)
 def test_there_and_back_is_the_same_to_diff(pair, tmp_path):
-    """Shows A4. A to B to A: `diff` finds nothing, whatever the rows of the table do."""
+    """Shows A4. After a move from A to B and back to A, `diff` finds no difference, whatever the table says of B."""
     for number, what in enumerate(OBJECTS):
         source = tmp_path / f"{number}.pt"
         torch.save(make(what), source)
@@ -230,7 +230,7 @@ def test_texts_beside_the_tensors_are_kept_or_told(target, tmp_path):
 
 @pytest.mark.parametrize("origin", (*(format for format in FORMATS if format != "torch"), "deepspeed"))
 def test_extra_files_are_kept_or_told(origin, tmp_path):
-    """Shows A2. From a folder of each format into each format."""
+    """Shows A2. Moves a folder of each format into each format."""
     torch.save({"model": {"w": w()}}, tmp_path / "w.pt")
     source = tmp_path / "source"
     if origin == "safetensors":
@@ -254,7 +254,7 @@ def test_records_that_nothing_is_read_from_are_told(target, tmp_path):
 
 
 def test_members_of_a_tar_that_nothing_is_read_from_are_told(tmp_path):
-    """Shows A2. torch.load passes over them too."""
+    """Shows A2. torch.load ignores such members too."""
     source = tmp_path / "tar.pt"
     shutil.copy(ROOT / "fixtures" / "torch_zip" / "valid" / "tar.pt", source)
     document = json.loads(succeed("ckpt-reshard", source, tmp_path / "alone.pt", "--json"))
@@ -269,7 +269,7 @@ def test_members_of_a_tar_that_nothing_is_read_from_are_told(tmp_path):
 
 
 def step_of(name):
-    """The state of an optimizer of torch.optim after one step."""
+    """Returns the state of an optimizer of torch.optim after one step."""
     model = torch.nn.Linear(3, 2)
     kind = getattr(torch.optim, name)
     optimizer = kind([model.weight] if name == "Muon" else model.parameters(), lr=torch.tensor(0.1) if name == "Adam" else 0.1)
@@ -294,7 +294,7 @@ def all_optimizers():
 
 
 def with_text_as_numbers(optimizers):
-    """As DCP gives them back, whose keys are text."""
+    """Returns the states with text keys instead of number keys, as a move to DCP makes them."""
     return {name: {**state, "state": {str(key): item for key, item in state["state"].items()}} for name, state in optimizers.items()}
 
 
@@ -330,7 +330,7 @@ def test_keys_that_differ_only_by_type_are_refused_where_keys_become_text(state,
 
 
 def test_the_outermost_order_is_kept_or_told_where_ranks_have_several_files(tmp_path):
-    """Shows A2. model, optim and extra_state have files of their own, and no file has the order of all keys."""
+    """Shows A2. model, optim and extra_state are in separate files, and no file stores the order of all keys."""
     roots = {"optim": {"z": w(), "a": 1}, "model": {"b": w(3.0), "a": w()}, "epoch": 3, "args": {"y": 1, "x": 2}}
     tensor = w()
     for number, (state, is_kept) in enumerate((
@@ -416,7 +416,7 @@ def test_a_merge_counts_the_dicts_whose_order_of_keys_is_lost(tmp_path):
 
 @pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)
 def test_each_option_and_each_state_of_an_optimizer_comes_back(way, tmp_path):
-    """Shows A2, E2. All optimizers of torch.optim: A to B to A."""
+    """Shows A2, E2. Moves the state of every optimizer of torch.optim from A to B and back to A."""
     before = all_optimizers()
     assert len(before) >= 13
     here = tmp_path / "before.pt"

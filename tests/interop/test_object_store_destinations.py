@@ -32,7 +32,7 @@ FORMATS = {
     "safetensors": (("--to", "safetensors"), False),
     "sharded": (("--to", "safetensors", "--max-shard-size", 2000), False),
     "rank_files": (("--to", "rank_files", "--world-size", 2), False),
-    "many_files": (("--to", "rank_files", "--world-size", 40), False),  # more than are synced one after the other
+    "many_files": (("--to", "rank_files", "--world-size", 40), False),  # so many that threads sync them (FileSyncs)
     "torch": ((), ".pt"),
     "one_file": ((), ".safetensors"),
 }
@@ -132,7 +132,7 @@ def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, 
     for request, visible in seen:
         if is_part(request):
             assert visible == []
-    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # then the claim ends
+    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # the DELETE removes the claim
     final = sorted(keys(key))
     index = [name for name in final if name.endswith(("index.h5", ".metadata", ".index.json"))] or final
     assert last.path.startswith("/checkpoints/" + index[0]) and visible == [name for name in final if name != index[0]]
@@ -169,7 +169,7 @@ def checksums(request):
 
 
 def without_crc32(request):
-    """A server of before 2022: it ignores headers that it does not know."""
+    """Behaves like a server of before 2022: ignores headers that it does not know."""
     for name in [name for name in request.headers if name.lower().startswith("x-amz-checksum-")]:
         del request.headers[name]
 
@@ -191,7 +191,8 @@ def test_a_server_that_refuses_headers_of_crcs_gets_md5(proxy, keys, large, tmp_
 
 
 def test_a_server_that_does_not_repeat_the_crc_of_a_part_gets_md5_too(proxy, keys, large, tmp_path):  # noqa: F811
-    """Nothing shows that it checks. The CRC is sent all the same, as its upload was begun with CRCs."""
+    """Nothing shows that the server checks the CRC, so MD5 is sent too. The CRC is still sent, because the upload was
+    begun with CRCs."""
     def change(request, answer):
         if request.method == "PUT":
             answer.headers.pop("x-amz-checksum-crc32", None)
@@ -236,7 +237,7 @@ def test_bytes_that_are_always_damaged_on_their_way_are_an_error(proxy, keys, la
 
 
 def lost(request, answer):
-    """The server does what is asked, but its answer is lost."""
+    """The server carries out the request, but its answer is lost."""
     if request.method != "GET" and request.number % 2 == 0:
         answer.cut_after, answer.declared_nbytes = 0, len(answer.body) + 1
     return answer
@@ -247,7 +248,7 @@ def overloaded(request, answer):
 
 
 def late_error(request, answer):
-    """S3 may say 200 before it knows that the completion fails."""
+    """S3 can answer 200 before it knows that the completion fails."""
     if is_completion(request) and not late_error.told:
         late_error.told = True
         return type(answer)(200, {"Content-Type": "application/xml"}, b"<Error><Code>InternalError</Code></Error>")
@@ -255,7 +256,7 @@ def late_error(request, answer):
 
 
 def damaged_checksum(request, answer):
-    """The server got other bytes than were sent, and says so by their checksum."""
+    """The server received other bytes than were sent; the checksum in its answer shows this."""
     if is_part(request) and request.part_number == 2 and not damaged_checksum.told:
         damaged_checksum.told = True
         answer.headers["x-amz-checksum-crc32" if request.header("x-amz-checksum-crc32") else "ETag"] = '"%s"' % ("0" * 32)
@@ -306,7 +307,7 @@ def test_a_checksum_that_stays_wrong_is_an_error(proxy, keys, large, knows_crc32
 
 @pytest.mark.parametrize("knows_crc32", [True, False], ids=["crc32", "md5"])
 def test_an_object_of_other_parts_is_an_error(proxy, keys, large, knows_crc32):  # noqa: F811
-    """The server has joined other parts than it was asked to join."""
+    """The server joined other parts than those in the request."""
     def change(request, answer):
         if is_completion(request):
             wrong = (rb"<ChecksumCRC32>....", b"<ChecksumCRC32>AAAA") if knows_crc32 else (rb"[0-9a-f]{32}-", b"0" * 32 + b"-")
@@ -386,20 +387,20 @@ def test_a_checkpoint_that_changes_meanwhile_is_not_replaced(proxy, keys, bucket
 
 
 def without_conditions(request):
-    """A server that ignores conditions of writes."""
+    """Behaves like a server that ignores `If-None-Match`."""
     for header in [header for header in request.headers if header.lower() == "if-none-match"]:
         del request.headers[header]
 
 
 def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys, tmp_path):  # noqa: F811
-    """One writer stops before its first file appears. Another one must not complete a checkpoint meanwhile."""
+    """One writer stops before its first file appears. Meanwhile another writer must not complete a checkpoint."""
     url, others, options = "s3://checkpoints/new/late", [], ("--to", "native", "--world-size", 1)
 
     def refuse(request):
         without_conditions(request)
         if request.method == "PUT" and not others:
             others.append(None)
-            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # as on another machine
+            others[0] = run(proxy, "ckpt-reshard", MODEL, url, *options, TMPDIR=str(tmp_path))  # another spool, as on another machine
 
     proxy.refuse = refuse
     succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
@@ -412,7 +413,7 @@ def test_a_late_writer_cannot_damage_a_checkpoint_without_conditions(proxy, keys
 
 @pytest.mark.parametrize("name", ["together", "together.safetensors"])
 def test_of_two_writers_that_begin_together_both_see_each_other(proxy, keys, bucket, name):  # noqa: F811
-    """The other's claim begins after this one has looked for uploads at its start."""
+    """The other writer's claim begins after this writer has listed the uploads at its start."""
     other = f"new/{name}/.tessera-claim-other"
 
     def refuse(request):
@@ -430,7 +431,7 @@ def test_of_two_writers_that_begin_together_both_see_each_other(proxy, keys, buc
 
 @pytest.mark.parametrize("name", ["index.h5", "model.safetensors", "rank-00000.h5"])
 def test_a_checkpoint_that_another_machine_writes_meanwhile_is_not_mixed(proxy, keys, bucket, large, name):  # noqa: F811
-    """The server knows no conditions. The other machine's object appears after the list at the start."""
+    """The server ignores `If-None-Match`. The other machine's object appears after the list at the start."""
     def refuse(request):
         without_conditions(request)
         if is_completion(request) and name != "rank-00000.h5":
@@ -533,7 +534,8 @@ def test_a_killed_move_shows_nothing_and_is_resumed(proxy, keys, large, options,
 
 
 def test_a_run_that_resumes_otherwise_leaves_no_parts(proxy, keys, large, tmp_path):  # noqa: F811
-    """The interrupted run wrote native: the parts of its file are of no use, and would cost money."""
+    """The interrupted run wrote native, and the resumed run writes another format. It removes the parts of the first
+    run, which would cost money."""
     killed(proxy, large, "s3://checkpoints/new/otherwise", "--to", "native", "--spool", tmp_path)
     succeed(proxy, "ckpt-reshard", large, "s3://checkpoints/new/otherwise", "--to", "dcp", "--spool", tmp_path, "--resume")
     assert uploads(keys.client) == []
@@ -549,7 +551,7 @@ def test_a_refused_discard_leaves_no_spool(proxy, keys, large, tmp_path):  # noq
 
 
 def test_an_interrupted_move_says_what_is_kept(proxy, keys, large):  # noqa: F811
-    """The end of the source comes only after the signal, which is sent when a part has arrived."""
+    """The signal is sent when a part has arrived. The source's last bytes are delivered only after the signal."""
     url = "s3://checkpoints/new/interrupted"
     keys.client.put_object(Bucket="checkpoints", Key="new/source.safetensors", Body=large.read_bytes())
     process, has_signal = None, threading.Event()
@@ -593,7 +595,7 @@ def test_a_killed_move_is_discarded(proxy, keys, large, tmp_path):  # noqa: F811
 
 
 def test_a_move_interrupted_at_its_end_is_resumed(proxy, keys, tmp_path):  # noqa: F811
-    """The data is there, the index is not: a second run must not take this for another checkpoint."""
+    """The data files have appeared, the index has not. A second run must not take them for another checkpoint."""
     url = "s3://checkpoints/new/end"
     proxy.refuse = lambda request: s3_error(503, "SlowDown") if request.method == "PUT" and "index.h5" in request.path else None
     fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2)
@@ -681,7 +683,7 @@ def save(proxy, folder, format, saves, ranks):  # noqa: F811
 
 @pytest.mark.parametrize(("format", "ranks"), [("native", 2), ("dcp", 2), ("safetensors", 1)])
 def test_trainers_save_and_find_the_latest(proxy, keys, tmp_path, format, ranks):  # noqa: F811
-    """Of three saves, two are kept. The last one is made in the background, and then replaced."""
+    """keep_last keeps two of three saves. The last save runs in the background and is then replaced."""
     end = ".safetensors" if format == "safetensors" else ""
     url = f"s3://checkpoints/new/{format}{ranks}/step-%d{end}"
     save(proxy, tmp_path, format, [
@@ -697,7 +699,7 @@ def test_trainers_save_and_find_the_latest(proxy, keys, tmp_path, format, ranks)
 
 
 def test_keys_made_for_folders_do_not_stop_keep_last(proxy, keys, tmp_path, bucket):  # noqa: F811
-    """Consoles of S3 make a key `step-5/` for a folder."""
+    """S3 consoles create a key `step-5/` for a folder."""
     url = "s3://checkpoints/new/folders/step-%d"
     for key in ("step-5/", "step-99/"):
         bucket.put_object(Bucket="checkpoints", Key="new/folders/" + key, Body=b"")
@@ -821,7 +823,7 @@ def test_python_names_the_endpoint(proxy, keys, tmp_path):  # noqa: F811
 
 
 def test_each_bucket_has_an_endpoint_of_its_own(moto, proxy, keys):  # noqa: F811
-    """Two checkpoints are open at once on two servers, and read in turn. Then a bucket moves to a third."""
+    """Two checkpoints on two servers are open at the same time, and read in turn. Then one bucket moves to a third server."""
     keys.client.create_bucket(Bucket="others")
     for file in local_files(SOURCE):
         keys.client.put_object(Bucket="others", Key=f"dcp/{file.name}", Body=file.read_bytes())

@@ -215,7 +215,7 @@ def test_a_list_with_names_outside_of_the_folder_writes_nothing_there(proxy, tmp
 
 
 def signature_of(request, secret):
-    """Signs a request as botocore does, an independent peer."""
+    """Signs a request with botocore, an independent implementation."""
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
@@ -553,7 +553,7 @@ def test_python_opens_urls_and_sees_what_is_new(proxy, bucket):
 
 
 def test_local_files_need_no_libcurl(proxy, tmp_path):
-    """Without libcurl, only URLs fail, with the name of the package."""
+    """Without libcurl, only URLs fail, with an error that names the package."""
     (tmp_path / "libcurl.so.4").write_text("no library")
     (tmp_path / "libcurl-gnutls.so.4").write_text("no library")
     variables = {"LD_LIBRARY_PATH": str(tmp_path)}

@@ -13,7 +13,7 @@ MEGATRON = FIXTURES / "torch_zip" / "classes" / "megatron.pt"
 
 
 def refused_in(document):
-    """{name: reason} of the values that are not read; takes them out of the document."""
+    """Returns {name: reason} of the values that are not read, and removes them from the document."""
     values = document["values"]
     refused = {name: value["$refused"] for name, value in values.items() if isinstance(value, dict) and "$refused" in value}
     for name in refused:
@@ -37,7 +37,7 @@ def test_everything_beside_objects_of_classes_is_read(path, tmp_path):
 
 @pytest.mark.parametrize("path", CLASSES, ids=lambda path: path.stem)
 def test_a_move_names_each_refused_value_and_how_to_leave_it_out(path, tmp_path):
-    """Shows E2, E7. The lines of the refusal make the move that works."""
+    """Shows E2, E7. The options that the refusal prints make the move succeed."""
     refused = expectation(path)["refused"]
     process = run("ckpt-reshard", path, tmp_path / "moved", "--to", "native")
     lines = process.stderr.splitlines()
@@ -52,7 +52,7 @@ def test_a_move_names_each_refused_value_and_how_to_leave_it_out(path, tmp_path)
 
 
 def test_an_object_read_as_a_dict_is_one_after_the_move(tmp_path):
-    """Shows E2. What torch loads then is vars() of the object."""
+    """Shows E2. torch.load then returns vars() of the object."""
     leave_out = ["--only", "!args.model_type"]
     moved = tmp_path / "moved.pt"
     process = run("ckpt-reshard", MEGATRON, moved, "--as-dict", "argparse.Namespace", *leave_out)
@@ -70,7 +70,7 @@ def test_a_class_without_an_object_is_an_error():
 
 
 def test_both_sides_of_a_diff_may_have_the_class(tmp_path):
-    """The class need be in one of them only."""
+    """It is enough if one of the two checkpoints has an object of the class."""
     torch.save({"args": argparse.Namespace(lr=0.1)}, tmp_path / "object.pt")
     torch.save({"args": {"lr": 0.1}}, tmp_path / "dict.pt")
     succeed("ckpt-inspect", "diff", tmp_path / "object.pt", tmp_path / "dict.pt", "--as-dict", "argparse.Namespace")
@@ -78,7 +78,7 @@ def test_both_sides_of_a_diff_may_have_the_class(tmp_path):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_whole_modules_of_every_protocol_are_their_state_dict(protocol, tmp_path):
-    """Shows E2. Loaded into a module of the same kind."""
+    """Shows E2. A module of the same class loads the moved state dict."""
     torch.manual_seed(protocol)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     model.register_buffer("steps", torch.tensor(3))
@@ -107,7 +107,8 @@ class Runs:
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_nothing_of_a_hostile_object_runs(protocol, tmp_path):
-    """Shows E3. In a value, in a state, as a key, in a tensor's class; every verb, with and without --as-dict."""
+    """Shows E3. The object is a value, in a state, a key, or in a tensor's class. Tries every verb, with and without
+    --as-dict."""
     namespace = argparse.Namespace(run=Runs(), weight=torch.ones(2))
     state = {"weight": torch.arange(3.0), "a": Runs(), "b": [Runs()], "c": namespace, "d": {(1, Runs()): 2}}
     torch.save(state, tmp_path / "hostile.pt", pickle_protocol=protocol)
@@ -123,7 +124,7 @@ def test_nothing_of_a_hostile_object_runs(protocol, tmp_path):
 
 
 def test_deep_and_endless_objects_cost_little(tmp_path):
-    """Shows E3. Objects within objects, and a ring of them, beside a tensor."""
+    """Shows E3. Objects are nested in each other, or refer to each other in a ring, beside a tensor."""
     deep = argparse.Namespace()
     inner = deep
     for _ in range(150):
@@ -137,7 +138,7 @@ def test_deep_and_endless_objects_cost_little(tmp_path):
 
 
 def test_a_numpy_array_is_named_by_its_dtype_and_shape(tmp_path):
-    """As this release of NumPy pickles it."""
+    """The installed NumPy pickles the array."""
     torch.save({"array": numpy.zeros((2, 3), "int16"), "weight": torch.ones(1)}, tmp_path / "x.pt")
     document = json.loads(succeed("ckpt-inspect", "ls", tmp_path / "x.pt", "--json"))
     assert refused_in(document) == {"array": "pickle: NumPy array int16 [2, 3]; nothing was executed"}

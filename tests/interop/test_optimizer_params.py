@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
 
 
 class Net(nn.Module):
-    """Some parameters have the shape of others, some that of a buffer."""
+    """Some parameters have the same shape as others, one the shape of a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def two_groups(model):
-    """Weights decay, biases and norms do not: the usual two groups."""
+    """Returns the usual two groups: weights decay, biases and norms do not."""
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -64,7 +64,7 @@ def write_names(model, optimizer, path):
 
 
 def resumed(name, checkpoint, first, last):
-    """Loads DCP as torch.distributed.checkpoint wants it, and trains on."""
+    """Loads DCP into an optimizer as torch.distributed.checkpoint requires, and continues training."""
     model, optimizer = fresh(name, seed=99)
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer), "step": 0}
     dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
@@ -83,7 +83,7 @@ def assert_equal_bits(found, expected):
 
 @pytest.fixture(params=OPTIMIZERS)
 def trained(request, tmp_path):
-    """A run of six steps that saved after three, as most scripts do."""
+    """Trains six steps and saves after three, as most scripts do."""
     model, optimizer = fresh(request.param, seed=0)
     train(model, optimizer, 0, 3)
     torch.save({"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 3}, tmp_path / "plain.pt")
@@ -125,7 +125,7 @@ def test_the_names_are_those_that_torch_itself_gives(trained):
 
 
 def test_names_that_torch_stored_are_taken(tmp_path):
-    """An optimizer that was made of named_parameters() stores them as param_names."""
+    """An optimizer that was made with named_parameters() stores the names as param_names."""
     model = Net()
     optimizer = torch.optim.AdamW(list(model.named_parameters())[::-1])
     if "param_names" not in optimizer.param_groups[0]:
@@ -140,7 +140,7 @@ def test_names_that_torch_stored_are_taken(tmp_path):
 
 
 def test_an_old_archive_with_storages_out_of_order_has_the_order_of_its_pickle(tmp_path):
-    """torch.save of a stream writes storages in any order; the names must not follow them."""
+    """torch.save of a stream writes storages in any order; the names must be in the order of the pickle."""
     model, optimizer = fresh("adamw", seed=0)
     train(model, optimizer, 0, 1)
     state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
@@ -161,7 +161,7 @@ def test_what_was_moved_has_the_order_of_its_source(trained, to):
 
 
 def test_a_file_with_sorted_names_has_no_order(trained):
-    """Biases come before weights, so its order says nothing of the optimizer's."""
+    """Sorted names put biases before weights, so they do not show the optimizer's order."""
     _, folder, _ = trained
     reshard(folder / "plain.pt", folder / "sorted.safetensors")
     reshard(folder / "sorted.safetensors", folder / "sorted.pt")
@@ -182,7 +182,7 @@ def test_numbers_that_became_text_in_dcp_get_names(trained):
 
 
 def resumed_under_numbers(name, checkpoint, first, last):
-    """Loads a file of torch.save as most scripts do, and trains on."""
+    """Loads a torch.save file as most scripts do, and continues training."""
     model, optimizer = fresh(name, seed=99)
     state = torch.load(checkpoint, weights_only=True)
     model.load_state_dict(state["model"])
@@ -193,7 +193,7 @@ def resumed_under_numbers(name, checkpoint, first, last):
 
 @pytest.mark.parametrize("way", ["dcp", "native"])
 def test_a_plain_optimizer_resumes_from_numbers_again(trained, way):
-    """Shows F4. From what get_optimizer_state_dict saved; all of it is what the plain optimizer had saved."""
+    """Shows F4. The source is what get_optimizer_state_dict saved. The result equals what the plain optimizer had saved."""
     name, folder, expected = trained
     model, optimizer = fresh(name, seed=0)
     train(model, optimizer, 0, 3)
@@ -208,7 +208,7 @@ def test_a_plain_optimizer_resumes_from_numbers_again(trained, way):
 
 
 def test_an_optimizer_by_itself_gets_numbers_at_the_top(trained):
-    """As HF Trainer keeps it in optimizer.pt."""
+    """The result has the form of the HF Trainer's optimizer.pt."""
     name, folder, _ = trained
     reshard(folder / "plain.pt", folder / "named", "--optimizer-params", folder / "names.json")
     back = reshard(folder / "named", folder / "optimizer.pt", "--optimizer-params", "numbers", "--only", "optim",
@@ -228,13 +228,14 @@ def test_state_of_a_parameter_in_no_group_is_refused(trained):
     torch.save(named, folder / "changed.pt")
     refused = run("ckpt-reshard", folder / "changed.pt", folder / "out", "--optimizer-params", "numbers")
     assert refused.returncode == 3 and f"optim.state.{lost}." in refused.stderr
-    assert "found state of another one" in refused.stderr
+    assert "found state of a parameter in none of these lists" in refused.stderr
     numbered = run("ckpt-reshard", folder / "plain.pt", folder / "out", "--optimizer-params", "numbers")
     assert numbered.returncode == 3 and "does its state have numbers already?" in numbered.stderr
 
 
 def test_state_flattened_with_dots_moves_under_its_names(trained, tmp_path):
-    """As torchtitan saves it. It has no order of parameters, so no numbers; PyTorch loads it into a plain optimizer by its names."""
+    """torchtitan saves this form. It does not store the order of parameters, so it cannot get numbers; PyTorch loads it
+    into a plain optimizer by names."""
     name, _, expected = trained
     model, optimizer = fresh(name, seed=0)
     train(model, optimizer, 0, 3)
@@ -256,7 +257,7 @@ def test_state_flattened_with_dots_moves_under_its_names(trained, tmp_path):
 
 
 def test_sources_that_share_a_dict_give_no_order(tmp_path):
-    """`auto` goes by the order of keys. Two files of one model do not say which of their keys came first."""
+    """`auto` uses the order of keys. Two files of one model do not say which of their keys come first."""
     names = ["z", "m", "a", "k"]
     model = {name: torch.full((3, 3), float(i)) for i, name in enumerate(names)}
     optim = {"state": {i: {"exp_avg": torch.full((3, 3), float(i))} for i in range(4)},

@@ -1,6 +1,6 @@
 """Workers on NFS are warned when two of them write into one file: NFS clients write whole pages.
 
-The file system says that it is NFS through a library that answers statfs(2) in its place.
+A preloaded library replaces statfs(2), so that the file system seems to be NFS.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What we write, the peers read: PyTorch with its strict planner and `torch.load`, safetensors."""
+"""The peers read what Tessera writes: PyTorch with its strict planner and `torch.load`, safetensors."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ from ckpt_tools import FIXTURES, MAKE, expectation, listing, reshard, succeed, t
 sys.path.insert(0, str(MAKE))
 from expect import flatten, tensor_row, value_json  # noqa: E402
 
-# native files keep every dtype; the others refuse or have no word for some
+# native files keep every dtype; the other formats refuse some dtypes or have no name for them
 SOURCES = [(i, p) for i, p in valid_fixtures() if "flat" not in i]
 NOT_TORCHSCRIPT = [(i, p) for i, p in SOURCES if "torchscript" not in i]
 # torchrec's momentum per column shard can only be merged with --allow-lossy
@@ -67,7 +67,7 @@ def load_strictly(path, expected):
 @parametrize(DCP_SOURCES)
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_pytorch_loads_our_dcp(source, world_size, tmp_path):
-    """Shows A2, A4, E2. DefaultLoadPlanner (strict) fills every tensor and value, equal in bytes; nested, too."""
+    """Shows A2, A4, E2. DefaultLoadPlanner (strict) loads every tensor and value with equal bytes, flattened and nested."""
     moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--world-size", world_size)
     state = load_strictly(moved, expectation(source))
 
@@ -87,7 +87,7 @@ NESTED = {
 
 @pytest.mark.parametrize("nested", NESTED.values(), ids=NESTED)
 def test_pytorch_converts_our_dcp(nested, tmp_path):
-    """Shows E2. `dcp_to_torch_save` gives back what is empty, in dicts and in lists."""
+    """Shows E2. `dcp_to_torch_save` restores empty dicts and lists too."""
     torch.save({"w": torch.ones(1)} | nested, tmp_path / "source.pt")
     moved = reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "dcp")
     dcp_to_torch_save(moved, tmp_path / "converted.pt")
@@ -97,7 +97,8 @@ def test_pytorch_converts_our_dcp(nested, tmp_path):
 @parametrize(TORCH_SOURCES)
 @pytest.mark.parametrize("mmap", [False, True], ids=["read", "mapped"])
 def test_torch_load_reads_ours(source, mmap, tmp_path):
-    """Shows A2, A4, E2, E9. `weights_only`: every tensor and value under its name; tied names share memory."""
+    """Shows A2, A4, E2, E9. torch.load with `weights_only` reads every tensor and value under its name; tied names
+    share memory."""
     expected = expectation(source)
     moved = reshard(source, tmp_path / "moved.pt")
     assert zipfile.ZipFile(moved).testzip() is None
@@ -118,7 +119,7 @@ def test_torch_load_reads_ours(source, mmap, tmp_path):
 
 
 def test_a_module_loads_what_went_through_every_format(tmp_path):
-    """Shows A4, E2. Native, DCP and safetensors behind it, `load_state_dict` takes it strictly."""
+    """Shows A4, E2. The state dict has been native, DCP and safetensors; `load_state_dict` loads it strictly."""
     torch.manual_seed(0)
     model, other = (torch.nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2))
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -138,7 +139,7 @@ def train_step(model, optimizer):
 
 @pytest.mark.parametrize("way", [["native", "torch"], ["safetensors", "torch"], ["torch"]], ids="-".join)
 def test_an_optimizer_goes_on_from_its_state_under_numbers(way, tmp_path):
-    """Shows E2, C8. `state` has parameters' numbers for keys; they are numbers again, and the next step is the same."""
+    """Shows E2, C8. The keys of `state` are numbers again after the moves, and the next step is the same."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.Adam(model.parameters())
     train_step(model, optimizer)
@@ -159,7 +160,7 @@ def test_an_optimizer_goes_on_from_its_state_under_numbers(way, tmp_path):
 
 
 def test_split_and_rename_keep_the_nesting(tmp_path):
-    """Shows A2. What lies below a renamed key, or in a part that is split off, is nested as it was."""
+    """Shows A2. Entries below a renamed key, or in a part that is split off, keep their nested dicts."""
     torch.save({"a": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}, tmp_path / "0.pt")
     reshard(tmp_path / "0.pt", tmp_path / "renamed.pt", "--rename", "a=c")
     assert torch.load(tmp_path / "renamed.pt") == {"c": {0: {"w": torch.ones(1)}, "n": [{"x": 1}]}, "b": 2}
@@ -168,7 +169,7 @@ def test_split_and_rename_keep_the_nesting(tmp_path):
 
 
 def test_nesting_survives_a_move(tmp_path):
-    """Shows E2. Nested lists and dicts come back nested, also by way of the other formats."""
+    """Shows E2. Nested lists and dicts are nested again after a move, also through the other formats."""
     source = FIXTURES / "dcp" / "valid" / "nested"
     native = reshard(source, tmp_path / "native", "--to", "native", "--world-size", 2)
     moved = reshard(native, tmp_path / "dcp", "--to", "dcp", "--world-size", 2)
@@ -187,14 +188,15 @@ def test_nesting_survives_a_move(tmp_path):
     assert plain(torch.load(reshard(moved, tmp_path / "moved.pt"), weights_only=True)) == plain(original)
 
 
-# Left out: state per column shard, which whole tensors cannot hold without loss; dtypes it has no word for.
+# Left out: state per column shard, which whole tensors cannot hold without loss; dtypes that have no name in safetensors.
 NOT_FOR_SAFETENSORS = {"dcp/valid/torchrec", "native/v1/plain", "native/v2/packed"}
 
 
 @parametrize([(i, p) for i, p in SAFETENSORS_SOURCES if i not in NOT_FOR_SAFETENSORS])
 @pytest.mark.parametrize("limit", [None, "1KiB"], ids=["single", "sharded"])
 def test_safetensors_reads_ours(source, limit, tmp_path):
-    """Shows A2, A4, E2, E9. Single and sharded; bytes equal; tied names in the metadata, values in JSON beside."""
+    """Shows A2, A4, E2, E9. Single and sharded files have equal bytes; tied names are in the metadata, values in the
+    JSON file beside."""
     expected = tensors_by_name(expectation(source))
     name = "moved" if limit else "moved.safetensors"
     options = ["--max-shard-size", limit] if limit else []

@@ -20,7 +20,7 @@ torch.set_num_threads(1)  # the threads of OpenMP do not survive the fork of run
 
 
 def trainer(layers=9, numel=96 * 1024):
-    """Nine frozen layers of ten."""
+    """A model in which nine of ten layers are frozen."""
     generator = torch.Generator().manual_seed(0)
     return {"model": {f"layers.{i}": torch.randn(numel // 512, 512, generator=generator) for i in range(layers + 1)},
             "step": 0}
@@ -42,7 +42,7 @@ def assert_is(path, state):
 
 
 def test_a_hundred_steps_of_a_frozen_model_take_little_room(tmp_path):
-    """100 checkpoints of a model of which a tenth is trained take at most 0.15 of the room of 100 full ones."""
+    """If a tenth of a model is trained, 100 checkpoints take at most 0.15 of the disk space of 100 full ones."""
     state = trainer()
     (tmp_path / "series").mkdir()
     base = None
@@ -63,7 +63,7 @@ def test_a_hundred_steps_of_a_frozen_model_take_little_room(tmp_path):
 
 
 def test_a_file_of_which_little_is_used_is_let_go(tmp_path):
-    """Each step changes another layer. A checkpoint's files are never more than twice of what it holds."""
+    """Each step changes another layer. The files of a checkpoint never have more than twice the bytes of its pieces."""
     state = trainer(layers=9)
     names = list(state["model"])
     base = None
@@ -154,7 +154,7 @@ def save_on_two_ranks(folder):
         tessera.load(again, folder / str(step))
         assert again["step"] == step and torch.equal(again["frozen"].to_local(), state["frozen"].to_local())
         assert torch.equal(again["trained"].to_local(), state["trained"].to_local())
-    # All ranks hear of one rank's failure.
+    # If one rank fails, all ranks raise an error.
     compare = tessera._save.SaveSteps._compare
     if rank == 1:
         tessera._save.SaveSteps._compare = lambda job: 1 / 0
@@ -164,7 +164,7 @@ def save_on_two_ranks(folder):
     dist.barrier()
     assert not (folder / "4").exists() and not (folder / "4.partial").exists()
     dist.barrier()
-    # The ranks disagree about the base.
+    # The ranks give different bases.
     with pytest.raises(tessera.Error, match="arguments"):
         tessera.save(state, folder / "4", base=folder / str(rank + 1))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Python jobs that meet trouble: a rank killed while it writes, a file that may not grow, a flipped bit, a fork."""
+"""Python jobs with failures: a rank killed while it writes, a full disk, a flipped bit, a fork."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from on_ranks import environments, run_function, run_program
 from python_package import tessera
 
 ROWS = 4096  # 16 MiB of each tensor
-torch.set_num_threads(1)  # ranks are forks, in which OpenMP's threads of the parent do not exist
+torch.set_num_threads(1)  # ranks are forks, which lack the OpenMP threads of the parent
 
 
 def state(fill):
@@ -32,7 +32,7 @@ def sharded(fill):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    # No collective but those of the save: torch's scatter waits for a rank that was killed.
+    # Calls no collective (as `distribute_tensor` would), because torch's scatter waits for a rank that was killed.
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = state(fill)
     whole["model"] = {name: DTensor.from_local(tensor.chunk(dist.get_world_size())[dist.get_rank()].clone(), mesh, [Shard(0)], run_check=False)
@@ -48,7 +48,7 @@ def save_until_killed(root):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rank_that_is_killed_while_it_saves_leaves_complete_checkpoints_only(tmp_path, seed):
-    """Rank 1 is killed at a random moment of many saves; rank 0 ends with an error by itself."""
+    """Rank 1 is killed at a random moment of many saves; rank 0 then ends with an error without outside help."""
     import multiprocessing
 
     tessera.save(state(1), tmp_path / "step-1")
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_complete_checkpoints_only(t
     fill = found["step"]
     assert newest.path.endswith(f"step-{fill}") and fill >= 3
     assert all(torch.equal(found["model"][f"w{i}"], torch.full((ROWS, 1024), float(fill + i))) for i in range(3))
-    tessera.save(state(fill + 1), tmp_path / f"step-{fill + 1}", keep_last=2)  # over what was left behind
+    tessera.save(state(fill + 1), tmp_path / f"step-{fill + 1}", keep_last=2)  # the path may still have an unfinished save
     assert tessera.latest_valid(tmp_path).path.endswith(f"step-{fill + 1}")
     assert set(os.listdir(tmp_path)) == {f"step-{fill}", f"step-{fill + 1}"}
 
@@ -104,7 +104,7 @@ def save_beyond_the_limit(root):
     found = sharded(0)
     tessera.load(found, root / "good")
     assert found["step"] == 1 and found["model"]["w1"].to_local().eq(2).all()
-    tessera.save(sharded(3), root / "bad")  # is possible again
+    tessera.save(sharded(3), root / "bad")  # now succeeds
 
 
 def test_a_disk_that_takes_no_more_ends_the_save_and_changes_nothing(tmp_path):
@@ -138,11 +138,11 @@ def load_sound(root, only):
 def test_a_flipped_bit_is_found_by_whoever_reads_it(tmp_path):
     tessera.save(state(1), tmp_path / "step-1")
     path = tmp_path / "step-1" / "rank-00000.h5"
-    pattern = torch.full((64,), 3.0).numpy().tobytes()  # of w2
+    pattern = torch.full((64,), 3.0).numpy().tobytes()  # the elements of w2
     position = path.read_bytes().index(pattern)
     flip(path, position)
     run_function(load_damaged, 2, tmp_path, "*")
-    run_function(load_sound, 2, tmp_path, ["model.w0", "model.w1", "step"])  # do not read it
+    run_function(load_sound, 2, tmp_path, ["model.w0", "model.w1", "step"])  # do not read w2
     [problem] = tessera.verify(tmp_path / "step-1")
     assert (problem.rule, problem.tensor) == ("checksum", "model.w2")
 
@@ -185,6 +185,6 @@ dist.destroy_process_group()
 
 
 def test_no_thread_of_a_save_outlives_the_program(tmp_path):
-    """A Gloo thread that asks for Python's lock while Python ends aborts the process (exit code 134)."""
+    """If a Gloo thread needs the GIL while the interpreter shuts down, the process aborts (exit code 134)."""
     said = run_program([sys.executable, "-c", ENDING, tmp_path / "saved", BIN.parent / "python"], 2)
     assert said == ["[]\n", "[]\n"]

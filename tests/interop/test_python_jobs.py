@@ -38,7 +38,7 @@ SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"
 
 
 def everything():
-    """Every kind of entry that a state dict of one rank may have."""
+    """Returns every kind of entry that a state dict of one rank can have."""
     weight = torch.randn(5, 7)
     return {"model": {"a.weight": weight, "tied": weight, "transposed": torch.arange(6).reshape(2, 3).t(),
                       "empty": torch.empty(0, 3), "scalar": torch.tensor(3.5, dtype=torch.bfloat16),
@@ -80,7 +80,7 @@ def assert_equal(one, other, where=""):
 
 @pytest.fixture
 def tensors_on_a_device(monkeypatch):
-    """Makes a save read all tensors that hold their elements in order as it reads those on a GPU: part by part."""
+    """Makes a save read all contiguous tensors part by part, as it reads tensors on a GPU."""
     monkeypatch.setattr(_saved_memory, "is_read_in_parts",
                         lambda box: box.numel() > 0 and box.is_contiguous() and not (box.is_conj() or box.is_neg()))
 
@@ -130,8 +130,8 @@ def test_keep_last_warns_of_what_it_leaves(tmp_path):
     with pytest.warns(RuntimeWarning, match="older checkpoint: not removed") as warned:
         tessera.save({"step": 4}, tmp_path / "step-4", keep_last=1)
     assert [str(each.message).removeprefix(str(tmp_path)) for each in warned] == [
-        "/step-2: older checkpoint: not removed, as 'notes.txt' in it does not belong to it",
-        "/step-1: older checkpoint: not removed, as 'plots' in it does not belong to it"]
+        "/step-2: older checkpoint: not removed, because 'notes.txt' in its folder is not a part of it",
+        "/step-1: older checkpoint: not removed, because 'plots' in its folder is not a part of it"]
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-2", "step-4"]
 
 
@@ -290,7 +290,7 @@ def test_all_that_does_not_fit_is_told_before_anything_is_read(tmp_path):
 
 
 class Odd:
-    """An object that no value can stand for."""
+    """An object of a type that cannot be saved."""
 
 
 def nested(depth):
@@ -363,7 +363,7 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path, mon
     (tmp_path / "lost" / "theirs").write_text("theirs")
     is_taken.set()
     with pytest.raises(tessera.Error):
-        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises the error of the save before
+        tessera.save({"w": torch.zeros(1)}, tmp_path / "next")  # raises the error of the previous save
     assert lost.done() and os.listdir(tmp_path / "lost") == ["theirs"]
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
@@ -824,7 +824,7 @@ def fail_and_interrupt(root):
     if rank == 0:
         with pytest.raises(tessera.Error, match="rank 1: the disk is on fire"):
             saving.result()
-    tessera.load({"w": torch.zeros(2)}, f"{root}/first")  # waits, and leaves the error to the next save
+    tessera.load({"w": torch.zeros(2)}, f"{root}/first")  # waits for the failed save; its error is raised by the next save
     tessera._save.SaveSteps._write = write
     with pytest.raises((tessera.Error, OSError), match="the disk is on fire"):
         tessera.save(state, f"{root}/next")
@@ -858,7 +858,7 @@ def test_failures_and_interrupts_end_a_save_on_all_ranks(tmp_path):
 
 
 def count_threads(expected):
-    """Each rank has a machine and cores of its own choice; `expected` is what Tessera then uses."""
+    """Each rank has a machine and a set of cores; `expected` is the number of threads that Tessera then uses."""
     from tessera._ranks import Ranks
     rank = int(os.environ["RANK"])
     machines = ["a", "a", "a", "b"]

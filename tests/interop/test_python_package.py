@@ -49,7 +49,7 @@ def bits(tensor):
 
 
 def as_trained(value):
-    """The value with torch's constants in the place of their names."""
+    """Returns the value with torch's constants instead of their names."""
     if isinstance(value, tessera.Symbol):
         return value.torch()
     if isinstance(value, dict):
@@ -227,7 +227,7 @@ def generated():
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory):
-    """{what wrote it: (path, {name: tensor as the peer reads it})}"""
+    """Returns {writer: (path, {name: tensor as the writer's own library reads it})}."""
     here = tmp_path_factory.mktemp("states")
     state = generated()
     torch.save(state, here / "state.pt")
@@ -275,7 +275,7 @@ def test_any_slice_is_what_torch_takes_out_of_the_whole(states, writer):
 
 
 def test_pieces_of_columns_are_put_together(tmp_path):
-    """Sharded on both dimensions: a slice takes from many files."""
+    """The tensor is sharded along both dimensions, so a slice reads from many files."""
     source = FIXTURES / "dcp" / "valid" / "fsdp2_tp"
     checkpoint = tessera.open(source)
     names = [name for name, found in checkpoint.items() if isinstance(found, tessera.Tensor) and found.ndim == 2]
@@ -353,7 +353,7 @@ def test_dtypes_that_this_torch_lacks_are_told(states, monkeypatch):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """64 MiB in 16384 rows, on four ranks, plain and compressed."""
+    """Makes a tensor of 64 MiB in 16384 rows, on four ranks, plain and compressed."""
     here = tmp_path_factory.mktemp("large")
     torch.manual_seed(SEED)
     save_file({"table": torch.randn(16384, 1024)}, here / "state.safetensors")
@@ -418,7 +418,7 @@ def test_closed_checkpoints_say_so(states):
 
 @pytest.fixture
 def damaged(states, tmp_path):
-    """A native checkpoint with one bit of `rows` changed."""
+    """Makes a native checkpoint with one flipped bit in `rows`."""
     moved = reshard(states["dcp"][0], tmp_path / "damaged", "--only", "rows")
     data = moved / "rank-00000.h5"
     content = bytearray(data.read_bytes())
@@ -538,7 +538,7 @@ def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
 
 
 def moved_alike(tmp_path, move, *command):
-    """Asserts that a move of the package writes what the tool does, and returns where it is."""
+    """Asserts that a move of the package writes the same files as the tool. Returns their path."""
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
     summary = json.loads(succeed("ckpt-reshard", *command, "--json", cwd=tmp_path / "theirs"))
@@ -795,7 +795,7 @@ def test_what_was_replaced_and_cannot_be_removed_is_a_warning():
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory):
-    """A model and its optimizer after a step, and an adapter, each in files of its own, as PyTorch saves them."""
+    """Saves a model, its optimizer after one step, and an adapter in separate files, as PyTorch programs do."""
     here = tmp_path_factory.mktemp("apart")
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
@@ -915,7 +915,7 @@ def test_plans_and_units_are_files(tmp_path):
             "--only", "model.layers.0")
     assert files_of(tmp_path / "flat") == files_of(tmp_path / "flat-by-tool")
     flat_pieces = tessera.open(tmp_path / "flat")
-    for name in shapes:  # cut in the middle of rows
+    for name in shapes:  # the flat pieces end in the middle of rows
         assert bits(flat_pieces[name][1:].torch()) == bits(tessera.open(ADAMW)[name][1:].torch())
 
 
@@ -971,7 +971,7 @@ def test_a_name_that_no_file_can_have_is_missing():
 
 
 def stopped(source, destination, **options):
-    """Stops a move when some of it is done; it has kept that."""
+    """Stops a move after a part of the work, and expects that the finished work is kept."""
 
     def progress(done, total):
         if 0 < done < total:
@@ -1004,7 +1004,7 @@ def test_a_move_goes_on_where_it_was_stopped(large, tmp_path):
 
 
 def test_kept_work_is_discarded_when_asked(large, tmp_path):
-    stopped(large / "plain", tmp_path / "moved", discard=True)  # as resume where nothing is kept
+    stopped(large / "plain", tmp_path / "moved", discard=True)  # with `discard` too, a stopped call keeps its work
     done = tessera.reshard(large / "plain", tmp_path / "moved", only="table", discard=True)
     assert done.kept_nbytes == 0 and [path.name for path in tmp_path.iterdir()] == ["moved"]
 
@@ -1085,7 +1085,7 @@ def test_other_threads_of_python_go_on_meanwhile(large, tmp_path):
     end = time.monotonic()
     done.set()
     ticker.join()
-    inner = (begin + (end - begin) / 4, end - (end - begin) / 4)  # no tick of the times before and after
+    inner = (begin + (end - begin) / 4, end - (end - begin) / 4)  # leaves out ticks just before and after the move
     assert sum(inner[0] < tick < inner[1] for tick in ticks) > 2, (begin, end, ticks)
 
 
@@ -1115,7 +1115,7 @@ def test_merge_and_split_take_what_reshard_takes():
 
     shared = set(tessera.reshard.__kwdefaults__)
     assert set(moves.MoveOptions.__annotations__) == shared - {"flat_layout"}
-    assert set(moves._ENCODERS) == shared - {"ranks", "world_size", "part", "parts", "progress"}  # which _move itself reads
+    assert set(moves._ENCODERS) == shared - {"ranks", "world_size", "part", "parts", "progress"}  # _move itself reads these
 
 
 def test_every_public_name_is_documented():
@@ -1164,7 +1164,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     model = torch.nn.Linear(3, 2)
     names = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "step": 1000}
     for example in examples:
-        if "import ray" in example:  # a package that is not there
+        if "import ray" in example:  # ray is not installed here
             continue
         exec(compile(example, "docs/python.md", "exec"), names)
     assert names["step"] == 1000
@@ -1175,7 +1175,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_recipe_takes_its_variables_from_the_folder_of_extra_files(tmp_path):
-    """Shows F3. Megatron's torch_dist has no config.json."""
+    """Shows F3. Megatron's torch_dist has no config.json, so the recipe needs the one in extra_files_from."""
     (tmp_path / "model").mkdir()
     config = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 8}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,5 @@
-"""`Checkpoint.state_dict`: nested dicts, only what another state dict has, lazy tensors; what notebooks show; bars."""
+"""`Checkpoint.state_dict`: nested dicts, only the names of another state dict, lazy tensors; what notebooks show;
+progress bars."""
 
 import re
 import sys
@@ -33,7 +34,7 @@ def saved(state, folder, format):
 
 
 def text_keys(value):
-    """DCP makes text of keys that are numbers."""
+    """Returns the object with number keys as text, as DCP stores them."""
     if isinstance(value, dict):
         return {str(key): text_keys(item) for key, item in value.items()}
     return [text_keys(item) for item in value] if isinstance(value, list) else value
@@ -61,7 +62,7 @@ def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
         found = checkpoint.state_dict()
     given = {key: dict(value) if key == "model" else value for key, value in state.items()}
     assert_same(found, text_keys(given) if format == "dcp" else given)
-    if format != "dcp":  # which stores a tied tensor twice
+    if format != "dcp":  # DCP stores a tied tensor twice
         assert found["tied"] is found["model"]["0.weight"]
 
 

@@ -148,7 +148,8 @@ def test_the_sdist_has_all_that_a_compiler_needs(built):
 
 
 def test_the_sdist_builds_with_a_compiler_alone(built, tmp_path):
-    """The machine's compiler and its own HDF5 are there, but pkg-config, which finds the machine's libraries, is not."""
+    """The machine has a compiler and its own HDF5, but no pkg-config, so the build cannot find the machine's libraries
+    and uses those of the sdist."""
     environment = os.environ | {"PYTHONPATH": str(Path(scikit_build_core.__file__).parents[1]), "PKG_CONFIG": "/nothing"}
     succeed(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-index", "--no-deps", "--wheel-dir", tmp_path,
             the(built, "*.tar.gz"), environment=environment)

@@ -1,4 +1,4 @@
-"""Files that each rank saved: what is moved, FSDP2 loads at other numbers of ranks."""
+"""Moves checkpoints with a file for each rank. FSDP2 loads the results on other numbers of ranks."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def of_model(rows):
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_dcp_for_other_ranks_holds_the_same(path, tmp_path):
-    """Shows F1, A4. Into DCP for five ranks; PyTorch reads all of it."""
+    """Shows F1, A4. Moves to DCP for five ranks; PyTorch reads all of it."""
     moved = reshard(path, tmp_path / "dcp", "--to", "dcp", "--world-size", "5")
     assert_same_state(listing(moved), expectation(path))
     dcp_to_torch_save(moved, tmp_path / "whole.pt")
@@ -33,7 +33,7 @@ def test_dcp_for_other_ranks_holds_the_same(path, tmp_path):
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_the_model_alone_becomes_safetensors(path, tmp_path):
-    """Shows F1. One file under the names of the module, loaded by safetensors and into the module."""
+    """Shows F1. safetensors loads the file, whose names are those of the module, and the module loads the tensors."""
     moved = reshard(path, tmp_path / "model.safetensors", "--only", "model", "--rename", "model.=")
     loaded = load_file(moved)
     expected = of_model(expectation(path)["tensors"])
@@ -44,7 +44,7 @@ def test_the_model_alone_becomes_safetensors(path, tmp_path):
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_verify_finds_flipped_bits(path, tmp_path):
-    """Shows F1, E4. The checksums of all archives are checked."""
+    """Shows F1, E4. `verify` checks the checksums of all archives."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in path.iterdir():
@@ -56,7 +56,7 @@ def test_verify_finds_flipped_bits(path, tmp_path):
 
 
 def save_flat_vectors(folder):
-    """On each rank: saves what LOCAL_STATE_DICT of FSDP1 has. All of rank 0's range is of one parameter."""
+    """Saves FSDP1's LOCAL_STATE_DICT, on each rank. Rank 0's whole range belongs to one parameter."""
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
@@ -71,14 +71,14 @@ def save_flat_vectors(folder):
 
 
 def test_a_flat_vector_is_no_second_name_of_a_parameter(tmp_path):
-    """Shows F1. Also where the elements that a rank has of both are the same."""
+    """Shows F1. This holds even if a rank's elements of the vector and of the parameter are the same."""
     run_function(save_flat_vectors, 2, tmp_path)
     found = {row["name"]: row["shape"] for row in listing(tmp_path)["tensors"]}
     assert found["model._flat_param"] == [108] and found["model.0.weight"] == [54]  # FSDP1 pads 103 elements
 
 
 def test_a_flat_vector_beside_its_parameters_is_refused_by_name(tmp_path):
-    """Shows F1, E3. use_orig_params=True saves each parameter twice: each rank's part of it, and the flat vector."""
+    """Shows F1, E3. use_orig_params=True saves each parameter twice: as each rank's part of it, and in the flat vector."""
     saved = tmp_path / "saved"
     saved.mkdir()
     run_function(save_flat_vectors, 2, saved)
@@ -95,7 +95,8 @@ def test_a_flat_vector_beside_its_parameters_is_refused_by_name(tmp_path):
 
 
 def save_as_accelerate_does(folder):
-    """On each rank: saves what accelerate saves with LOCAL_STATE_DICT and use_orig_params=False; rank 0 also all parameters."""
+    """Saves on each rank what accelerate saves with LOCAL_STATE_DICT and use_orig_params=False; rank 0 also saves all
+    parameters."""
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
@@ -119,7 +120,7 @@ def save_as_accelerate_does(folder):
 
 
 def test_flat_vectors_of_accelerate_become_parameters(tmp_path):
-    """Shows F1, F4. All names begin with the word in the file names; the layout lacks it."""
+    """Shows F1, F4. All names begin with a prefix from the file names; the layout lacks this prefix."""
     saved = tmp_path / "pytorch_model_fsdp_0"
     saved.mkdir()
     run_function(save_as_accelerate_does, 2, saved)
@@ -132,7 +133,7 @@ def test_flat_vectors_of_accelerate_become_parameters(tmp_path):
 
 
 def save_on_three_dimensions(folder):
-    """On each of eight ranks: saves tensors of a mesh of 2 x 2 x 2, with uneven rows and columns."""
+    """Saves tensors of a 2 x 2 x 2 mesh, with uneven rows and columns, on each of eight ranks."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -148,12 +149,12 @@ def save_on_three_dimensions(folder):
 
 
 def of_three_dimensions():
-    """Tensors, and how the last two dimensions of the mesh cut them: r rows, c columns, - not."""
+    """Returns tensors, and how the last two dimensions of the mesh cut them: `r`: rows, `c`: columns, `-`: not at all."""
     return {f"weight{cuts}": (torch.arange(21.0).reshape(7, 3) + i, cuts) for i, cuts in enumerate(("rc", "cr", "rr", "r-", "-c", "--"))}
 
 
 def test_meshes_of_three_dimensions_are_joined(tmp_path):
-    """Shows F1. Hybrid sharding with tensor parallelism; torch's ranks cut, Tessera joins."""
+    """Shows F1. Hybrid sharding with tensor parallelism: torch cuts the tensors, Tessera joins them."""
     saved = tmp_path / "saved"
     saved.mkdir()
     run_function(save_on_three_dimensions, 8, saved)
@@ -164,7 +165,7 @@ def test_meshes_of_three_dimensions_are_joined(tmp_path):
 
 
 def save_partial(folder):
-    """On each rank: saves a tensor that is the sum of what the ranks hold."""
+    """Saves a tensor whose placement is `Partial`, on each rank: the tensor is the sum of the ranks' parts."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial
@@ -177,7 +178,7 @@ def save_partial(folder):
 
 
 def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
-    """Shows F1, E3. A placement `Partial`: no rank has the tensor."""
+    """Shows F1, E3. With a placement `Partial`, no rank has the tensor."""
     saved = tmp_path / "saved"
     saved.mkdir()
     run_function(save_partial, 2, saved)
@@ -188,7 +189,7 @@ def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("name", [path.name for path in ALL if path.name.startswith("fsdp1")])
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
-    """Shows F1. Under the name of its parameter, and with its shape, as DCP and FSDP2 want it."""
+    """Shows F1. State gets the name and the shape of its parameter, as DCP and FSDP2 need it."""
     held = {row["name"]: row for row in expectation(VALID / name)["tensors"]}
     moved = reshard(VALID / name, tmp_path / "dcp", "--to", "dcp", "--world-size", "3", "--optimizer-params", "auto")
     found = {row["name"]: row for row in listing(moved)["tensors"]}
@@ -208,7 +209,7 @@ PEER = [sys.executable, "-B", Path(__file__).resolve().parent / "rank_files_peer
 
 @pytest.fixture(scope="module", params=["numbers", "names"])
 def saved(request, tmp_path_factory):
-    """What four ranks saved, the form of the optimizer's state, and the losses of the steps after it."""
+    """Returns what four ranks saved, the form of the optimizer's state, and the losses of the following steps."""
     folder = tmp_path_factory.mktemp("saved")
     losses = [json.loads(said) for said in run_program([*PEER, "save", folder, request.param], 4)]
     return folder, request.param, losses[0]
@@ -229,7 +230,7 @@ def test_fsdp2_continues_on_other_ranks(saved, tmp_path, between, ranks):
 
 
 def test_fsdp2_continues_on_more_ranks(tmp_path):
-    """Shows F1. What two ranks saved, on three."""
+    """Shows F1. Three ranks continue from what two ranks saved."""
     saved = tmp_path / "saved"
     saved.mkdir()
     expected = json.loads(run_program([*PEER, "save", saved, "names"], 2)[0])
@@ -241,7 +242,7 @@ def test_fsdp2_continues_on_more_ranks(tmp_path):
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_files_for_other_ranks_hold_the_same(path, tmp_path, ranks):
-    """Shows F1, A2. To another number of ranks, and back to one file."""
+    """Shows F1, A2. Moves to another number of ranks, and back to one file."""
     moved = reshard(path, tmp_path / "moved", "--to", "rank_files", "--world-size", ranks)
     assert_same_state(listing(moved), expectation(path))
     whole = reshard(moved, tmp_path / "whole.pt")
@@ -249,7 +250,7 @@ def test_files_for_other_ranks_hold_the_same(path, tmp_path, ranks):
 
 
 def test_hybrid_shards_are_loaded_as_dtensors(tmp_path):
-    """Shows F1. Two replicas of two shards each, in a mesh of two axes with names."""
+    """Shows F1. The mesh has two axes with names: two replicas of two shards each."""
     source = tmp_path / "model.pt"
     torch.save({"w": torch.arange(15.0).reshape(5, 3)}, source)
     moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--strategy", "hybrid:2x2", "--rename", "=model.",
@@ -264,7 +265,8 @@ def test_hybrid_shards_are_loaded_as_dtensors(tmp_path):
 
 @pytest.mark.parametrize("shape, form", [((), None), ((1,), None), ((1,), "model.pt"), ((1, 4), "native"), ((16,), None)])
 def test_tensors_of_each_rank_stay_whole_on_their_rank(shape, form, tmp_path):
-    """Shows F1. Ranks that replicate the model, as DDP does, each with a tensor of its own; also by way of one file."""
+    """Shows F1. Ranks replicate the model, as DDP does, and each rank also has a tensor of its own. Also moves through
+    one file."""
     source = tmp_path / "saved"
     source.mkdir()
     for rank in range(2):

@@ -11,7 +11,7 @@ every_fixture = pytest.mark.parametrize("path", [p for _, p in ALL], ids=[i for 
 
 @every_fixture
 def test_listing_equals_what_the_trainer_held(path):
-    """Shows E2, E9, E14. Names, dtypes, shapes, bytes and values of every fixture."""
+    """Shows E2, E9, E14. Compares names, dtypes, shapes, bytes and values of every fixture."""
     found = listing(path)
     assert found["schema"] == 1
     assert_same_state(found, expectation(path))
@@ -34,7 +34,7 @@ def test_same_state_after_a_move_to_native(path, tmp_path):
 
 @pytest.mark.parametrize("name", ["fsdp1_flat", "fsdp1_flat_aligned"])
 def test_flat_layout_gives_the_parameters_back(name, tmp_path):
-    """Shows E2. Bare flat vectors and `--flat-layout` give the parameters that FSDP1 unflattens."""
+    """Shows E2. With `--flat-layout`, bare flat vectors give the parameters that FSDP1 unflattens."""
     source = FIXTURES / "dcp" / "valid" / name
     layout = FIXTURES / "dcp" / "valid" / f"{name}.flat-layout.json"
     moved = reshard(source, tmp_path / "moved", "--to", "native", "--flat-layout", layout)
@@ -42,7 +42,7 @@ def test_flat_layout_gives_the_parameters_back(name, tmp_path):
 
 
 def test_hybrid_replicas_are_listed_once():
-    """Shows E2, E14. Replicas of a 2 x 2 mesh are one tensor."""
+    """Shows E2, E14. Replicas on a 2 x 2 mesh are listed as one tensor."""
     found = listing(FIXTURES / "dcp" / "valid" / "fsdp2_hybrid")
     names = [t["name"] for t in found["tensors"]]
     assert len(names) == len(set(names))

@@ -1,4 +1,5 @@
-"""Shows A4, E4. Docs/examples/resume_anywhere is killed in a save, and goes on elsewhere, in C++ and in Python and back."""
+"""Shows A4, E4. docs/examples/resume_anywhere is killed during a save, and resumes on other ranks: in C++, in Python,
+and in C++ again."""
 
 import os
 import subprocess
@@ -41,7 +42,7 @@ def test_losses_are_those_of_a_run_that_never_stopped(tmp_path):
     assert kill_while_saving(doomed, 1, checkpoints / "step-36")
     assert doomed.returncode != 0
 
-    # At step 40 the learning rate halves: all of it must go along, none of it happen twice.
+    # At step 40 the learning rate halves. The resumed runs must keep the halved rate, and not halve it again.
     said = run_program(in_cpp(checkpoints, moved, 40, "--strategy", "HYBRID_SHARD", "--dcp", tmp_path / "dcp"), 4)[0]
     assert f"resumes from {checkpoints}/step-3" in said
     run_program(in_python(tmp_path / "dcp", moved, 47, checkpoints / "step-47"), 2)

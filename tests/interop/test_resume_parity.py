@@ -1,4 +1,4 @@
-"""Shows A4, C8. PyTorch's FSDP1 and FSDP2 go on from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
+"""Shows A4, C8. PyTorch's FSDP1 and FSDP2 resume from Tessera's checkpoints, and Tessera from theirs, at other world sizes."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ def trainers(tmp_path_factory) -> Trainers:
 
 
 def expect_same_checkpoint(a: Path, b: Path) -> None:
-    """Bit by bit: every tensor and every value."""
+    """Every tensor and every value is equal bit for bit."""
     process = run("ckpt-inspect", "diff", a, b)
     assert process.returncode == 0, process.stdout
 

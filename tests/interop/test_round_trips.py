@@ -35,7 +35,8 @@ def test_every_strategy_keeps_the_state(source, strategy, world_size, target, tm
 @each_source
 @pytest.mark.parametrize("way", list(itertools.permutations(FORMATS, 3)), ids="-".join)
 def test_every_way_through_the_formats_ends_in_the_same_state(source, way, tmp_path):
-    """Shows A4, E2, E9. A to B to C keeps tensors; values, nesting and aliases come through safetensors and torch.save too."""
+    """Shows A4, E2, E9. A move from A to B to C keeps tensors. Values, nesting and aliases are kept through safetensors
+    and torch.save too."""
     here = source
     for step, target in enumerate(way):
         world_size = [] if target in WHOLE_TENSORS else ["--world-size", 3 - step]
@@ -62,7 +63,7 @@ def test_compression_changes_nothing_but_the_bytes(tmp_path):
 
 
 def test_state_per_column_shard_is_merged_only_by_leave(tmp_path):
-    """Shows E7, E10. Torchrec's accumulator per column shard is not cut anew unless --allow-lossy is given."""
+    """Shows E7, E10. torchrec's accumulators per column shard are merged only with --allow-lossy."""
     options = ["--to", "native", "--world-size", 3]
     refused = run("ckpt-reshard", DCP / "torchrec", tmp_path / "moved", *options)
     assert refused.returncode == 3
@@ -83,7 +84,7 @@ def test_index_is_rebuilt_from_the_rank_files(tmp_path):
 
 
 def test_only_and_rename_and_cast(tmp_path):
-    """Shows E7. Each relaxation is named, and does what it says."""
+    """Shows E7. The options select, rename and cast, and change nothing else."""
     moved = reshard(
         DCP / "fsdp2_adamw", tmp_path / "moved", "--to", "native", "--only", "model.layers.*", "--rename", "model.=net.", "--cast", "bfloat16"
     )

@@ -35,7 +35,7 @@ def in_python(kind, first, last, begin=None, end=None, whole_state=True) -> list
 
     scheduler = None
     if begin:
-        # What changes, of a StepLR; of ReduceLROnPlateau all that libtorch has too.
+        # The fields to load: `last_epoch` of StepLR, or all fields of ReduceLROnPlateau that libtorch has too.
         saved = {"last_epoch": 0} if kind == "step" else fields_of(make_scheduler())
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)

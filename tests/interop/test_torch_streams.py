@@ -20,7 +20,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
 def test_a_stream_of_every_protocol_is_what_torch_loads(protocol, tmp_path):
-    """Shows E2. A training state: tied weights, views, an optimizer, numbers as keys."""
+    """Shows E2. The stream holds a training state: tied weights, views, an optimizer, numbers as keys."""
     torch.manual_seed(protocol)
     model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7, bias=False), torch.nn.BatchNorm1d(7))
     model[1].weight = model[0].weight
@@ -48,7 +48,7 @@ def test_a_whole_module_in_a_stream_is_its_state_dict(tmp_path):
 
 
 def test_two_objects_in_one_stream_are_refused(tmp_path):
-    """torch.load reads the first alone; the others would be lost without a word."""
+    """torch.load reads only the first object; a move would silently lose the others."""
     with open(tmp_path / "two.pt", "wb") as file:
         for number in range(2):
             torch.save({"weight": torch.full((2,), number)}, file, _use_new_zipfile_serialization=False)

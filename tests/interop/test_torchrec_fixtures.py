@@ -27,7 +27,7 @@ TABLES = {
     "torchrec_adagrad": ["t_tw", "t_cw", "t_rw", "t_dp"],
     "torchrec_sgd": ["t_tw", "t_cw", "t_rw", "t_dp"],
 }
-# Every table by every type, all the tables of a plan by different ones.
+# Within a plan the tables have different sharding types. Over all plans each table has every type.
 MOVES = [(name, shift) for name in TABLES for shift in range(len(RULES))]
 
 
@@ -41,7 +41,7 @@ def plan_file(folder, name, shift):
 @pytest.mark.parametrize(("name", "shift"), MOVES)
 @pytest.mark.parametrize("to", ["native", "dcp"])
 def test_canonical_state_is_equal_under_every_plan(name, shift, to, tmp_path):
-    """Shows D7, D9, E10. Weights and state, one accumulator per row, are what the trainer held."""
+    """Shows D7, D9, E10. Weights and state, with one accumulator per row, equal those of the trainer."""
     plan = plan_file(tmp_path, name, shift)
     moved = reshard(
         VALID / name, tmp_path / "moved", "--to", to, "--plan", plan, "--optimizer-names", "canonical", "--allow-lossy"
@@ -52,7 +52,7 @@ def test_canonical_state_is_equal_under_every_plan(name, shift, to, tmp_path):
 
 @pytest.mark.parametrize("shift", range(len(RULES)))
 def test_state_under_torchrecs_names_has_a_block_per_column_shard(shift, tmp_path):
-    """Shows D9, E10. What torchrec's loader looks for under the new plan."""
+    """Shows D9, E10. The names and shapes are those that torchrec's loader expects under the new plan."""
     source = VALID / "torchrec"
     whole = reshard(source, tmp_path / "whole.safetensors", "--optimizer-names", "canonical", "--allow-lossy")
     canonical = load_file(whole)
@@ -70,7 +70,7 @@ def test_state_under_torchrecs_names_has_a_block_per_column_shard(shift, tmp_pat
 
 @pytest.mark.parametrize("name", TABLES)
 def test_names_come_back(name, tmp_path):
-    """Shows D9. Canonical names and back is the identity where no column shards were merged."""
+    """Shows D9. If no column shards were merged, a move to canonical names and back changes nothing."""
     merged = ("t_cw", "t_twcw", "t_grid") if name == "torchrec" else ()
     only = [word for table in merged for word in ("--only", f"!*.{table}.*")]
     canonical = reshard(VALID / name, tmp_path / "canonical", "--optimizer-names", "canonical", *only)
@@ -82,7 +82,7 @@ def test_names_come_back(name, tmp_path):
 
 
 def test_torchrecs_own_trip_loses_nothing(tmp_path):
-    """Shows D9, E10. To the native format and back with names as they are stored."""
+    """Shows D9, E10. Moves to the native format and back, with the names as they are stored."""
     native = reshard(VALID / "torchrec", tmp_path / "native")
     back = reshard(native, tmp_path / "back", "--to", "dcp")
     assert_same_state(listing(back), expectation(VALID / "torchrec"))

@@ -38,7 +38,7 @@ def finish():
 
 @pytest.fixture(scope="module")
 def expected():
-    """The weights and moments that all trainers here have after two steps."""
+    """Returns the weights and moments that all trainers in this file have after two steps."""
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     train(model, optimizer)
@@ -47,7 +47,7 @@ def expected():
 
 
 def assert_holds(moved, expected, optimizer_prefix="optim.state."):
-    """`moved` is a safetensors file or folder with model.<name> and optim.state.<name>.exp_avg."""
+    """Expects that `moved`, a safetensors file or folder, has the tensors model.<name> and optim.state.<name>.exp_avg."""
     loaded = load_file(moved)
     for name, weight in expected[0].items():
         torch.testing.assert_close(loaded[f"model.{name}"], weight)
@@ -146,7 +146,7 @@ def olmo(tmp_path_factory):
 
 
 def test_files_of_olmos_ranks_are_one_checkpoint(olmo, expected, tmp_path):
-    """Shows F1. `torch_legacy`: one file for each rank, with everything in it."""
+    """Shows F1. The form `torch_legacy` has one file for each rank, with everything in it."""
     assert_holds(reshard(olmo / "legacy", tmp_path / "moved.safetensors"), expected)
     values = listing(olmo / "legacy")["values"]
     assert values["global_step"] == 2 and "per_rank.1.rng.python" in values
@@ -154,7 +154,7 @@ def test_files_of_olmos_ranks_are_one_checkpoint(olmo, expected, tmp_path):
 
 
 def test_olmos_newer_form_is_a_distributed_checkpoint(olmo, expected, tmp_path):
-    """Shows F1. `torch_new`, `olmo_core`: model_and_optim, and the state of each rank's trainer in train."""
+    """Shows F1. The forms `torch_new` and `olmo_core` have model_and_optim, and the state of each rank's trainer in train."""
     moved = tmp_path / "moved.safetensors"
     succeed("ckpt-reshard", "merge", olmo / "newer" / "model_and_optim", f"train={olmo / 'newer' / 'train'}", moved, "--quiet")
     assert_holds(moved, expected)
@@ -162,7 +162,8 @@ def test_olmos_newer_form_is_a_distributed_checkpoint(olmo, expected, tmp_path):
 
 
 def test_olmos_local_form_is_refused(olmo, tmp_path):
-    """Shows F1, E3. `local`: flat vectors in a list of modules, with objects of FSDP1 that say what is in them."""
+    """Shows F1, E3. The form `local` has flat vectors in a list of modules. Only objects of FSDP1 say which parameters
+    are in them."""
     process = run("ckpt-reshard", olmo / "local" / "model", tmp_path / "moved", "--to", "dcp")
     assert process.returncode == 3 and "flat_param" in process.stderr, process.stderr
     assert not (tmp_path / "moved").exists()
@@ -209,7 +210,8 @@ def composer(tmp_path_factory):
 
 @pytest.mark.parametrize("form", ["ep0-ba2", "old", "full/ep0-ba2-rank0.pt"])
 def test_checkpoints_of_composer_get_the_names_of_fsdp2(composer, expected, tmp_path, form):
-    """Shows F1, F4. Sharded (a distributed checkpoint), sharded before torch 2.0 (a file for each rank), and full."""
+    """Shows F1, F4. Tests three forms: sharded (a distributed checkpoint), sharded before torch 2.0 (a file for each
+    rank), and full."""
     word = "ep0-ba2." if form == "old" else ""
     moved = reshard(composer / form, tmp_path / "moved.safetensors", "--rename", f"{word}state.optimizers.AdamW.=optim.",
                     "--rename", f"{word}state.=")

@@ -516,6 +516,24 @@ TEST(RecipeTest, VariablesMustNotDependOnThemselves) {
   EXPECT_THAT(message_of([&] { applied(MemoryCheckpoint(), recipe); }), HasSubstr("found a cycle"));
 }
 
+TEST(RecipeTest, VariablesMustNotFormALongChain) {
+  const auto message_for_chain_of = [](int num_variables) {
+    std::string variables = "\"v0\": 1";
+    for (int i = 1; i < num_variables; ++i) {
+      variables += ", \"v" + std::to_string(i) + "\": \"v" + std::to_string(i - 1) + "\"";
+    }
+    const std::string last = "v" + std::to_string(num_variables - 1);
+    const Recipe recipe =
+        parsed(R"({"from": "w", "to": "v", "ops": [{"slice": {"end": ")" + last + R"("}}]})",
+               "\"variables\": {" + variables + "}, ");
+    return message_of([&] { applied(MemoryCheckpoint(), recipe); });
+  };
+  EXPECT_THAT(message_for_chain_of(33),
+              HasSubstr("variable v0: expected a chain of at most 32 variables that need each "
+                        "other's values, found a longer chain"));
+  EXPECT_THAT(message_for_chain_of(32), testing::Not(HasSubstr("chain")));
+}
+
 TEST(RecipeTest, EachNameHasOneRuleAndOneTensor) {
   MemoryCheckpoint source;
   source.add({"a.0", DType::float32, {1}}, numbers(1));

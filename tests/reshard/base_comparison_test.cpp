@@ -21,7 +21,7 @@ using test::bytes_of;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 
-/// A base that lies in memory.
+/// A base checkpoint in memory.
 class MemoryBase final : public formats::BaseCheckpoint {
  public:
   explicit MemoryBase(MemoryCheckpoint checkpoint, std::string identity = "x")

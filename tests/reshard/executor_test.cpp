@@ -306,7 +306,7 @@ TEST(ExecutorTest, EmptyAndZeroDimensionalTensorsAreOrdinary) {
   EXPECT_EQ(whole_tensor(moved, 1), bytes_of<std::int64_t>({42}));
 }
 
-/// Notes the first address to which elements of each tensor are read.
+/// Records the first address into which elements of each tensor are read.
 class NotesAddresses final : public formats::TensorSource {
  public:
   explicit NotesAddresses(const formats::TensorSource& source) : source_(source) {}

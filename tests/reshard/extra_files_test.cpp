@@ -46,7 +46,7 @@ class ExtraFilesTest : public ::testing::Test {
     return plan_extra_files(fs_, move, *reader, paths, tmp_ / to, format, options);
   }
 
-  /// Returns what is left as `name: why`.
+  /// Returns the files that are not copied, each as `name: why`.
   static Names left(const ExtraFilesPlan& plan) {
     Names lines;
     for (const auto& [name, why] : plan.left) lines.push_back(name + ": " + why);

@@ -14,7 +14,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// One of everything that some format has no place for.
+/// A checkpoint with one of everything that some format cannot hold.
 MemoryCheckpoint rich_source() {
   MemoryCheckpoint source;
   source.add({"0.w", DType::float32, {1}}, bytes_of<float>({1})).key_path = {0, "w"};

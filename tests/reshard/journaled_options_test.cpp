@@ -5,7 +5,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// The entries that must be equal even if two plans are.
+/// Returns the entries that must be equal even if the two plans are equal.
 formats::ResumeIdentity compared_always(const JournaledOptions& options) {
   formats::ResumeIdentity identity = identity_of_options(options);
   std::erase_if(identity, [](const auto& entry) {
@@ -29,7 +29,7 @@ TEST(JournaledOptionsTest, WhatChangesElementsAloneIsComparedAlways) {
             compared_always({.preference = formats::MergePreference::last}));
 }
 
-// A journal of an earlier release does not have these entries.
+// So a journal of an earlier release, which has no such entries, still fits.
 TEST(JournaledOptionsTest, OptionsThatAreNotGivenAddNothing) {
   EXPECT_TRUE(compared_always({}).empty());
 }

@@ -33,7 +33,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 
-// What a checkpoint is saved as, and what a job holds.
+// Layouts (strategy, world size), both of saved checkpoints and of the jobs that load them.
 const std::vector<std::pair<std::string, int>> kLayouts = {
     {"replicated", 1}, {"replicated", 3}, {"flat", 2},       {"flat", 4},
     {"dim0", 3},       {"dim0", 4},       {"hybrid:2x2", 4}, {"columns", 2}};
@@ -206,12 +206,12 @@ TEST(LoadPlannerTest, ReplicasAreReadFromTheRankItselfWhereItHasOne) {
   const Region whole = whole_box(Shape{5});
   source.add({"w", DType::float32, {5}}, counting_bytes(20), {{whole, 0}, {whole, 1}, {whole, 2}});
   CheckpointContents wanted = held_by(2, source.contents(), "replicated", 3);
-  wanted.tensors[0].pieces.edit()[0].rank = 0;  // the rank that asks is what counts
+  wanted.tensors[0].pieces.edit()[0].rank = 0;  // ignored: plan_load gets the rank, 2
   const Plan plan = plan_load(source.contents(), "src", wanted, 2, {});
   EXPECT_THAT(plan.copies[0].source_pieces, ElementsAre(ElementsAre(2)));
 }
 
-// What does not fit.
+// Problems: checkpoints that do not fit what is wanted.
 
 std::vector<std::string> rules_and_names(const std::vector<Finding>& findings) {
   std::vector<std::string> texts;
@@ -219,7 +219,7 @@ std::vector<std::string> rules_and_names(const std::vector<Finding>& findings) {
   return texts;
 }
 
-/// A checkpoint and what a job wants, which differ in nothing yet.
+/// A checkpoint, and the contents that a job wants. They fit; tests then change one of them.
 struct Pair {
   CheckpointContents source = model().contents();
   CheckpointContents wanted = held_by(0, source, "dim0", 2);
@@ -347,7 +347,7 @@ TEST(LoadPlannerTest, KindsOfStateMustAgreeUnlessOneIsUnknown) {
   EXPECT_EQ(plan.problems[0].found, "scalar_parameter (from another optimizer?)");
   moment.kind = StateKind::opaque;
   EXPECT_THAT(pair.plan().problems, IsEmpty());
-  moment.kind = StateKind::plain;  // as formats of others have it: the name says what it is
+  moment.kind = StateKind::plain;  // other formats store no kind: the name decides
   EXPECT_THAT(pair.plan().problems, IsEmpty());
 }
 
@@ -472,7 +472,7 @@ TEST(LoadPlannerTest, AWantedTensorMayComeFromAnAlias) {
   EXPECT_EQ(whole_tensor(loaded, 0), counting_bytes(12));
   EXPECT_EQ(whole_tensor(loaded, 1), counting_bytes(12));
 
-  CheckpointContents tied = untied;  // the other way round than the checkpoint has it
+  CheckpointContents tied = untied;  // tensor and alias are swapped, compared with the checkpoint
   tied.tensors.pop_back();
   tied.aliases = {{"head", "embed", {}}};
   EXPECT_EQ(whole_tensor(load(source, tied, 0), 0), counting_bytes(12));

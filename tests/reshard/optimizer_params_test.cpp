@@ -155,7 +155,7 @@ Value strings(std::vector<std::string> texts) {
   return values;
 }
 
-// What a name changes
+// --- what changes when a number gets a name
 
 TEST(OptimizerParamsTest, ANumberGetsTheNameAtItsPlaceInTheGroups) {
   Source source = two_groups();
@@ -200,7 +200,7 @@ TEST(OptimizerParamsTest, TheKeyOfANumberBecomesAString) {
 }
 
 TEST(OptimizerParamsTest, NumbersThatAreTextAreNamedToo) {
-  // As DCP has them, and as a name without a path has them.
+  // The numbers are text in DCP, and in names without a key path.
   Source source = model();
   source.tensor("optim.state.0.exp_avg", {5, 3}).tensor("optim.state.1.exp_avg", {4, 3});
   source.checkpoint().contents_for_change().tensors.back().key_path = {};
@@ -279,7 +279,7 @@ TEST(OptimizerParamsTest, AnOptimizerWithoutStateGetsNamesInItsGroups) {
             strings({"emb.weight", "up.weight", "norm.weight", "norm.bias"}));
 }
 
-// Which optimizer
+// --- the choice of the optimizer
 
 TEST(OptimizerParamsTest, WithoutNumbersThereIsNothingToDo) {
   Source source = model();
@@ -347,7 +347,7 @@ TEST(OptimizerParamsTest, StateUnderTheNameBesideTheNumberIsRefused) {
                           "parameters: expected state only under a number"));
 }
 
-// The list of the user
+// --- the user's list of names
 
 TEST(OptimizerParamsTest, AListThatIsNoListOfNamesIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
@@ -396,7 +396,7 @@ TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {
                   "none of this name; 1 of 4 names are missing there"));
   EXPECT_THAT([&] { two_groups().named(list(R"(["a", "b", "c", "d"])")); },
               ThrowsError(ErrorKind::mismatch, "4 of 4 names are missing there"));
-  // A name is all of a name: `norm` and `up.weigh` are not found in `norm.weight`, `up.weight`.
+  // Only whole names match: `norm` and `up.weigh` are not found in `norm.weight`, `up.weight`.
   EXPECT_THAT(
       [&] {
         two_groups().named(list(R"(["emb.weight", "weight.x", "norm.weight", "norm.bias"])"));
@@ -458,7 +458,7 @@ TEST(OptimizerParamsTest, StateOfAFlatParameterOfSeveralIsRefused) {
 }
 
 TEST(OptimizerParamsTest, AutoTakesNamesThatTorchStored) {
-  Source source = two_groups();  // against the order of the state dict, which they overrule
+  Source source = two_groups();  // param_names below override the order of the state dict
   source.value("optim.param_groups.0.param_names", strings({"emb.weight", "up.weight"}));
   source.value("optim.param_groups.1.param_names", strings({"norm.bias", "norm.weight"}));
   const auto reader = source.with_order().named(kAuto);
@@ -480,7 +480,7 @@ TEST(OptimizerParamsTest, AutoWithoutAnOrderTakesOnlyWhatShapesDecide) {
 }
 
 TEST(OptimizerParamsTest, AnOrderThatIsThatOfNamesIsNone) {
-  // A program that sorts would give 0 the name of the bias.
+  // If a program sorted the names, number 0 would get the name of the bias.
   const auto make = [](std::vector<std::string> names) {
     Source source;
     for (const std::string& name : names) source.tensor("model." + name, {3});
@@ -593,7 +593,7 @@ TEST(OptimizerParamsTest, TwoFilesHaveNoCommonOrder) {
               ThrowsError(ErrorKind::mismatch, "found equal shapes: number 0"));
 }
 
-// The search
+// --- the search for names
 
 std::vector<NumberedParam> params(int first, std::vector<std::optional<Shape>> shapes) {
   std::vector<NumberedParam> group;

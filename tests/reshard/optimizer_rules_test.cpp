@@ -23,7 +23,7 @@ CheckpointContents contents_of(std::vector<std::pair<std::string, Shape>> tensor
 
 // Shows E10.
 TEST(OptimizerRulesTest, NamesOfTorchDecideAndNotShapes) {
-  // `mystery` has its parameter's shape, and `exp_avg` of `b` has not.
+  // `mystery` has the shape of its parameter; `exp_avg` of `b` has another shape.
   const auto contents = contents_of({{"model.a", {4, 4}},
                                      {"model.b", {4}},
                                      {"optim.state.a.exp_avg", {4, 4}},

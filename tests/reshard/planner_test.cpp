@@ -301,10 +301,10 @@ TEST(PlannerTest, AllThatLiesInLostFilesComesInOneReport) {
   EXPECT_THAT(notes, report);
   EXPECT_THAT(relaxed.destination.tensors, SizeIs(4));
   EXPECT_THAT(relaxed.value_sources, ElementsAre(0));
-  ASSERT_THAT(relaxed.destination.units, SizeIs(1));  // what has lost a parameter is no unit
+  ASSERT_THAT(relaxed.destination.units, SizeIs(1));  // a unit without a parameter is dropped
   EXPECT_EQ(relaxed.destination.units[0].name, "bias");
 
-  // What is not asked for may be lost.
+  // Missing entries that `only` does not select are no problem.
   const PlanOptions others{.only = NameSelection({"model.up.bias", "epoch"})};
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
 }
@@ -396,7 +396,7 @@ TEST(PlannerTest, AllHolesAndOverlapsComeInOneReport) {
   EXPECT_EQ(plan.problems[1].where.fqn, "model.up.weight");
 
   const Plan relaxed = plan_reshard(contents, "src", {.missing = Relaxation::allow});
-  ASSERT_THAT(relaxed.problems, SizeIs(1));  // an overlap is never let pass
+  ASSERT_THAT(relaxed.problems, SizeIs(1));  // an overlap is always a problem
   EXPECT_THAT(relaxed.notes, SizeIs(1));
   EXPECT_EQ(relaxed.destination.find_tensor("model.up.bias"), nullptr);
 }
@@ -466,8 +466,8 @@ TEST(PlannerTest, RenameKeepsTheNestingOfWhatIsKept) {
   }
 }
 
-/// Plans a rename of one byte under each path, and returns the paths at the destination. An empty
-/// path is that of a top-level key.
+/// Plans a rename of a checkpoint with a one-byte tensor at each path. Returns the new paths. An
+/// empty path is that of a top-level key.
 std::vector<formats::KeyPath> paths_after(const std::vector<formats::KeyPath>& paths,
                                           const std::vector<Rename>& renames) {
   CheckpointContents contents;
@@ -668,7 +668,7 @@ TEST(PlannerTest, QuantizedWeightsMoveAsTheyAreAndCodesWithoutScalesAreNumbers) 
       plan_reshard(contents, "src", {.only = NameSelection({"norm"}), .cast = DType::bfloat16})
           .problems,
       IsEmpty());
-  // Their scales are in the source, also if they are not moved.
+  // The scales are in the source, even if `only` does not select them.
   EXPECT_THAT(
       plan_reshard(contents, "src", {.only = NameSelection({"w.weight"}), .cast = DType::bfloat16})
           .problems,
@@ -916,7 +916,7 @@ TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   nested.tensors[0].key_path = {"model", "norm.weight"};
   EXPECT_THAT(notes(nested), IsEmpty());
   EXPECT_THAT(notes(adamw()), IsEmpty());
-  // Beside a model and its optimizer, a tensor of the user's own is no tensor of the model.
+  // A user's tensor beside a model and its optimizer does not count as a tensor of the model.
   for (CheckpointContents source : {nested, adamw()}) {
     source.tensors.push_back(tensor("sampler.generator", {2}));
     EXPECT_THAT(notes(source), IsEmpty());

@@ -93,7 +93,7 @@ TEST_F(RankFilesMoveTest, EachRankGetsWhatItHadForItself) {
   EXPECT_TRUE(FileSystem::posix().kind_of(fewer->path() + "/world_size_2_rank_0.pt"));
 }
 
-// Shows F1. A source of one rank cuts nothing, so it does not show which tensors are cut.
+// Shows F1. A source on one rank has no cut tensors, so it does not show which ones to cut.
 TEST_F(RankFilesMoveTest, OtherStateOfOneRankIsWholeOnEachRank) {
   test::MemoryCheckpoint source("source");
   source.add({"generator", DType::uint8, {4}}, test::bytes_of<std::uint8_t>({1, 2, 3, 4}));
@@ -104,7 +104,7 @@ TEST_F(RankFilesMoveTest, OtherStateOfOneRankIsWholeOnEachRank) {
   EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:2] on 0, [2:3] on 1");
 }
 
-/// A checkpoint without cut tensors, in which two ranks have other random generators.
+/// A checkpoint without cut tensors. Two of its ranks have random generators of their own.
 test::MemoryCheckpoint with_own_generators() {
   test::MemoryCheckpoint source("source");
   source.add({"extra_state.rng", DType::float32, {1}}, test::bytes_of<float>({100}));
@@ -142,13 +142,12 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
     }
     return lines;
   };
-  const std::string text =
-      "no such rank or no such entry, so all ranks get the entry under this name";
+  const std::string text = "not both, so all ranks get this entry under its own name";
   EXPECT_THAT(notes({.world_size = 4}), testing::IsEmpty());
   EXPECT_THAT(notes({.world_size = 2}), ElementsAre("per_rank.2.extra_state.rng: " + text));
   PlanOptions renamed{.world_size = 4};
   renamed.renames = {{"extra_state.rng", "extra_state.seed"}};
-  EXPECT_THAT(notes(renamed), testing::IsEmpty());  // the entries of each rank follow
+  EXPECT_THAT(notes(renamed), testing::IsEmpty());  // per_rank entries are renamed too
   renamed.renames.insert(renamed.renames.begin(), {"per_rank.", "per_rank."});
   EXPECT_THAT(notes(renamed), ElementsAre("per_rank.1.extra_state.rng: " + text + " (and 1 more)"));
 }

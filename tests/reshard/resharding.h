@@ -6,7 +6,7 @@
 
 namespace tessera::test {
 
-/// Plans and moves a checkpoint in memory, in blocks of so many bytes. `plan.problems` must be
+/// Plans a move and moves the checkpoint in memory, block by block. `plan.problems` must be
 /// empty.
 inline MemoryCheckpoint reshard_in_memory(const formats::CheckpointReader& source,
                                           const reshard::PlanOptions& options, int num_threads = 1,

@@ -23,7 +23,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
 
-// Work that does not end, and is gone on with.
+// Moves that are interrupted, and resumed.
 
 namespace tessera::reshard {
 namespace {
@@ -88,7 +88,7 @@ MemoryCheckpoint small_source() {
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr std::uint64_t kLargeNbytes = 18 * kMiB;
 
-/// The same noise over and over, with a number in every page.
+/// Returns repeated copies of the same noise, with another number in each page.
 Bytes repeated(const Bytes& noise, std::uint64_t nbytes) {
   constexpr std::size_t kPageNbytes = 4096;
   Bytes bytes;
@@ -175,7 +175,7 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     return [this, &source] { move(source, KeptWork::resume); };
   }
 
-  /// Checks what a move that goes on would refuse.
+  /// Returns a function that makes the checks of a resumed move, but moves nothing.
   std::function<void()> checking(const CheckpointReader& source) {
     return [this, &source] {
       check_move(planned(source), source, fs_, path(),
@@ -254,7 +254,7 @@ TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
       fs_.fail_operation(index, fault);
       try {
         move(source, KeptWork::refuse);
-        committed = !fs_.has_failed();  // nobody hears of what fails once all is done
+        committed = !fs_.has_failed();  // failures after the commit are not reported
       } catch (const Error& error) {
         ASSERT_EQ(error.kind(), ErrorKind::io) << error.what();
         fs_.fail_operation(-1);
@@ -262,7 +262,7 @@ TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
         if (!has_appeared) move(source, KeptWork::resume);
       }
       auto files = all_files();
-      // Where the disk fails for good, not even the journal can be removed.
+      // If all later operations fail too, not even the journal can be removed.
       files.erase("/" + GetParam().file + ".partial.journal");
       ASSERT_TRUE(files == expected);
       clear();
@@ -322,7 +322,7 @@ TEST_P(ResumableMoveTest, WhatWasReplacedIsNotTakenForKeptWork) {
   for (std::int64_t index = num_operations - kNumLast; index < num_operations; ++index) {
     fs_.fail_operation(index, FaultFileSystem::Fault::from_then_on);
     try {
-      replace();  // nobody hears of what fails once all is done
+      replace();  // failures after the commit are not reported
       if (FileSystem::posix().kind_of(partial())) ++num_left;
     } catch (const Error&) {
       clear();
@@ -389,7 +389,7 @@ TEST_P(ResumableMoveTest, FinishedBlocksAreNotReadFromTheSourceAgain) {
     CountingReader reader(source);
     const std::uint64_t resumed_nbytes =
         move(reader, KeptWork::resume, OverwritePolicy::refuse, num_threads);
-    // Of several threads' blocks, only one is finished for certain when another fails.
+    // With several threads, only one block is certainly finished when a read fails.
     EXPECT_GE(resumed_nbytes, num_threads == 1 ? kLargeNbytes / 3 : 1U);
     EXPECT_EQ(reader.nbytes_read(), kLargeNbytes - resumed_nbytes);
     EXPECT_TRUE(all_files() == expected);
@@ -463,7 +463,7 @@ TEST(ResumeIdentityTest, EveryFileOfTheSourceCountsAlsoOfOneName) {
   EXPECT_NE(resume_identity(other, reader, {Value(7)}, {}), before);
 }
 
-// Compressed chunks may come to lie elsewhere, so that their place tells nothing.
+// Not for compressed chunks: a resumed run may write them to other offsets.
 class PlainResumableMoveTest : public ResumableMoveTest {};
 INSTANTIATE_TEST_SUITE_P(Native, PlainResumableMoveTest, ::testing::Values(destination("native")),
                          name_of);
@@ -517,7 +517,7 @@ TEST_P(ResumableMoveTest, NothingIsWrittenThroughALink) {
     try {
       move(source, KeptWork::resume);
     } catch (const Error&) {
-      // Or it goes on without them.
+      // The move may also refuse the kept work.
     }
     EXPECT_EQ(test::read_all(victim), "somebody's");
     clear();
@@ -566,7 +566,7 @@ TEST_P(ResumableMoveTest, WhatIsNotAsTheJournalSaysIsWrittenAgain) {
   const MemoryCheckpoint source = large_source();
   const auto expected = whole(source);
   move_and_interrupt(source, kLargeNbytes - 2 * kMiB);
-  // A byte of each finished block; files that are written by ranks are laid out alike.
+  // Damages a byte of each finished block. Files of all ranks have the same layout.
   const auto journal = formats::read_journal(FileSystem::posix(), partial() + ".journal");
   ASSERT_TRUE(journal.has_value());
   for (const auto& entry : std::filesystem::recursive_directory_iterator(tmp_.path())) {
@@ -632,7 +632,7 @@ TEST_P(ResumableMoveTest, AnotherPlanIsToldByWhatItIsMadeOf) {
   plan_says_["only"] = "[v]";
   EXPECT_THAT([&] { resume(renamed); },
               ThrowsError(ErrorKind::mismatch, "have changed: plan, only: expected v, found [v]"));
-  EXPECT_NO_THROW(resume(source));  // the same, asked for in other words
+  EXPECT_NO_THROW(resume(source));  // the options in other words, but the same plan
 }
 
 // Shows E4.
@@ -810,7 +810,7 @@ TEST_P(ResumableMoveTest, WhatAWriterLeftIsTakenOverWhateverItLooksLike) {
   const MemoryCheckpoint source = small_source();
   const auto expected = whole(source);
   for (const std::string journal : {"", "tessera-", "tessera-journal 1\n"}) {
-    move(source, KeptWork::refuse);  // whole, as one that was replaced is
+    move(source, KeptWork::refuse);  // a complete checkpoint, like one that was replaced
     std::filesystem::rename(path(), partial());
     test::write_file(partial() + ".journal", journal);
     FileSystem::posix().remove_all(path() + ".values.json");  // beside a single file

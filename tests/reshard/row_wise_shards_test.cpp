@@ -11,7 +11,7 @@ TEST(RowWiseShardsTest, ARowLiesWhereItsFirstElementLies) {
   const Shape parameter{5, 4};
   const std::vector<Shard> flat{
       {FlatRange{0, 6}, {0}}, {FlatRange{6, 8}, {1}}, {FlatRange{8, 20}, {2}}};
-  // Row 1 begins at element 4 (rank 0); rank 1 holds no row's beginning.
+  // Row 1 begins at element 4, on rank 0. No row begins on rank 1.
   EXPECT_THAT(row_wise_shards(flat, parameter, Shape{5}),
               ElementsAre(Shard{Box{{0}, {2}}, {0}}, Shard{Box{{2}, {3}}, {2}}));
   const std::vector<Shard> columns{{Box{{0, 0}, {5, 1}}, {3}}, {Box{{0, 1}, {5, 3}}, {1}}};

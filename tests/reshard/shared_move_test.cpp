@@ -229,7 +229,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, DyingWorkerTest,
                                            Destination{"torch_zip", "c.pt", Format::torch_zip}),
                          [](const auto& each) { return each.param.name; });
 
-// The last worker also finishes, so this dies in the midst of that, too.
+// The last worker also finishes the move, so it also dies during the finishing steps.
 TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies) {
   const auto expected = by_one_process(source_);
   write_old();
@@ -249,7 +249,7 @@ TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies
     }
     has_died = fs.has_failed();
     ASSERT_TRUE(destination_files() == old || destination_files() == expected);
-    // A death just before the exchange loses the work of both, as it does for a single writer.
+    // If a worker dies just before the exchange, the work of both is lost, as for one writer.
     for (int share = 0; share < 2 && destination_files() == old; ++share) {
       replace(quick_, share, KeptWork::resume);
     }

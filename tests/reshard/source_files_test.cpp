@@ -17,7 +17,7 @@ class SourceFilesTest : public ::testing::Test {
   void SetUp() override {
     std::filesystem::copy(test::fixture("safetensors/valid/single.safetensors"), path_);
   }
-  /// Writes the same bytes again, later and in another file.
+  /// Replaces the file by a new file with the same bytes and a later modification time.
   void replace() {
     std::filesystem::copy(path_, path_ + ".new");
     std::filesystem::last_write_time(

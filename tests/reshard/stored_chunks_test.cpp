@@ -21,7 +21,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/executor.h"
 
-// Moves of compressed chunks as they are: see [Note: Stored chunks].
+// Moves that copy compressed chunks without decoding them: see [Note: Stored chunks].
 
 namespace tessera::reshard {
 namespace {

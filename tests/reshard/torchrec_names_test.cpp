@@ -32,7 +32,7 @@ CheckpointContents table_with(std::vector<std::pair<std::string, Shape>> state) 
   return contents;
 }
 
-/// Returns (own name, other name) behind `kState`.
+/// Returns (old name, new name) of each state, without the prefix `kState`.
 std::vector<std::pair<std::string, std::string>> ends(const CheckpointContents& contents,
                                                       const std::vector<StateName>& names) {
   std::vector<std::pair<std::string, std::string>> found;

@@ -68,7 +68,7 @@ TEST_P(WorkSharesTest, EveryBlockIsInOneShare) {
         std::uint64_t nbytes = 0;
         std::int64_t end = -1;
         for (const BlockRange& range : share.ranges) {
-          EXPECT_GT(range.begin, end);  // ascending, and not touching
+          EXPECT_GT(range.begin, end);  // ascending, with a gap between ranges
           end = range.end;
           for (std::int64_t block = range.begin; block < range.end; ++block) {
             ++times[static_cast<std::size_t>(block)];

@@ -160,7 +160,7 @@ Manifest join(const HashOptions& options, const formats::CheckpointReader& reade
     if (!manifest.part || manifest.part->files == files) continue;
     throw Error::expected(
         ErrorKind::mismatch, {.path = path}, "files",
-        "the data files that are there, with the digest " + files,
+        "the digest " + files + " of the checkpoint's data files",
         manifest.part->files.empty() ? "no digest of files" : manifest.part->files,
         "changed since the part was made, or a part of another checkpoint?");
   }

@@ -1,3 +1,4 @@
+// Collects the verbs of ckpt-inspect. The help of each verb is in its own file, <verb>_command.cpp.
 #include "ckpt-inspect/diff_command.h"
 #include "ckpt-inspect/hash_command.h"
 #include "ckpt-inspect/layout_command.h"

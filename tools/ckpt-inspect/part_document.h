@@ -19,17 +19,17 @@ Value read_part_document(const std::string& path, const std::string& subject,
 /// Error(io).
 reshard::FileStates files_of_part(const formats::CheckpointReader& reader);
 
-/// Writes the member `files`, which `require_files` compares. Take the states before the elements
-/// are read: then a change meanwhile is noticed, too.
+/// Writes the member `files`, which `require_files` compares. Get the states before you read the
+/// elements, so that a change during the read is noticed.
 void write_files_of_part(JsonOutput& json, const reshard::FileStates& files);
 
 /// Returns the digest of the names and states, 32 hex digits. For documents that have no room for a
 /// list of files.
 std::string digest_of_files(const reshard::FileStates& files);
 
-/// Checks that the part at `path` was made of these files in these states, so that all parts of a
-/// join are parts of one checkpoint, and of the one at hand. Throws: Error(corruption) if the part
-/// does not say it; Error(mismatch) naming a data file that has changed.
+/// Checks that the part at `path` was made of these files in these states, so that all parts that
+/// are joined come from the checkpoint that is open. Throws: Error(corruption) if the part does not
+/// name its files; Error(mismatch) naming a data file that has changed.
 void require_files(const Value& document, const std::string& path,
                    const reshard::FileStates& expected);
 

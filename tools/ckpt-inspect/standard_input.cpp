@@ -38,8 +38,9 @@ class KeptFile final : public ReadableFile {
     }
     if (offset > kept_.size() || out.size() > kept_.size() - offset) {
       throw Error::expected(ErrorKind::unsupported, {.path = path_, .byte_range = range},
-                            "standard input", "data in the first " + exact_size(kept_.size()),
-                            "data further on, in a stream of " + exact_size(nbytes_),
+                            "standard input",
+                            "a command that reads only the first " + exact_size(kept_.size()),
+                            "a read of later bytes, in a stream of " + exact_size(nbytes_),
                             "save it to a file first");
     }
     if (!out.empty()) std::memcpy(out.data(), kept_.data() + offset, out.size());

@@ -17,10 +17,10 @@ namespace tessera::cli {
 inline constexpr const char* kStandardInput = "-";
 
 /// Presents standard input as a file system with one file, `-`, for reading only. The constructor
-/// reads and keeps the first bytes, which contain the header of any file. It reads the bytes after
-/// them only to count them, up to the end that the header states, so that it also returns for an
-/// endless stream. Thread-safe. Reading a byte that was not kept throws Error(unsupported); writing
-/// throws Error(io).
+/// reads and keeps the first bytes, which contain the header of any file. It then counts the other
+/// bytes without keeping them. It stops at the end that the header states, so it returns even for
+/// an endless stream. Thread-safe. A read of a byte that was not kept throws Error(unsupported), a
+/// write throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.

@@ -101,7 +101,7 @@ inspect::VerifyReport join(const VerifyCommandOptions& options,
                            inspect::VerifyOptions::Numbers numbers) {
   std::vector<inspect::PartDocument> documents;
   for (const std::string& path : options.joined_paths) {
-    documents.push_back({path, read_part_document(path, "part of a verify", "verify")});
+    documents.push_back({path, read_part_document(path, "part of a check", "verify")});
   }
   inspect::VerifyReport report = inspect::join_verify_documents(documents, reader, numbers);
   const reshard::FileStates files = files_of_part(reader);

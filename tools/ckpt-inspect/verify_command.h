@@ -19,7 +19,7 @@ struct VerifyCommandOptions {
 
 void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal);
 
-/// Checks every byte, or those of one part. Returns ExitCode::findings if it finds an error.
+/// Checks all bytes, or the bytes of one part. Returns ExitCode::findings if it finds an error.
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

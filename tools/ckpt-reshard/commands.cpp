@@ -1,3 +1,4 @@
+// Collects the verbs of ckpt-reshard. The help of each verb is in its own file, <verb>_command.cpp.
 #include "ckpt-reshard/commands.h"
 
 #include "ckpt-reshard/combine_command.h"

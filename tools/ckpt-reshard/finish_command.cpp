@@ -52,7 +52,7 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   if (!command) {
     throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
                           "workers that ran ckpt-reshard", "workers of a Python or C++ program",
-                          "run any worker again with resume set, which finishes complete work");
+                          "run any worker again with resume set; it completes DST");
   }
   const std::string folder = fs.resolve_links(work.path());
   std::error_code error;
@@ -60,8 +60,7 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   if (error) {
     throw Error::expected(ErrorKind::not_found, {.path = work.path()}, "workers",
                           "the folder in which the workers ran, " + printable(command->directory),
-                          "none",
-                          "run any worker again with --resume, which finishes complete work");
+                          "none", "run any worker again with --resume; it completes DST");
   }
   return run_command_line(command->arguments, folder, terminal);
 }

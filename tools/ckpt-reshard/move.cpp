@@ -218,8 +218,8 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
-/// Opens the source. If the options ask for it, gives names to an optimizer's numbers, and applies
-/// a recipe. Before that, reports names that several sources of a merge have.
+/// Opens the source. As the options say, names the parameters that an optimizer numbers, and
+/// applies a recipe. Before that, reports names that several sources of a merge have.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,

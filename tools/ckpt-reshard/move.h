@@ -25,7 +25,7 @@ struct MoveSource {
   /// Only for `combine`, which copies only the extra files of the first source.
   std::optional<arithmetic::CombinationCounts> combination{};
   std::optional<Dequantized> dequantized{};
-  /// Counts, by tensor, sums and dequantized numbers that became zero or were too large, as read.
+  /// Counts, while elements are read, sums and dequantized numbers that became zero or too large.
   std::shared_ptr<arithmetic::RoundingLosses> losses =
       std::make_shared<arithmetic::RoundingLosses>();
 };

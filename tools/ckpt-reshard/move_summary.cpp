@@ -530,9 +530,9 @@ void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& chang
     if (change.change != reshard::FormatChange::optimizer_keys) continue;
     terminal.print_error(
         "warning: " + change_in_words(change) +
-        "; PyTorch's optimizers find their state only under numbers (--optimizer-params FILE or "
-        "auto turns the numbers into names" +
-        (change.by_rename == 0 ? "; --to native, safetensors or torch keeps them)" : ")"));
+        "; PyTorch's optimizers do not find state under text keys (--optimizer-params FILE or auto "
+        "writes names instead" +
+        (change.by_rename == 0 ? "; --to native, safetensors or torch keeps the numbers)" : ")"));
   }
 }
 

@@ -43,8 +43,8 @@ std::span<const ExitCodeMeaning> exit_code_meanings() {
   static constexpr std::array kMeanings = {
       ExitCodeMeaning{ExitCode::done, "Done"},
       ExitCodeMeaning{ExitCode::findings,
-                      "diff or hash --check found differences, verify damage, scan danger, recipe "
-                      "check problems"},
+                      "Differences (diff, hash --check), damage (verify), danger (scan) or "
+                      "problems (recipe check)"},
       ExitCodeMeaning{ExitCode::usage, "Wrong usage, or the destination exists"},
       ExitCodeMeaning{ExitCode::bad_input, "Input is unreadable, corrupt or does not fit"},
       ExitCodeMeaning{ExitCode::io, "A read, a write or an allocation failed"},

@@ -10,7 +10,7 @@ namespace tessera::cli {
 
 class Terminal;
 
-/// The exit status of a tool. Any other status means failure too. Scripts rely on the numbers
+/// The exit status of a tool. Any other status also means failure. Scripts rely on the numbers
 /// (docs/cli/exit-codes.md); never renumber.
 enum class ExitCode : int {
   done = 0,

@@ -17,8 +17,8 @@ namespace tessera::cli {
 /// `key`.
 class JsonOutput {
  public:
-  /// Begins the document with `"schema": <schema>`, the number of its form in
-  /// docs/cli/json-schema.md. The number changes only if old readers would misread the document.
+  /// Begins the document with `"schema": <schema>`, the version of its structure
+  /// (docs/cli/json-schema.md). It changes only if old readers would misread the document.
   JsonOutput(Terminal& terminal, int schema);
   /// Calls `sink` with the text, instead of printing it.
   using TextSink = std::function<void(std::string_view text)>;

@@ -22,8 +22,8 @@ PartOfWork parse_part(const std::string& option, const std::string& text,
     const auto index = parse_int(std::string_view(text).substr(0, slash));
     const auto number = parse_int(std::string_view(text).substr(slash + 1));
     if (number && *number > kMaxParts) {
-      throw UsageError(option + ": expected " + std::to_string(kMaxParts) +
-                           " parts at most, found '" + printable(text) + "'",
+      throw UsageError(option + ": expected at most " + std::to_string(kMaxParts) +
+                           " parts, found '" + printable(text) + "'",
                        help_command);
     }
     if (index && number && 0 <= *index && *index < *number) return {*index, *number};

@@ -39,8 +39,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
-  /// Counts bytes that an interrupted run had moved, so that the speed leaves them out. The caller
-  /// passes them to `add` too.
+  /// Counts bytes that an interrupted run had moved, so that the speed leaves them out. Also pass
+  /// these bytes to `add`.
   void add_kept(std::uint64_t nbytes);
 
  private:

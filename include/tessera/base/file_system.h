@@ -43,14 +43,14 @@ class WritableFile {
   virtual void resize(std::uint64_t nbytes) = 0;
   /// Waits until all written bytes are on the disk.
   virtual void sync() = 0;
-  /// Closes the file without sync. Throws: Error(io) for failures that the system reports only now.
+  /// Closes the file without sync. Throws: Error(io), also for failures of earlier writes.
   virtual void close() = 0;
 };
 
 /// The kind of object at a path; `other`: devices, sockets, pipes.
 enum class FileKind { regular, directory, other };
 
-/// The operating system's files, behind an interface so that tests can make any operation fail.
+/// An interface to files: those of the operating system (`posix`), of servers, or of tests.
 /// Thread-safe. Every call throws Error(not_found) if a path is missing, Error(already_exists) if a
 /// path to create exists, or Error(io) with the path and the system's reason.
 class FileSystem {

@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-/// Calls `task(i)` for every i in [0, num_tasks) on `num_threads` threads; the caller is one of
-/// them. Tasks start in order of i. After the first exception no more tasks start: the call waits
-/// for the running tasks, and then throws the exception of the lowest i. A stop request acts like
-/// an Error(interrupted) of a task. Error(interrupted) is thrown only if no task throws anything
-/// else. So the caller sees the failure of one task, even if this failure interrupts tasks that
-/// wait for it.
+/// Calls `task(i)` for every i in [0, num_tasks) on `num_threads` threads, the calling thread
+/// included. Tasks start in order of i. After the first exception no more tasks start: the call
+/// waits for the running tasks, and then throws the exception of the lowest i. A stop request acts
+/// like an Error(interrupted) of a task. Error(interrupted) is thrown only if no task throws
+/// anything else. So the caller sees the failure of one task, even if this failure interrupts tasks
+/// that wait for it.
 void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
                   const std::function<void(std::int64_t)>& task);
 

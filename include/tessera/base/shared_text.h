@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// A text whose copies share memory. It takes one pointer, and nothing else while it is empty: for
-/// members that most objects leave empty, or that many objects have alike. Thread-safe as a
+/// A text whose copies share memory. It takes one pointer, and nothing else while it is empty. Use
+/// it for members that are empty in most objects, or equal in many objects. Thread-safe as a
 /// std::string.
 class SharedText {
  public:

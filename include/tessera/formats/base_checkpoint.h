@@ -72,8 +72,8 @@ std::shared_ptr<const LinkedPieces> link_pieces(std::shared_ptr<const BaseCheckp
                                                 const CheckpointContents& contents,
                                                 std::vector<PiecePair> equal);
 
-/// Throws Error(invalid_argument) if a base cannot serve a checkpoint at `destination`: one is the
-/// other or inside the other, or they are on different file systems. Requires: `base` exists.
+/// Throws Error(invalid_argument) if `base` cannot be the base of a checkpoint at `destination`:
+/// the paths are equal, one contains the other, or the file systems differ. `base` must exist.
 void check_base(const FileSystem& fs, const std::string& base, const std::string& destination);
 
 }  // namespace tessera::formats

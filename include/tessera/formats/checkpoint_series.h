@@ -41,21 +41,21 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 LatestValid latest_valid(const std::string& directory,
                          Validation validation = Validation::structure);
 
-/// Called with the path of an old checkpoint that is not removed, and the entry of another program
-/// in it that is the reason.
+/// Called for an old checkpoint that is not removed, because its directory contains an entry of
+/// another program (`foreign_entry`).
 using LeftCheckpointSink =
     std::function<void(const std::string& path, const std::string& foreign_entry)>;
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
-/// as kept; those that are older than the kept checkpoints are removed too. Never removes: what
+/// as kept; those that are older than the kept checkpoints are also removed. Never removes: what
 /// does not open as a checkpoint, links, what this process has no permission to open, directories
 /// that contain directories or files that are not of the checkpoint, a save in progress.
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
-/// left under such names. An object store cannot rename: there the index is removed first, and the
-/// next call removes the files of our writers that are left without one.
+/// left under such names. An object store cannot rename: there the index is removed first. If the
+/// call is then interrupted, the next call removes the files of our writers that have no index.
 /// `newest`: the name of a checkpoint in the directory, which is kept and counts as the newest.
 /// Considers only names that differ from `newest` in nothing but the last number (`step-900` for
 /// `step-1000`), and no names if `newest` has no number. If `newest` is empty, considers all names.

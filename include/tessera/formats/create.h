@@ -88,9 +88,9 @@ void check_staging(FileSystem& fs, const std::string& destination,
                    const CheckpointContents& contents, const std::vector<Value>& values,
                    const CreateOptions& options);
 
-/// Checks that a move from `source` may write to the destination. `option` names the option that
-/// asks to replace. The directory to replace may hold files with the names in `extra_files`, but
-/// only with the bytes that the new checkpoint gets under these names, so that nothing is lost.
+/// Checks that a move from `source` may write to the destination. `option`: the name of the option
+/// that allows replacing, for messages. A directory that is replaced may hold files with the names
+/// in `extra_files`, but only if the new checkpoint gets the same bytes, so that nothing is lost.
 /// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
 /// checkpoint would be replaced; Error(already_exists) if something exists and `overwrite` is
 /// `refuse`, or if the destination is a broken link.

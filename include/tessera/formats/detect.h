@@ -20,7 +20,7 @@ Format detect_format(const FileSystem& fs, const std::string& path);
 /// file must start with the bytes its name promises, so that other people's files are never
 /// replaced. Throws: Error(invalid_argument) for anything else, also for foreign files among the
 /// files of a checkpoint, and for safetensors files without an index that do not form one
-/// checkpoint. `option` names the option that asks to replace.
+/// checkpoint. `option`: the name of the option that allows replacing, for messages.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
 /// Facts that the caller states, because the files of the checkpoint do not record them.

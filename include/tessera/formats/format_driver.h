@@ -17,13 +17,13 @@
 // [Note: Format drivers] A format is one object, its driver, which says how the format is
 // recognised, what it can hold and how it is opened. A format that can be written has a second
 // object, its writer (format_writer.h): a program that only reads links no code that writes.
-// Everything else in Tessera asks these objects and knows no format by name.
+// All other code of Tessera calls these objects, and depends on no particular format.
 // How to add a format: docs/contributing.md.
 namespace tessera::formats {
 
 /// How certain it is that a path holds a checkpoint of one format. The driver with the strongest
-/// match is asked to open the path. If several drivers have equal matches, the driver that was
-/// registered first is asked.
+/// match opens the path; of several drivers with that match, the one that was registered first
+/// opens it.
 enum class Match {
   none,
   hint,     // the path looks like a file of such a checkpoint
@@ -56,8 +56,8 @@ struct FileBegin {
   std::string_view bytes;  // the first kMaxNbytes of the file, or all of it
 };
 
-/// What a format can hold and how it can be written. The planner, the runtime and the tools ask for
-/// these traits instead of comparing formats.
+/// What a format can hold and how it can be written. The planner, the runtime and the tools check
+/// these traits, not which format it is.
 struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
@@ -73,8 +73,8 @@ struct FormatTraits {
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
   bool holds_key_order = true;    // false: the keys of every dict get the order of Key
-  /// The annotation that each writer of the format adds: `format=pt`. A move does not report it
-  /// lost.
+  /// The annotation that each writer of the format adds: `format=pt`. A move does not report its
+  /// loss.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
@@ -218,8 +218,8 @@ class FormatDriver {
   virtual bool is_one_of_several(const FileSystem& /*fs*/, const std::string& /*path*/) const {
     return false;
   }
-  /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`
-  /// names the option that asks to replace it.
+  /// Throws Error(invalid_argument) unless the files of a directory are one checkpoint. `option`:
+  /// the name of the option that allows replacing it, for messages.
   virtual void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& /*directory*/,
                                       const std::vector<std::string>& /*names*/,
                                       const std::string& /*option*/) const {}
@@ -227,7 +227,7 @@ class FormatDriver {
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 
-/// Returns all drivers in the order in which they are asked: Tessera's own, then the registered
+/// Returns all drivers in the order in which they are tried: Tessera's own, then the registered
 /// drivers.
 const std::vector<const FormatDriver*>& format_drivers();
 

@@ -47,7 +47,7 @@ class PartsWriter {
 /// What one of several processes does for a checkpoint that they write together. See
 /// [Note: Shared work].
 struct ShareOptions {
-  /// What the process does now.
+  /// What the process does.
   enum class Step {
     write,   // writes one share
     finish,  // makes the checkpoint appear, once all shares are complete

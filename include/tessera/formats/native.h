@@ -52,7 +52,7 @@ struct NativeWriteOptions {
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 
   /// Pieces that are not written, because an older checkpoint has them with the same bytes
-  /// (base_checkpoint.h); null: none. The options above say nothing about these pieces.
+  /// (base_checkpoint.h); null: none. The options above do not apply to these pieces.
   std::shared_ptr<const LinkedPieces> linked{};
 };
 

@@ -21,8 +21,8 @@
 //     all ranks          seal_part
 //     coordinator only   finish_parts, then makes the directory appear at its destination
 //
-// All ranks pass equal contents, values and options. If a rank fails, the save ends on all ranks,
-// and the coordinator removes the directory, in which parts may have left files.
+// All ranks must pass equal contents, values and options. If a rank fails, the caller must stop all
+// ranks and let the coordinator remove the directory, which may then contain files of parts.
 //
 // Until `finish_parts` has returned, no reader takes the directory for a checkpoint, even if a
 // process dies at any point, because `index.h5` or `.metadata` is missing. This file appears last,

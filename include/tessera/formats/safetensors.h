@@ -38,11 +38,11 @@ struct SafetensorsWriteOptions {
 /// Starts a checkpoint that Python's safetensors can load. A destination whose name ends in
 /// `.safetensors` is a single file. Any other destination is a directory with `model.safetensors`,
 /// or with `model-00001-of-0000N.safetensors` files and `model.safetensors.index.json`. If an
-/// `adapter_config.json` is copied beside them, `model` becomes `adapter_model`, as PEFT names
-/// them. What the format cannot store (values, key paths, kinds of state, flat units) goes to
-/// `<model>.safetensors.values.json`. If there are no values, it goes to `__metadata__`, so that
-/// tensors alone need no second file. Aliases go to `__metadata__`. `values` is parallel to
-/// `contents.values`.
+/// `adapter_config.json` is copied beside them, they are named `adapter_model…`, as by PEFT.
+///
+/// What the format cannot store (values, key paths, kinds of state, flat units) goes to
+/// `<model>.safetensors.values.json`; if there are no values, to `__metadata__`. Aliases always go
+/// to `__metadata__`. `values` is parallel to `contents.values`.
 /// Throws: Error(invalid_argument) unless every tensor is one piece, or if the destination is one
 /// file and several are needed; Error(unsupported) listing all tensors whose dtype or name
 /// safetensors cannot hold; Error(already_exists).

@@ -11,7 +11,7 @@ namespace tessera::inspect {
 
 /// What to check besides structure and checksums.
 struct VerifyOptions {
-  /// Whether NaN and infinities are findings too (rule `finite`).
+  /// Whether NaN and infinities are also findings (rule `finite`).
   enum class Numbers { any, must_be_finite } numbers = Numbers::any;
   ScanOptions scan{};  // how tensors are read
 };
@@ -30,9 +30,9 @@ struct VerifyReport {
 
 /// Checks an open checkpoint completely. Continues after a finding if possible. Checks what the
 /// format can check (checksums of all stored bytes, files, structure), and these rules: `coverage`:
-/// pieces that miss elements or overlap; `value`: values that cannot be read (only a note for kinds
-/// that are never read); `alias` and `units`: aliases and flat units that name no tensor, or a
-/// tensor of another shape. Throws: Error(io) if the operating system fails; Error(interrupted).
+/// pieces that miss elements or overlap; `value`: values that cannot be read (a note if Tessera
+/// never reads them); `alias` and `units`: aliases and flat units that name no tensor, or a tensor
+/// of another shape. Throws: Error(io) if the operating system fails; Error(interrupted).
 VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
 /// Returns how many bytes `verify` reports to `progress` in total.

@@ -48,8 +48,8 @@ std::string region_to_string(const Region& region);  // `[0:4, 8:16]` or `flat[1
 /// Returns the box of a whole tensor.
 Box whole_box(std::span<const std::int64_t> shape);
 
-/// Returns the broken rule in words if the region does not lie within `shape` or has another number
-/// of dimensions, else nothing. Every reader checks every region from disk with this.
+/// Returns the broken rule in words if the region is not within `shape` or has another number of
+/// dimensions, else nothing. Every reader checks every region from disk with this.
 std::optional<std::string> region_error(const Region& region, std::span<const std::int64_t> shape);
 
 /// Returns the region as one range in the tensor's row-major order; nothing if it is not contiguous

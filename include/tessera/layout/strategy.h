@@ -24,8 +24,8 @@ struct Shard {
 ///
 /// Names: `replicated`; `flat` (FULL_SHARD and SHARD_GRAD_OP of FSDP1: each unit's flat parameter
 /// cut into equal ranges); `dim0` (FSDP2: rows, cut as torch.chunk does); `dim1` (columns, cut
-/// likewise; tensors of one dimension as `dim0`); `hybrid:AxB` (dim0 over
-/// B ranks, replicated A times) and `hybrid-flat:AxB` (flat over B ranks). In a hybrid world,
+/// in the same way; tensors of one dimension as `dim0`); `hybrid:AxB` (dim0 over B ranks,
+/// replicated A times) and `hybrid-flat:AxB` (the same with flat). In a hybrid world,
 /// rank = replica * B + shard, as in a device mesh of shape (A, B).
 struct Strategy {
   /// How one replica cuts a tensor into shards.

@@ -60,8 +60,8 @@ struct RecipeOptions {
 /// Throws: Error(invalid_argument) naming the text.
 void add_setting(RecipeOptions& options, std::string_view text);
 
-/// Reads the `config.json` beside a checkpoint into the options, or that of `model_folder` if there
-/// is none. Empty paths are not looked at. Throws: Error(corruption) if it is no JSON.
+/// Reads a `config.json` into the options: the one in the checkpoint's folder, or else the one in
+/// `model_folder`. An empty path is skipped. Throws: Error(corruption) if the file is not JSON.
 void read_config(const FileSystem& fs, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 
@@ -101,12 +101,12 @@ struct RecipeReport {
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);
 
-/// Returns a reader that shows the tensors of `reader` as the recipe makes them, optimizer state
-/// with them. It reads elements when they are asked for, in bounded memory. Where the recipe needs
-/// equal elements (a padding, tensors that become one), the first read of the tensor compares them
-/// and throws Error(mismatch). If the recipe says that the names of `reader` are Megatron's, first
-/// renames and unstacks the tensors of a torch_dist checkpoint.
-/// Throws: Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit;
+/// Returns a reader that shows the tensors of `reader` as the recipe makes them, with their
+/// optimizer state. It reads elements only when it is asked for them, in bounded memory. Where the
+/// recipe needs equal elements (a padding, tensors that become one), the first read of the tensor
+/// compares them and throws Error(mismatch). If the recipe says that the names of `reader` are
+/// Megatron's, first renames and unstacks the tensors of a torch_dist checkpoint. Throws:
+/// Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit;
 /// Error(unsupported) naming the tensor if a name of Megatron's is too long for a rule.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,

@@ -17,11 +17,11 @@ namespace tessera::reshard {
 
 /// Compares the pieces that a plan writes with the pieces of a base that have the same tensor and
 /// region. Returns the pairs with equal bytes, sorted by piece. Compares the bytes themselves, not
-/// checksums: a checksum of 64 bits says nothing about bytes that somebody chose, and reading also
+/// checksums: different bytes can be chosen to have the same 64-bit checksum, and reading also
 /// finds damage in the base. Stops reading a piece at the first difference.
 /// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
-/// tensor if the base is damaged. Cost: reads source and base as far as they are equal.
+/// tensor if the base is damaged. Cost: reads each piece, in source and base, up to a difference.
 std::vector<formats::PiecePair> find_equal_pieces(const Plan& plan,
                                                   const formats::TensorSource& source,
                                                   const formats::BaseCheckpoint& base,

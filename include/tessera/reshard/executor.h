@@ -21,7 +21,7 @@
 namespace tessera::reshard {
 
 /// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
-/// If the dtype has no infinity, infinite elements count too. Plan::on_overflow decides which
+/// If the dtype has no infinity, infinite elements also count. Plan::on_overflow decides which
 /// values they get.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
@@ -120,7 +120,7 @@ class SourceFiles {
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
-  /// the opening. For any other file: its state now. Throws: Error(io).
+  /// the opening. For any other file: its state at this call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:
@@ -133,20 +133,20 @@ struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
   int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
-  formats::ProgressSink progress{};  // bytes of tensors written, now or by an interrupted run
+  formats::ProgressSink progress{};  // bytes of tensors written by this or an interrupted run
   formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
   std::string source_path{};         // path of the source, for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
   /// Called at the end, in order, once for each tensor of the destination with elements that were
-  /// too large. Elements in blocks that an interrupted run wrote count too. An element that several
-  /// ranks store counts once.
+  /// too large. Elements in blocks that an interrupted run wrote also count. An element that
+  /// several ranks store counts once.
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
-  /// Whether to read the source again for all blocks that an interrupted run wrote: for a source
-  /// that calculates its elements, and counts what rounding changes while it is read.
+  /// Whether to read the source of blocks that an interrupted run wrote already. Set it if the
+  /// source calculates its elements: it then counts, while it is read, what rounding changes.
   bool reads_kept_blocks = false;
 };
 
@@ -158,7 +158,7 @@ struct ExecuteOptions {
 /// Throws:
 /// - what source and writer throw;
 /// - Error(invalid_argument) if the memory is too small for one block;
-/// - Error(mismatch) if a cast meets numbers that are too large and the plan refuses them. It names
+/// - Error(mismatch) if numbers are too large for a cast and the plan refuses them. The error names
 ///   the tensor, the number of elements and the largest magnitude;
 /// - Error(interrupted) on a stop request.
 void execute(const Plan& plan, const formats::TensorSource& source,
@@ -173,8 +173,8 @@ std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
                                                       FileSystem& fs,
                                                       const std::string& destination,
                                                       formats::CreateOptions create);
-/// Adds to `plan.notes` what the writer of the format adds that the source does not have. Adds
-/// nothing if the plan has problems. Uses of `create` only the format and the extra files.
+/// Adds a note to `plan.notes` for each thing that the format's writer adds to the checkpoint. Adds
+/// nothing if the plan has problems. Reads only the format and the extra files in `create`.
 /// Throws: the error with which `start_move` refuses the contents.
 void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
                          const std::string& destination, const formats::CreateOptions& create);
@@ -188,7 +188,7 @@ void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileS
                 std::optional<int> num_shares = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
 /// compares the source's files with ExecuteOptions::source_files, because the destination would mix
-/// old and new bytes of a file that was overwritten meanwhile. Throws: what execute and the
+/// old and new bytes of a file that was overwritten during the move. Throws: what execute and the
 /// writer's commit throw; Error(mismatch) with the file that has changed.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
@@ -199,7 +199,7 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
                      const ExecuteOptions& options);
 
 /// Finishes a move as `finish_move` does. A writer with a journal keeps its finished blocks
-/// - after an error that the next run may not meet: Error(io), an interruption, no memory, or
+/// - after an error that may not occur in the next run: Error(io), an interruption, no memory, or
 ///   Error(already_exists) for a file in the way;
 /// - after any error, if the writer resumed work.
 /// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing is

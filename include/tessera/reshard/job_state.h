@@ -53,7 +53,7 @@ formats::CheckpointContents share_out(const JobState& state, const formats::Form
 /// (not of `units` and `has_kinds_by_name`). Ranks compare this digest instead of the whole state.
 std::string layout_digest(const JobState& state, formats::Format format);
 
-/// Returns `contents` with the regions that `rank` holds as pieces. `held` is parallel to
+/// Returns `contents`, but with other pieces: the regions that `rank` holds. `held` is parallel to
 /// `contents.tensors`.
 formats::CheckpointContents held_contents(const formats::CheckpointContents& contents,
                                           const std::vector<std::vector<Region>>& held, int rank);
@@ -99,9 +99,9 @@ struct LoadPlanOptions {
 ///
 /// `problems` lists everything that does not fit: one part of a checkpoint (PartOfWhole), missing
 /// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the needed elements,
-/// bare flat vectors. `problems` is the same on every rank, with one exception: if the columns of a
-/// table are cut differently (row_wise_per_shard), only the ranks that hold a shard of the table
-/// report this.
+/// flat vectors without a layout. `problems` is the same on every rank, with one exception: if the
+/// columns of a table are cut differently (row_wise_per_shard), only the ranks that hold a shard of
+/// the table report this.
 /// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
 /// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
 /// Cost: O(pieces log pieces) per tensor for common layouts.
@@ -158,7 +158,7 @@ class RankSave {
   const std::string& path() const;         // of the checkpoint
   const RankSaveOptions& options() const;  // the options that the constructor got
   /// Returns a line for each older checkpoint that `keep_last` did not remove, because its folder
-  /// has other files too. Known on rank 0 after `finish`.
+  /// also has other files. Known on rank 0 after `finish`.
   const std::vector<std::string>& left_checkpoints() const;
 
   /// Creates the staging directory and returns its path. If a single process must write the format,
@@ -182,7 +182,7 @@ class RankSave {
   /// `link_equal_pieces`; empty without a base. `plan` and `source` as for `write`.
   /// Throws: what BaseCheckpoint::open and find_equal_pieces throw.
   std::string compare_with_base(const Plan& plan, const formats::TensorSource& source);
-  /// Decides which pieces stay in files of the base, on all ranks alike. `texts` has what
+  /// Decides which pieces stay in files of the base: the same on all ranks. `texts` has what
   /// `compare_with_base` returned on each rank. Throws: Error(mismatch) if the ranks have opened
   /// different checkpoints.
   void link_equal_pieces(const std::vector<std::string>& texts);

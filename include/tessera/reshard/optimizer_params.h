@@ -14,10 +14,10 @@
 // `optim.state.emb.weight.exp_avg`.
 namespace tessera::reshard {
 
-/// The text of OptimizerParams::names that asks to find the names in the checkpoint.
+/// The value of OptimizerParams::names for names that Tessera finds in the checkpoint itself.
 inline constexpr std::string_view kAutomaticParams = "auto";
-/// The text of OptimizerParams::names that asks for the opposite: numbers in place of names, as
-/// `optimizer.state_dict()` has them.
+/// The value of OptimizerParams::names for the opposite: numbers in place of names, as in
+/// `optimizer.state_dict()`.
 inline constexpr std::string_view kParamsAsNumbers = "numbers";
 
 /// The names of an optimizer's parameters, as the user gives them.
@@ -59,7 +59,7 @@ std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams& params,
     const NameSelection& only = {});
 
-/// Applies a recipe, and `name_optimizer_params` before it; after it with kParamsAsNumbers. If
+/// Applies `name_optimizer_params`, then a recipe; with kParamsAsNumbers, first the recipe. If
 /// `params` is null, applies only the recipe. `apply_recipe` may return its argument.
 std::unique_ptr<formats::CheckpointReader> apply_params_and_recipe(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams* params,

@@ -74,7 +74,7 @@ struct PlanOptions {
   std::size_t num_unordered_dicts = 0;      // MergedCheckpoint::num_unordered_dicts of the source
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
-  Relaxation part = Relaxation::refuse;     // take one part of a checkpoint (PartOfWhole) as it is
+  Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as a whole
 };
 
 /// Pieces and values that a source lists in its contents but cannot read.
@@ -106,7 +106,7 @@ struct TensorCopy {
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // dict keys that are not strings become text, except:
+  text_keys,       // dict keys that are not strings become text; without optimizer_keys
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict

@@ -29,7 +29,7 @@ struct StoreOptions {
 /// checkpoint appear at the URL; before that, nothing is visible there.
 ///
 /// Disk: the files that are being written, and the first 16 MiB of each file. Memory: four parts of
-/// 16 MiB, or more for files of over 156 GiB. Thread-safe like a FileSystem.
+/// 16 MiB; the parts are larger for files of over 156 GiB. Thread-safe like a FileSystem.
 class StoreDestination {
  public:
   /// Throws: Error(already_exists) if something is at the URL and must not be replaced, or if an

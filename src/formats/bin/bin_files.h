@@ -23,8 +23,8 @@ inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, 
 /// Returns nothing if the name states none.
 std::optional<detail::PlaceInSeries> place_in_series(std::string_view name);
 
-/// Returns the name of the file that is a whole model by itself. `names`: of all files in a
-/// directory.
+/// Returns the name of the file that is a whole model by itself. `names`: the names of all files in
+/// a directory.
 /// - `pytorch_model.bin`;
 /// - else PEFT's `adapter_model.bin`, if `adapter_config.json` is there too;
 /// - else nothing.

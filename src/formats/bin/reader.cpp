@@ -107,7 +107,7 @@ class BinReader final : public DividedReader {
     throw Error::expected(ErrorKind::corruption,
                           {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
                           "each tensor in one file",
-                          "this tensor in '" + printable(names_[known->second.shard]) + "', too",
+                          "this tensor also in '" + printable(names_[known->second.shard]) + "'",
                           "are these files of different checkpoints?");
   }
 

@@ -31,8 +31,8 @@ void finish_parts(FileSystem& fs, const std::string& directory, CheckpointConten
 /// The files of a DCP checkpoint that is part of a larger one.
 struct PreparedFiles {
   std::set<std::string> names;
-  /// Returns a writer of the files into an existing directory; `.metadata` comes last. `journal`
-  /// may be null. Call it once.
+  /// Returns a writer that writes the files into an existing directory, `.metadata` last.
+  /// `journal` may be null. Call this function only once.
   std::function<std::unique_ptr<CheckpointWriter>(FileSystem& fs, std::string directory,
                                                   Journal* journal)>
       start;

@@ -125,7 +125,7 @@ class DcpReader final : public DividedReader {
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                      PartOfCheck& part) const;
   void count_opened_classes();
-  /// Whether the path is a directory, with what all ranks saved.
+  /// Whether `path_` is the directory of all ranks, and not the metadata file of one rank.
   bool is_whole() const { return directory_ == path_; }
   bool describes_more_than_items() const;
   std::uint64_t stored_nbytes() const;

@@ -297,7 +297,7 @@ class RankFilesWriter : public ShareWriter {
   const std::string& directory() const { return directory_; }
   const FileLayout& layout() const { return layout_; }
   const Journal* journal() const { return journal_; }
-  /// Frees the memory that only the caller's blocks need.
+  /// Frees memory that is not needed after the last block.
   void forget_order() { order_ = {}; }
   /// Completes and syncs the files, and returns their final names (without a suffix for unfinished
   /// files). Requires: all blocks have been written.
@@ -312,7 +312,7 @@ class RankFilesWriter : public ShareWriter {
     std::size_t pieces_left = 0;
     std::vector<std::size_t> empty_tensors;
     std::mutex mutex;  // guards the members below
-    /// The blocks of a piece of several blocks, while they are written.
+    /// The CRCs of the blocks that are written, for a piece of several blocks.
     struct Blocks {
       std::vector<std::uint32_t> crcs{};
       std::vector<bool> are_written{};
@@ -398,7 +398,7 @@ void RankFilesWriter::set_order() {
       }
     }
   };
-  std::vector<std::size_t> next(layout_.files.size() + 1);  // of each file: its next place in order
+  std::vector<std::size_t> next(layout_.files.size() + 1);  // of each file: next place in order_
   for_each_written([&](PieceId piece) { ++next[storage_of(piece).file + 1]; });
   std::partial_sum(next.begin(), next.end(), next.begin());
   order_.resize(next.back());

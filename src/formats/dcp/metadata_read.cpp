@@ -142,10 +142,10 @@ Object attribute(Object state, std::string_view name) {
   state.fail_expected(name, "an attribute of that name");
 }
 
-/// Reads the attributes of the instances of a dataclass, which has only the attributes `names`. A
-/// pickle has millions of instances, and Python stores each name once. So this compares the names
-/// of an instance only if they are stored elsewhere in the pickle than those of the instance
-/// before.
+/// Reads the attributes of the instances of a dataclass, whose only attributes are `names`. A
+/// pickle has millions of instances, and Python stores each name once. So this class compares the
+/// names of an instance only if they are not the same bytes in the pickle as the names of the
+/// previous instance.
 template <std::size_t kNumNames>
 class Dataclass {
  public:
@@ -153,8 +153,8 @@ class Dataclass {
             std::array<std::string_view, kNumNames> names)
       : global_(global), class_name_(class_name), names_(names) {}
 
-  /// Reads the attributes of `object` from now on. Throws if it is no instance of the class, or has
-  /// an unknown attribute: any attribute may change how the bytes are stored.
+  /// Makes `find` and `get` read the attributes of `object`. Throws if it is no instance of the
+  /// class, or has an unknown attribute: any attribute may change how the bytes are stored.
   void open(Object object, std::string_view rule) {
     state_ = attributes(object, global_, rule, class_name_);
     if (has_same_keys()) return;
@@ -190,7 +190,7 @@ class Dataclass {
     return true;
   }
 
-  /// Finds the attributes. Keeps the texts of the keys, if all are known.
+  /// Fills `places_`, and also `keys_` if all attributes are known.
   void note_keys() {
     keys_.clear();
     places_.fill(kNone);
@@ -331,8 +331,8 @@ class Parser final : public pickle::EntryTaker {
     require_different_names();
   }
 
-  /// Sorts the tensors by name. At this time the places in `storage.pieces` are not known yet, so
-  /// they need not be sorted along.
+  /// Sorts the tensors by name. Does not sort `storage.pieces`, because at this time it has no
+  /// places yet.
   void sort_tensors() {
     std::vector<TensorEntry>& tensors = result_.contents.tensors;
     std::ranges::sort(tensors, {}, [](const TensorEntry& tensor) -> const std::string& {
@@ -423,8 +423,8 @@ class Parser final : public pickle::EntryTaker {
     tensor.pieces = pool_.share_copy(pieces_);
   }
 
-  /// Returns the error for a tensor whose elements are quantized: it is not read. Returns nothing
-  /// for other tensors.
+  /// Returns an error if the tensor is quantized, because Tessera does not read such tensors.
+  /// Returns nothing for other tensors.
   static std::optional<Error> refusal_of(Object properties, Object size) {
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
     const auto state = properties.call_state("properties");
@@ -470,7 +470,7 @@ class Parser final : public pickle::EntryTaker {
                "dtype: expected a dense dtype of torch, found " + dtype.describe());
   }
 
-  /// Returns the flag of a tensor. Requires: parse_dtype_of has checked the properties.
+  /// Returns a tensor's requires_grad. Requires: parse_dtype_of has checked the properties.
   static bool requires_grad(Object properties) {
     const Object flag = properties.call_state("properties")->item(2);
     return flag.is(ObjectKind::boolean) && flag.as_boolean("requires_grad");
@@ -584,10 +584,10 @@ class Parser final : public pickle::EntryTaker {
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
 
-  /// Finds the item of the next entry of storage_data, or of the planner's data. The pieces of one
-  /// tensor, or those of one rank, usually follow each other, and the names of each rank come in
-  /// the order of the items. So tries the item of the last entry, the item after it, and the item
-  /// that came after it before.
+  /// Finds the item that an entry of storage_data, or of the planner's data, names. An entry often
+  /// names the same item as the entry before it, or the item after that. So first tries these two.
+  /// Then tries the item that followed the last time that this item was named (`followers_`). Looks
+  /// up the name only if all three fail.
   std::optional<Place> find_place(std::string_view fqn) {
     const auto is_at = [&](std::size_t item) {
       return item < items_.size() && name_at(items_[item]) == fqn;
@@ -628,7 +628,7 @@ class Parser final : public pickle::EntryTaker {
     return std::get<Box>(result_.contents.tensors[tensor].pieces[piece].region).offsets;
   }
 
-  /// Returns the tensor's chunks in the order of their offsets. Needed where a MetadataIndex has no
+  /// Returns the tensor's chunks in the order of their offsets. Needed if a MetadataIndex has no
   /// usable hint.
   const std::vector<std::size_t>& pieces_by_offset(std::size_t tensor) {
     const auto [at, is_new] = by_offset_.try_emplace(tensor);
@@ -863,7 +863,7 @@ class Parser final : public pickle::EntryTaker {
   pickle::WalkBudget budget_;
   Metadata result_;
   PiecePool pool_;
-  std::vector<Piece> pieces_;  // of the tensor at hand; kept for its memory
+  std::vector<Piece> pieces_;  // of one tensor; a member, to reuse its memory
   // Ids of the dicts whose entries were taken
   std::optional<std::uint32_t> taken_items_;
   std::optional<std::uint32_t> taken_places_;

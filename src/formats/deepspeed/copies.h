@@ -36,8 +36,8 @@ bool are_equal(const Copy& copy, std::int64_t max_numel);
 /// elements of large copies; `verify` compares the rest.
 class Copies {
  public:
-  /// `rule` and `expected` are those members of the notes. `advice` ends the text of a note: it
-  /// says which of the two copies is read.
+  /// `rule` and `expected`: these members of each note (`Finding`). `advice`: the end of each
+  /// note's text. It says which of the two copies is read.
   Copies(std::string rule, std::string expected, std::string advice)
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 

@@ -52,7 +52,7 @@ const Value* item_at(const Value& value, const std::string& key) {
   return list != nullptr && is_position && position < list->size() ? &(*list)[position] : nullptr;
 }
 
-/// Whether `File` has the members of such a value as entries of their own, not the value as one.
+/// Returns whether a `File` lists the items of this value as separate entries, not as one value.
 bool is_opened(const Value& value) {
   if (const auto* const dict = value.get_if<Value::Dict>()) return !dict->empty();
   const auto* const list = value.get_if<Value::List>();
@@ -61,7 +61,7 @@ bool is_opened(const Value& value) {
          });
 }
 
-/// Throws if the file of the user is no JSON object, or has a member that is no rule.
+/// Throws if the user's file is not a JSON object, or has a member that is not a rule.
 void require_rules(const Value& json, const std::string& path) {
   const auto* const dict = json.get_if<Value::Dict>();
   if (dict == nullptr) {

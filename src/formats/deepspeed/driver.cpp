@@ -13,9 +13,9 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns whether `name`, found beside a file `latest`, shows that a DeepSpeed run wrote the
-/// folder. The name is that of a step's folder (DeepSpeed's default name; the user can choose
-/// another one), or of a script that DeepSpeed puts beside the steps' folders.
+/// Returns whether a file or folder `name` beside a file `latest` shows that DeepSpeed wrote both.
+/// This is true for the default name of a step's folder (the user can choose another name), and for
+/// a script that DeepSpeed puts beside the steps' folders.
 bool is_step_or_script(const std::string& name) {
   return is_name_like(name, "global_step#") || name == "zero_to_fp32.py" ||
          name == "zero_to_torch.py";
@@ -31,11 +31,11 @@ bool is_of_opened(const FileSystem& fs, const std::string& directory, const std:
   if (opened.contains(path) || (next != opened.end() && next->starts_with(within))) return true;
   if (name == "latest" || name == deepspeed::kLatestUniversal) return true;
   if (name == deepspeed::kRulesFile) return true;
-  if (name == deepspeed::kModelStatesOfStage3) {  // the model states again
+  if (name == deepspeed::kModelStatesOfStage3) {  // a second file of model states
     return opened.contains(join_path(directory, std::string(deepspeed::kModelStates)));
   }
-  // Every folder in `zero` belongs to the checkpoint, although the reader opens not all of their
-  // files: it skips the neutral state that the writer added, and second copies of tied parameters.
+  // Every folder in `zero` belongs to the checkpoint. The reader does not open all files in them: it
+  // skips the neutral state that the writer added, and second copies of tied parameters.
   if (last_component(directory) == deepspeed::kZero) {
     return fs.kind_of(path) == FileKind::directory;
   }

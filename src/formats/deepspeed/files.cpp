@@ -93,12 +93,12 @@ void place_model(std::vector<std::vector<std::string>>& files, const std::string
   const bool is_of_all = is_name_like(name, kModelOfAll);
   std::vector<std::string> of_none;
   if (rank < kMaxRanks && files.size() <= rank) files.resize(rank + 1);
-  // `place` refuses a rank that is too large
+  // If the rank is too large, `place` gets it and throws.
   const std::size_t data = is_of_all ? 0 : number_after(name, kRank);
   place(rank < kMaxRanks ? files[rank] : of_none, rank < kMaxRanks ? data : rank, name, directory);
 }
 
-/// Throws if a rank lacks its file of model states, or if model ranks have other numbers of them.
+/// Throws if a rank has no file of model states, or if model ranks have unequal numbers of files.
 void require_all_models(const std::vector<std::vector<std::string>>& files,
                         const std::string& directory) {
   for (std::size_t rank = 0; rank < files.size(); ++rank) {
@@ -111,8 +111,8 @@ void require_all_models(const std::vector<std::vector<std::string>>& files,
     if (files[rank].size() == files.front().size()) continue;
     throw Error::expected(
         ErrorKind::corruption, {.path = directory}, "files of ranks",
-        "model states of " + std::to_string(files.front().size()) + " ranks, as of mp_rank 0",
-        std::to_string(files[rank].size()) + " of mp_rank " + std::to_string(rank));
+        std::to_string(files.front().size()) + " files of model states for each mp_rank",
+        std::to_string(files[rank].size()) + " for mp_rank " + std::to_string(rank));
   }
 }
 
@@ -126,7 +126,7 @@ void require_zero_alone(const std::string& name, const std::string& directory) {
                         "only files of ZeRO", "a file of " + std::string(other) + " parallelism");
 }
 
-/// Returns the files without a check of the optimizer states.
+/// Returns the files. Does not check that all optimizer states are there.
 ParallelFiles sorted_files(const std::vector<std::string>& names, const std::string& directory) {
   ParallelFiles files;
   for (const std::string& name : names) {

@@ -26,9 +26,9 @@ struct LayerFile {
 };
 
 /// The names of the files of a checkpoint with tensor or pipeline parallelism. [Note: Model ranks]
-/// The model is cut into parts; DeepSpeed calls their number `mp_rank`. Model rank `m` is tensor
-/// rank `m % tensor size` of stage `m / tensor size`. ZeRO cuts the parameters of each part among
-/// data ranks.
+/// The model is cut into parts. A part's index is its model rank (DeepSpeed: `mp_rank`). Model rank
+/// `m` is tensor rank `m % tensor size` of pipeline stage `m / tensor size`. ZeRO cuts the
+/// parameters of each part among data ranks.
 struct ParallelFiles {
   /// By model rank: one file, or in ZeRO stage 3 one for each data rank.
   std::vector<std::vector<std::string>> model;
@@ -42,7 +42,7 @@ bool is_file_name(std::string_view name);
 bool are_of_zero(const std::vector<std::string>& names);
 /// Returns whether a file or folder can have this name: not empty, no slash, not `.` or `..`.
 bool is_plain_name(std::string_view name);
-/// Returns whether a folder with these names is a universal checkpoint, as ds_to_universal.py
+/// Returns whether a folder with these names is a universal checkpoint, such as ds_to_universal.py
 /// makes.
 bool are_universal(const std::vector<std::string>& names);
 /// Returns whether Tessera's writer of universal checkpoints creates such a file or folder. `path`
@@ -62,16 +62,16 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
 /// Whether the names are those of a checkpoint with tensor or pipeline parallelism, but without
 /// ZeRO.
 bool are_without_zero(const std::vector<std::string>& names);
-/// Returns the files of such a checkpoint, which has no optimizer states of ranks. Throws: as
-/// `find_parallel_files`.
+/// Returns the files of such a checkpoint. `optimizer` is empty, because the checkpoint has no
+/// `*_optim_states.pt`. Throws: what `find_parallel_files` throws.
 ParallelFiles find_files_without_zero(const std::vector<std::string>& names,
                                       const std::string& directory);
-/// Returns the model states of a universal checkpoint that was made of several model ranks, as
-/// `ParallelFiles` has them. Throws: as `find_parallel_files`.
+/// Returns the model states of a universal checkpoint that was made of several model ranks, in the
+/// order of `ParallelFiles::model`. Throws: what `find_parallel_files` throws.
 std::vector<std::vector<std::string>> find_model_ranks(const std::vector<std::string>& names,
                                                        const std::string& directory);
 
-/// Throws Error(corruption) if the file is a copy of another rank's file.
+/// Throws Error(corruption) if torch.save wrote the file under the name of another rank's file.
 void require_own_name(const File& file);
 
 }  // namespace tessera::formats::deepspeed

@@ -13,7 +13,7 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
-/// Cuts a box into boxes, each of whose elements are consecutive in a tensor of `shape`.
+/// Cuts a box into smaller boxes. The elements of each are consecutive in a tensor of `shape`.
 std::vector<Box> contiguous_boxes(const Box& box, const Shape& shape) {
   if (as_flat_range(box, shape)) return {box};
   std::size_t dimension = 0;
@@ -113,8 +113,8 @@ void ModelRanksReader::read_cuts(const FileSystem& fs) {
   }
   if (!cuts_->rules().replaces_member()) return;
   note("tensor parallelism", "rules in one place",
-       "'" + std::string(kUniversalCheckpointInfo) + "' in the model states and in " +
-           std::string(kRulesFile) + "; the file's are used");
+       "'" + std::string(kUniversalCheckpointInfo) + "' in the model states, and " +
+           std::string(kRulesFile) + "; the rules in this file are used");
 }
 
 void ModelRanksReader::note_unknown_members() {
@@ -131,7 +131,7 @@ void ModelRanksReader::note_other_rules() {
   for (const std::vector<const File*>& of_rank : model_ranks_) {
     if (CutRules::rules_of(*of_rank.front()) == rules) continue;
     note(kUniversalCheckpointInfo, "the same rules in all model states",
-         "others in " + printable(of_rank.front()->name()) + "; those of " +
+         "different rules in " + printable(of_rank.front()->name()) + "; the rules in " +
              printable(first.name()) + " are applied");
     return;
   }
@@ -215,8 +215,8 @@ void ModelRanksReader::add_modules() {
   note_without_elements(without_elements);
 }
 
-/// Adds the frozen parameters of stage 3, of which each data rank has an equal part of what its
-/// tensor rank has.
+/// Adds the frozen parameters of stage 3. Each tensor rank has a part of such a parameter. This
+/// part is cut into equal parts, one for each data rank.
 void ModelRanksReader::add_frozen_of_stage_3() {
   for (const Entry* const entry : model_of(0, 0).below({"frozen_param_shapes"})) {
     if (entry->path.size() == 2) add_frozen_fragments(entry->path[1]);
@@ -267,7 +267,7 @@ std::vector<VectorPart> ModelRanksReader::fragments_of(const std::string& name, 
     if (!is_vector) {
       refuse(*files[data], name, "parts of ranks",
              "a vector of " + std::to_string(expected) + " elements",
-             part == nullptr ? "none" : "something else");
+             part == nullptr ? "none" : "a value, or a different size");
     }
     const std::int64_t taken = std::min(expected, numel - end);
     if (taken > 0) parts.push_back({files[data], part->index, 0, taken, rank_of(0, data, tensor)});
@@ -404,7 +404,7 @@ void ModelRanksReader::note_rules() {
   if (unused.empty()) return;
   note("tensor parallelism", "patterns that match a parameter",
        counted(unused.size(), "pattern") + " in " + std::string(kRulesFile) +
-           " that match none, such as '" + printable(unused.front()) + "'");
+           " without a match, such as '" + printable(unused.front()) + "'");
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -34,31 +34,31 @@ struct VectorPart {
   std::size_t rank;
 };
 
-/// A checkpoint of one or several model ranks ([Note: Model ranks], files.h). Reads what their
-/// modules have beside trained parameters. Ranks are numbered as DeepSpeed numbers them: stages,
-/// within them data ranks, within them tensor ranks.
+/// The base class of readers of one or several model ranks ([Note: Model ranks], files.h). Reads
+/// all of their modules but the trained parameters. Ranks have DeepSpeed's numbers: consecutive
+/// ranks are tensor ranks; then follow the next data rank, and the next stage (`rank_of`).
 class ModelRanksReader : public ModelStatesReader {
  protected:
   using ModelStatesReader::ModelStatesReader;
 
-  /// Returns the number of tensor ranks that the model states say, else `otherwise`.
-  /// Throws Error(corruption) if the number of model ranks cannot be right.
+  /// Returns the number of tensor ranks that `model` records; `otherwise` if it records none.
+  /// Throws Error(corruption) if `num_model_ranks` is not that number times the number of stages.
   std::size_t tensor_size(const File& model, std::size_t num_model_ranks,
                           std::size_t otherwise) const;
-  /// Opens the files of model states, which are by model rank as in `ParallelFiles`.
+  /// Opens the files of model states. `names`: in the order of `ParallelFiles::model`.
   std::vector<std::vector<const File*>> open_models(
       const std::vector<std::vector<std::string>>& names);
-  /// Takes the opened files. Requires: `num_tensor` divides their number; each model rank has one
-  /// file or `num_data` files.
+  /// Takes the opened files, by model rank. Requires: the number of model ranks is a multiple of
+  /// `num_tensor`; each model rank has one file or `num_data` files.
   void set_model_ranks(std::vector<std::vector<const File*>> models, std::size_t num_tensor,
                        std::size_t num_data);
-  /// Reads how the tensor ranks cut parameters. Notes rules that are not applied.
+  /// Reads how the tensor ranks cut parameters. Adds notes about rules that are not applied.
   void read_cuts(const FileSystem& fs);
   /// Returns how the tensor ranks' parts of a parameter are joined. Remembers its rows of padding
-  /// for a note. Requires: `cuts()`. Throws: what `TensorCuts::join` throws.
+  /// for a note. Requires: `cuts()` has a value. Throws: what `TensorCuts::join` throws.
   Joint join(const std::string& name, const std::vector<Shape>& parts);
-  /// Remembers, for a note, a parameter that no rule names although all tensor ranks have the same
-  /// numbers, as far as their beginnings show. `parts`: by tensor rank.
+  /// Compares the first numbers of a parameter on all tensor ranks (`parts`, by tensor rank). If
+  /// they are equal and no rule names the parameter, remembers the parameter for a note.
   void check_rule(const std::string& name, const std::vector<std::vector<Run>>& parts);
 
   std::size_t rank_of(std::size_t stage, std::size_t data, std::size_t tensor) const {
@@ -70,16 +70,16 @@ class ModelRanksReader : public ModelStatesReader {
   const std::optional<TensorCuts>& cuts() const { return cuts_; }
   std::set<std::string> buffers_of(std::size_t stage) const;
 
-  /// Adds the pieces that a tensor rank's parts are of the whole.
+  /// Adds the parts of tensor rank `rank` to `tensor`, as pieces of the whole tensor.
   static void add_pieces(Tensor& tensor, const Joint& joint, std::size_t rank,
                          const std::vector<VectorPart>& parts);
 
-  /// Adds the buffers, frozen parameters and ties in the modules of all model ranks, and in what
-  /// `add_of_module` was given before. Notes what is rounded.
+  /// Adds the buffers, frozen parameters and ties: those in the modules of all model ranks, and
+  /// those that `add_of_module` remembered. Adds a note about rounded copies of parameters.
   void add_modules();
-  /// Remembers an entry of a module or of a layer's file.
+  /// Remembers an entry of a module or of a layer's file, for `add_modules`.
   void add_of_module(ModulePart part);
-  /// Notes the padding that was left out, and parameters and rules that do not fit together.
+  /// Adds notes about padding that is left out, and about parameters and rules without a match.
   void note_rules();
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }
@@ -89,8 +89,8 @@ class ModelRanksReader : public ModelStatesReader {
  private:
   /// Whether `model.<name>` was added as a trained parameter.
   virtual bool is_trained(const std::string& name) const = 0;
-  /// Compares a module's copy of a trained parameter with the weights, or remembers to do so.
-  /// Returns whether its dtype differs.
+  /// Compares a module's copy of a trained parameter with the weights, at once or later. Returns
+  /// whether the copy has another dtype than the weights.
   virtual bool is_rounded_copy(const std::string& name, const ModulePart& copy) = 0;
 
   void note_unknown_members();
@@ -117,7 +117,7 @@ class ModelRanksReader : public ModelStatesReader {
   std::set<std::string> rounded_;
   std::vector<std::string> without_rule_;  // frozen, read as whole: equal on all tensor ranks
   std::vector<std::string> equal_parts_;   // joined without a rule, equal on all tensor ranks
-  // Vocabularies with more rows than original_vocab_size, or with fewer: each with its rows.
+  // Names of vocabularies with more, or fewer, rows than original_vocab_size, and their rows.
   std::vector<std::string> padded_;
   std::vector<std::string> short_of_rows_;
   std::int64_t vocabulary_size_ = 0;

@@ -16,7 +16,7 @@
 namespace tessera::formats::deepspeed {
 
 /// Returns whether the reader turns this member of the model states into something else, such as
-/// `module` into tensors, so that it is no value with its own name.
+/// `module` into tensors. The checkpoint that is read then has no value with the member's name.
 bool is_consumed_member(std::string_view member);
 /// Returns whether DeepSpeed writes this member by itself, beside what the user saves.
 bool is_member_of_deepspeed(std::string_view member);
@@ -44,7 +44,7 @@ class ModelStatesReader : public EntryReader {
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
   /// Adds the members of the model states other than the module: what the user saved, and what
-  /// DeepSpeed records of the run. Adds members that only some ranks have, too. Leaves out the
+  /// DeepSpeed records of the run. Also adds members that only some ranks have. Leaves out the
   /// members `left_out`.
   void add_members_of_model_states(const std::set<std::string>& left_out = {});
   /// Adds the members of the optimizer's files that are neither parameter groups nor the state of

@@ -78,7 +78,7 @@ void require_equal_scalars(const File& first, const File& other, const Path& pat
 /// only the first rank has, is found later, when the ranks' parts are joined.
 void require_no_further_state(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : other.below(path)) {
-    const bool is_of_groups = entry->path[path.size()] == "param_groups";  // no state was found
+    const bool is_of_groups = entry->path[path.size()] == "param_groups";  // no `state`
     if (is_of_groups || first.find(entry->path) != nullptr) continue;
     refuse_at(
         other, entry->path, "no entry, as in " + first.name(),

@@ -120,14 +120,14 @@ class ParallelReader final : public ModelRanksReader {
       if (models[i].size() != 1 && models[i].size() != num_data) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
-            "model states of " + std::to_string(num_data) + " ranks, as of the optimizer",
-            std::to_string(models[i].size()) + " of mp_rank " + std::to_string(i));
+            std::to_string(num_data) + " files of model states, as many as of optimizer states",
+            std::to_string(models[i].size()) + " for mp_rank " + std::to_string(i));
       }
       if (files.optimizer[i].size() != num_data) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
-            "optimizer states of " + std::to_string(num_data) + " ranks, as of mp_rank 0",
-            std::to_string(files.optimizer[i].size()) + " of mp_rank " + std::to_string(i));
+            std::to_string(num_data) + " files of optimizer states for each mp_rank",
+            std::to_string(files.optimizer[i].size()) + " for mp_rank " + std::to_string(i));
       }
       for (const std::string& name : files.optimizer[i]) {
         ranks_[i].optimizer.push_back(&open_file(name));
@@ -179,9 +179,9 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  /// Returns the shape of a parameter: from the module, or from the file of its layer. A module
-  /// that several layers share does not name its layer; any layer with a tensor of that name and
-  /// numel gives the shape. Returns nothing if such layers have different shapes.
+  /// Returns the shape of a parameter: from the module, or from the file of its layer. The name of
+  /// a shared module does not say which layers share it. The shape is then that of all layers'
+  /// tensors with this name and numel; nothing if there is none, or if their shapes differ.
   std::optional<Shape> shape_of(const std::string& name, std::int64_t numel, const File& model,
                                 std::size_t tensor) const {
     const auto shape_at = [](const File& file, const Path& path) -> std::optional<Shape> {
@@ -227,7 +227,7 @@ class ParallelReader final : public ModelRanksReader {
     return runs_of_weights(rank.partition, *whole.parts[tensor], rank.optimizer);
   }
 
-  /// Adds the copy of a parameter that an earlier stage has, too. The two copies are compared.
+  /// Adds a second copy of a parameter, which an earlier stage has too. The copies are compared.
   void add_replica(const Whole& first, const Whole& again) {
     for (std::size_t tensor = 0; tensor < num_tensor(); ++tensor) {
       if (first.parts[tensor]->shape != again.parts[tensor]->shape) {
@@ -296,7 +296,7 @@ class ParallelReader final : public ModelRanksReader {
   void add_joined(const Whole& whole, const Path& name, const PathOf& path_of) {
     Tensor tensor = named(text_keys(name));
     tensor.entry.meta.shape = whole.joint->whole;
-    tensor.entry.meta.dtype = DType::float32;  // of a parameter without elements
+    tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::vector<std::vector<VectorPart>> all;
     for (std::size_t t = 0; t < num_tensor(); ++t) {
       all.push_back(parts_of(whole, t, tensor.entry.meta.fqn, path_of));
@@ -337,7 +337,7 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  /// Adds the groups, with the parameters of all stages.
+  /// Adds the parameter groups, with the parameters of all stages.
   void add_groups() {
     Path groups = path_of_optimizer(at(0, 0).partition.stage);
     groups.emplace_back("param_groups");
@@ -374,7 +374,7 @@ class ParallelReader final : public ModelRanksReader {
     std::memcpy(out.data(), sum.data(), out.size());
   }
 
-  // --- what else the modules have
+  // --- the rest of the modules
 
   /// Returns whether a name belongs to a layer: `3.norm.weight` belongs to layer 3.
   static bool is_of_layer(const std::string& name, std::size_t layer) {
@@ -427,7 +427,7 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  /// Adds what the files of layers have: buffers, frozen parameters, copies of trained ones.
+  /// Adds the entries of the layers' files: buffers, frozen parameters, copies of trained ones.
   void add_layers() {
     for (const Layer& layer : layers_) {
       const std::size_t rank = rank_of(stage_of_layer(layer.number), 0, layer.tensor);

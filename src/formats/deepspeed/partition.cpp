@@ -420,7 +420,7 @@ int stage_of(const File& optimizer) {
   if (!optimizer.below({kRoot, kWeightsOfStage12}).empty()) return 2;
   throw Error::expected(ErrorKind::unsupported, {.path = optimizer.reader().path()},
                         "optimizer states", "the flat fp32 weights of ZeRO stage 1, 2 or 3",
-                        "neither");
+                        "none");
 }
 
 Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,

@@ -24,7 +24,7 @@ struct Parameter {
 /// One rank's part of a parameter: elements of a flat vector of that rank.
 struct Slice {
   std::size_t rank;
-  std::string vector;  // the number of the vector, as state and fp32 weights are keyed
+  std::string vector;  // the vector's number: the key of its state and of its fp32 weights
   std::int64_t begin;  // in the vector
   std::int64_t numel;
 };
@@ -53,8 +53,8 @@ using ShapeInModule =
 /// - Stage 3: each parameter is cut into equal parts (rounded up), one for each rank. A rank's
 ///   vector holds its parts in the order of the parameters. The last part of a parameter is padded
 ///   with elements of any value.
-/// `shape_in_module`: for BF16_Optimizer without ZeRO, which lists no shapes; then the parameters
-/// are taken from the slices that the ranks recorded.
+/// `shape_in_module`: used for BF16_Optimizer without ZeRO, which does not list shapes. The
+/// parameters are then those whose slices the ranks recorded.
 /// Source: deepspeed/utils/zero_to_fp32.py and runtime/zero/stage_1_and_2.py, 0.19.
 /// Throws: Error(corruption) naming a parameter whose parts do not add up to its shape or are not
 /// where the rank recorded them, or a vector with more elements than parameters and padding need.

@@ -150,7 +150,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   void add_sliced(KeyPath name, const Parameter& parameter, const PathOf& path_of) {
     Tensor tensor = named(std::move(name));
     tensor.entry.meta.shape = parameter.shape;
-    tensor.entry.meta.dtype = DType::float32;  // of a parameter without elements
+    tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::int64_t end = 0;
     for (const Slice& slice : partition_.slices_of(parameter)) {
       const File& file = *optimizer_[slice.rank];
@@ -221,8 +221,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     return file.tensor(*file.find(path)).dtype != copy;
   }
 
-  /// Adds a copy of a parameter in the module that has the weights' shape and dtype. Copies of
-  /// another dtype are noted elsewhere.
+  /// If the module has a copy of the parameter in the shape and dtype of the weights, adds it to
+  /// `copies_` to be compared. A copy of another dtype is not added: another note counts it.
   void add_copy(const Parameter& parameter) {
     const Entry* const copy = model().find({"module", parameter.fqn});
     const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));

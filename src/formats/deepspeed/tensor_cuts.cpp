@@ -105,7 +105,7 @@ void TensorCuts::read_version() {
   }
 }
 
-/// Refuses a member that has a value where entries are expected. Empty ones and None have no rules.
+/// Throws if a member is one value, not a dict or list of entries. Accepts None and empty ones.
 void TensorCuts::require_entries(const Path& path, const std::string& expected) const {
   const auto value = rules_.value_at(path);
   if (!value || value->is<Value::None>()) return;
@@ -172,7 +172,7 @@ void TensorCuts::read_sub_params() {
     const auto dimension = rules_.number_at(extended(path, {"partition_dim"}));
     if (!items || !dimension || *dimension < 0 ||
         *dimension >= static_cast<std::int64_t>(items->size())) {
-      refuse({}, kSubParams, "a shape, and as partition_dim one of its dimensions",
+      refuse({}, kSubParams, "a shape, and a partition_dim that is one of its dimensions",
              shape ? value_to_string(*shape) : "none");
     }
     const std::vector<std::string> patterns = texts_of(extended(path, {"patterns"}));

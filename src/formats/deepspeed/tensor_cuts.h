@@ -56,11 +56,11 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the patterns that match no name of all that were joined or asked for.
+  /// Returns the patterns that matched no name in the calls of `join` and `has_rule` so far.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
-  /// Throws: Error(unsupported) with the name if the parts cannot be joined so.
+  /// Throws: Error(unsupported) with the name if the parts cannot be joined in this way.
   Joint join(const std::string& name, const std::vector<Shape>& parts) const;
 
  private:
@@ -115,7 +115,7 @@ class TensorCuts {
   Patterns unsupported_;
   std::optional<std::int64_t> vocabulary_size_;
   std::set<std::string> all_patterns_;
-  mutable std::set<std::string> matched_;  // patterns, while opening
+  mutable std::set<std::string> matched_;  // patterns that matched while opening
 };
 
 }  // namespace tessera::formats::deepspeed

@@ -146,7 +146,7 @@ class UniversalReader final : public ModelRanksReader {
  private:
   // --- several model ranks
 
-  /// Opens the model states of all model ranks, and takes each parameter of the first stage that
+  /// Opens the model states of all model ranks. Takes each parameter from the first stage that
   /// has it.
   void open_model_ranks(const std::vector<std::vector<std::string>>& names) {
     const std::vector<std::vector<const File*>> of_data_ranks = open_models(names);
@@ -182,7 +182,7 @@ class UniversalReader final : public ModelRanksReader {
           require_same_name(*models[rank], of_ranks[rank], p, of_ranks[i][p].fqn);
           parts.push_back(of_ranks[rank][p].shape);
         }
-        if (!known.insert(of_ranks[i][p].fqn).second) continue;  // of an earlier stage, too
+        if (!known.insert(of_ranks[i][p].fqn).second) continue;  // from an earlier stage
         parameters_.push_back(of_ranks[i][p]);
         parameters_.back().shape = whole_shape(of_ranks[i][p].fqn, parts);
       }
@@ -196,8 +196,8 @@ class UniversalReader final : public ModelRanksReader {
     refuse(file, found, "param_shapes", expected + ", as in the first tensor rank's file", found);
   }
 
-  /// Returns the shape of a parameter, of which the tensor ranks have `parts`: what the rules say.
-  /// Without a rule that joins these parts, the file of the whole tensor has the shape.
+  /// Returns the shape of the whole parameter. `parts`: the shapes of the tensor ranks' parts. If
+  /// no rule joins such parts, reads the shape from the parameter's file.
   Shape whole_shape(const std::string& name, const std::vector<Shape>& parts) const {
     if (parts.size() == 1) return parts.front();
     if (cuts()) {
@@ -229,8 +229,8 @@ class UniversalReader final : public ModelRanksReader {
     return copy.file->tensor(*copy.entry).dtype != dtypes_.at(name);
   }
 
-  /// Notes that the layers of a pipeline have more than the trained parameters, which are all that
-  /// ds_to_universal.py takes of them.
+  /// Adds a note that the buffers and frozen parameters of a pipeline's layers are missing, because
+  /// ds_to_universal.py copies only the trained parameters of layers.
   void note_layers_left() {
     if (models().size() == 1 || num_stages() == 1 || !model().below({"module"}).empty()) return;
     std::size_t num_buffers = 0;
@@ -355,7 +355,7 @@ class UniversalReader final : public ModelRanksReader {
              printable(different.front()) + "': left out");
   }
 
-  /// Adds the step of a parameter, where the optimizer of stage 3 has one step for a whole vector.
+  /// Adds the step of a parameter if ZeRO stage 3 saved one step for a whole vector.
   void add_common_step(const Parameter& parameter) {
     for (const std::string& vector : {parameter.vector, std::string("0")}) {
       const Entry* const step = optimizer_->find({kStateOfStage3, "state", vector, "step"});
@@ -365,8 +365,8 @@ class UniversalReader final : public ModelRanksReader {
     }
   }
 
-  /// Checks the folders in `zero` of which no trained parameter was read. Only buffers, and frozen
-  /// and tied parameters, may have such folders.
+  /// Checks the folders in `zero` from which no trained parameter was read. Only buffers, and
+  /// frozen and tied parameters, may have such folders.
   void require_no_others() const {
     const std::string zero = join_path(folder(), std::string(kZero));
     for (const std::string& name : fs_.list_directory(zero)) {

@@ -18,8 +18,8 @@ namespace tessera::formats::deepspeed {
 /// If Tessera wrote the checkpoint, `optimizer_state.pt` also says what its source did not have
 /// ([Note: What Tessera adds], universal_members.h).
 /// Throws: Error(corruption) naming a parameter without weights, or a tensor of another size;
-/// Error(unsupported) for tensor, pipeline and expert parallelism; and what `open_torch_zip`
-/// throws.
+/// Error(unsupported) naming a file of a layer or an expert, or a folder in `zero` that belongs to
+/// no parameter; and what `open_torch_zip` throws.
 std::unique_ptr<CheckpointReader> open_universal(const FileSystem& fs, std::string path,
                                                  std::string folder,
                                                  const std::vector<std::string>& as_dict);

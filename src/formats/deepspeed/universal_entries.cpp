@@ -72,8 +72,8 @@ bool is_empty(const Value& value) {
   return (dict != nullptr && dict->empty()) || (list != nullptr && list->empty());
 }
 
-/// Whether DeepSpeed's files have a place for a value at this path of the optimizer or of
-/// DeepSpeed: they have none for the state of a parameter without any.
+/// Whether DeepSpeed's files have a place for an empty dict or list at this path, which begins with
+/// `optim` or `deepspeed`. They have none for `optim.state.<fqn>` or for a shorter path.
 bool has_place(const KeyPath& path) {
   return path.size() > (is_text(path[0], kOptim) ? 3 : 1);
 }

@@ -31,8 +31,8 @@ struct ParamGroup {
 /// The entries of a checkpoint, sorted by where they belong in DeepSpeed's files.
 struct UniversalEntries {
   std::map<std::string, Leaf> weights;             // tensors of the module, by name
-  std::map<std::string, std::size_t> ties;         // second names of these tensors: the tensor
-  std::map<std::string, KeyPath> tie_paths;        // of the names in `ties`, within the module
+  std::map<std::string, std::size_t> ties;         // by second name: the index of the tensor
+  std::map<std::string, KeyPath> tie_paths;        // by second name: its path in the module
   std::vector<Leaf> module_values;                 // values in the module
   std::map<std::string, std::vector<Leaf>> state;  // by parameter; the path is the kind
   std::vector<ParamGroup> groups;                  // of the optimizer

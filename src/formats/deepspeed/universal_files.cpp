@@ -39,7 +39,7 @@ std::string bytes_of(float number) {
   return bytes;
 }
 
-/// Returns a value as a float, if it is the same number.
+/// Returns a number as a float, if float32 holds it exactly.
 std::optional<float> as_float(const Value& value) {
   std::optional<double> number;
   if (const auto* const integer = value.get_if<std::int64_t>()) {
@@ -159,7 +159,7 @@ class Archive {
   std::vector<Tensor> tensors_;
   std::vector<std::pair<ValueEntry, Value>> values_;
   std::vector<Alias> ties_;
-  std::map<std::size_t, std::string> name_of_;  // tensors in the archive, by their first names
+  std::map<std::size_t, std::string> name_of_;  // by tensor in the archive: its first name
   std::vector<PickledObject> objects_;
 };
 
@@ -284,7 +284,7 @@ class UniversalFiles::Builder {
     if (name.size() <= kMaxNameNbytes - kSuffix.size()) return;
     refuse(entry, "names",
            "at most " + std::to_string(kMaxNameNbytes - kSuffix.size()) +
-               " bytes, as DeepSpeed makes a folder of it",
+               " bytes, because DeepSpeed makes a folder with this name",
            std::to_string(name.size()));
   }
 
@@ -381,13 +381,13 @@ class UniversalFiles::Builder {
     add_archive(join_path(folder, std::string(name)), archive);
   }
 
-  /// Whether a path in the module is of what `get_extra_state` of a submodule returned.
+  /// Whether a path in the module leads to what a submodule's `get_extra_state` returned.
   static bool is_in_extra_state(const KeyPath& path) {
     const auto* const key = std::get_if<std::string>(&path.front());
     return key != nullptr && path.size() > 1 && key->ends_with("_extra_state");
   }
 
-  /// Returns where an entry goes that is not trained. An item of a list goes under its name: the
+  /// Returns the path for an entry that is not trained. An item of a list goes under its name: the
   /// list's other items may be trained, and then the list would have gaps.
   static KeyPath path_in_module(const KeyPath& path) {
     const auto is_position = [](const Key& key) {
@@ -399,7 +399,7 @@ class UniversalFiles::Builder {
     return keys({kModule, spell(path)});
   }
 
-  /// Adds what of the module is not trained.
+  /// Adds the entries of the module that are not trained.
   void add_module(Archive& archive) const {
     for (const auto& [name, leaf] : entries_.weights) {
       if (!trained_.contains(name)) archive.add(path_in_module(leaf.path), leaf);
@@ -584,7 +584,7 @@ class UniversalFiles::Builder {
   const std::string& destination_;
   UniversalEntries entries_;
   std::set<std::string> trained_;
-  std::map<std::string, std::string> ties_of_trained_;  // second name: name
+  std::map<std::string, std::string> ties_of_trained_;  // by second name: the first name
   bool has_state_ = false;
   std::vector<std::string> neutral_;
 };

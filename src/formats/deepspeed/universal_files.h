@@ -29,7 +29,7 @@ namespace tessera::formats::deepspeed {
 /// share between threads.
 class UniversalFiles {
  public:
-  /// The bytes of one storage of an archive: a tensor's, or constant ones.
+  /// The bytes of one storage of an archive: those of a tensor, or constant bytes.
   struct Storage {
     std::optional<std::size_t> tensor{};  // by index in the contents
     std::string bytes{};                  // if the storage is not a tensor's
@@ -61,13 +61,13 @@ class UniversalFiles {
   const std::vector<Place>& places_of(std::size_t tensor) const { return places_[tensor]; }
 
  private:
-  /// `{"cat_dim": 0, "param": tensor}`, of a shape with the tensor's elements.
+  /// `{"cat_dim": 0, "param": tensor}`. The tensor is stored in `shape`, which has its numel.
   struct ParameterFile {
     std::size_t tensor;
     DType dtype;
     Shape shape;
   };
-  /// The tensor itself.
+  /// A file that holds only the tensor, not in a dict.
   struct StepFile {
     std::size_t tensor;
     DType dtype;

@@ -19,19 +19,19 @@ inline constexpr std::string_view kZero = "zero";
 inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
 
-// [Note: What Tessera adds] DeepSpeed refuses a checkpoint that lacks some members and, under ZeRO
-// stage 3, a checkpoint that lacks Adam's state. If the source of a move lacks them, the writer
-// adds neutral values. The member `tessera` of optimizer_state.pt lists what was added, so that the
-// reader can leave it out again. DeepSpeed ignores this member:
+// [Note: What Tessera adds] DeepSpeed refuses a checkpoint without certain members. Under ZeRO
+// stage 3, it also refuses a checkpoint without Adam's state. If the source of a move has none of
+// them, the writer adds neutral ones. The member `tessera` of optimizer_state.pt lists these, so
+// that the reader can leave them out again. DeepSpeed ignores this member:
 //
 //     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
-//      "neutral": ["state", "model_states.global_steps", …],
-//      "empty_dicts": [["optim", "state"], …], "empty_lists": …,  key paths of what the source has
-//                                          without items (SGD's state), which has no other place
-//      "paths": [["model", "up", "weight"], …],  key paths of the model and of its state that are
-//                                          not known from names: of dicts within dicts, of lists
-//      "order": ["model.up.weight", …]}    names of all entries, as the source's dicts have them;
-//                                          missing if that is the order of names
+//      "neutral": ["state", "model_states.global_steps", …],      names of what the writer added
+//      "empty_dicts": [["optim", "state"], …], "empty_lists": …,  key paths of dicts and lists that
+//                         are empty in the source (SGD's state). No other member can keep them
+//      "paths": [["model", "up", "weight"], …],  key paths of the model and of its state that do
+//                         not follow from names: with dicts within dicts, or lists
+//      "order": ["model.up.weight", …]}  names of all entries, in the order of the source's dicts;
+//                         missing if that is the order of names
 inline constexpr std::string_view kTessera = "tessera";
 inline constexpr std::string_view kGroups = "groups";
 inline constexpr std::string_view kNeutral = "neutral";

@@ -189,7 +189,7 @@ class UniversalWriter final : public ShareWriter {
     }
   }
 
-  /// Writes all of a file but the storages of tensors, and lets it be synced and closed.
+  /// Writes the rest of a file: all but the tensors' storages. `syncs_` then syncs and closes it.
   void finish(std::size_t file) {
     if (const std::string* const text = files_.text(file)) {
       auto created = create_anew(fs_, work_.journal(), path_of(file));

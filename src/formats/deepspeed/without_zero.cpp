@@ -59,7 +59,7 @@ class WithoutZeroReader final : public ModelRanksReader {
                     is_usual ? static_cast<std::size_t>(num_data) : 1);
   }
 
-  /// Checks that two files of model states can be of one save, and that no ZeRO was in it.
+  /// Checks that one save can have written both files of model states, and that it had no ZeRO.
   static void require_one_save(const File& first, const File& file) {
     for (const char* const member : {"ds_version", "global_steps", "mp_world_size"}) {
       const auto expected = first.value_at({member});
@@ -76,14 +76,14 @@ class WithoutZeroReader final : public ModelRanksReader {
                           "not copied from all hosts?");
   }
 
-  /// Adds what the files of layers have. A module that several layers share has the number of its
-  /// first layer, as no file has its key.
+  /// Adds the entries of the layers' files. A module that several layers share gets the number of
+  /// its first layer in its name, because no file records the key of the module.
   void add_layers(const ParallelFiles& files) {
     std::set<std::pair<std::size_t, std::size_t>> found;
     for (const LayerFile& layer : files.layers) {
       if (layer.tensor >= num_tensor()) {
         throw Error::expected(ErrorKind::corruption, {.path = join_path(folder(), layer.name)},
-                              "tensor rank", "one below " + std::to_string(num_tensor()),
+                              "tensor rank", "a rank below " + std::to_string(num_tensor()),
                               std::to_string(layer.tensor), "a file of another run?");
       }
       found.emplace(layer.layer, layer.tensor);
@@ -116,7 +116,7 @@ class WithoutZeroReader final : public ModelRanksReader {
     if (found.contains({layer, tensor})) return;
     throw Error::expected(
         ErrorKind::corruption, {.path = folder()}, "files of layers",
-        "one of layer " + std::to_string(layer) + " of tensor rank " + std::to_string(tensor),
+        "a file of layer " + std::to_string(layer) + " of tensor rank " + std::to_string(tensor),
         "none", "not copied from its host?");
   }
 
@@ -137,7 +137,7 @@ class WithoutZeroReader final : public ModelRanksReader {
     add_refused(
         {std::string("optim")},
         Error::expected(ErrorKind::unsupported, {.path = model().reader().path(), .fqn = "optim"},
-                        "optimizer", "names of the parameters, which DeepSpeed saves with ZeRO",
+                        "optimizer", "names of the parameters (saved only with ZeRO)",
                         "numbers that begin at 0 on each stage"));
   }
 };

@@ -105,8 +105,8 @@ bool CommonState::is_decayed(const Group& group) {
   return decay == nullptr || as_number(*decay) != 0.0;
 }
 
-/// Returns a group with all fields that Megatron's optimizers read. `wd_mult` and `lr_mult` may
-/// also be there with `pre_` in front, as NeMo names them.
+/// Returns `group` with default values for missing fields that Megatron's optimizers read. NeMo's
+/// fields `pre_wd_mult` and `pre_lr_mult` count as `wd_mult` and `lr_mult`.
 CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
   if (!group.has("pre_wd_mult")) group.add_missing("wd_mult", kind.is_decayed ? 1.0 : 0.0);
   if (!group.has("pre_lr_mult")) group.add_missing("lr_mult", 1.0);
@@ -117,9 +117,9 @@ CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
   return group;
 }
 
-/// Returns the groups as Megatron makes them: with and without weight decay; then those of the
-/// experts. Groups that Megatron saved are kept; fields that they lack are added. The one or two
-/// groups of another framework become Megatron's. If there is only one, it is copied for the other.
+/// Returns Megatron's groups: one with and one without weight decay; then two such groups of the
+/// experts. Groups that Megatron saved are kept, and missing fields are added. Another framework
+/// may have one or two groups. If it has only one, both of Megatron's groups are made from it.
 std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
   const bool are_from_megatron =
@@ -213,8 +213,8 @@ void CommonState::put_optimizer_before_its_scheduler(Contents& contents) {
   optimizer->order = place;
 }
 
-/// Adds the number of iterations that the source names as another framework does, unless it names
-/// two that differ.
+/// Adds the number of iterations, if the source has it under a name that another framework uses.
+/// Adds nothing if the source has two such numbers that differ.
 void CommonState::add_iteration(Contents& contents) const {
   const Value* iteration = nullptr;
   for (const Entry& entry : entries_) {

@@ -12,21 +12,21 @@
 
 namespace tessera::formats::megatron {
 
-/// What Megatron keeps in `common.pt` of a torch_dist checkpoint: everything except weights
-/// that is equal on all ranks. What the source lacks gets a value with which Megatron loads the
-/// rest. Source: megatron-core 0.16, optimizer/optimizer.py, optimizer/distrib_optimizer.py;
+/// What Megatron keeps in `common.pt` of a torch_dist checkpoint: all that is equal on all ranks,
+/// except weights. A missing member gets a default with which Megatron can load the checkpoint.
+/// Source: megatron-core 0.16, optimizer/optimizer.py, optimizer/distrib_optimizer.py;
 /// Megatron-LM, megatron/training/checkpointing.py. Not thread-safe.
 class CommonState {
  public:
   /// `destination`: the path in messages.
   explicit CommonState(std::string destination) : destination_(std::move(destination)) {}
 
-  /// Adds a value at a path of the nested dicts. `args.<name>` become attributes of a Namespace.
+  /// Adds a value at a path of the nested dicts. `args.<name>` becomes an attribute of a Namespace.
   /// The keys of a dict get the order in which they are added.
   void add(KeyPath path, Value value) {
     entries_.push_back({std::move(path), std::move(value), next_order_++});
   }
-  /// Adds a tensor at a path. `pickled` gets its elements in `bytes`, under `number`.
+  /// Adds a tensor at a path. Its elements are given to `pickled` later: `bytes[number]`.
   void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
     tensors_.push_back({std::move(path), std::move(meta), number, next_order_++});
   }
@@ -35,12 +35,12 @@ class CommonState {
   void add_group_field(std::int64_t group, KeyPath path, Value value) {
     groups_[group].fields.push_back({std::move(path), std::move(value)});
   }
-  /// Records the number of steps that a parameter has made.
-  /// Throws: Error(unsupported) naming the parameter if another one made more or fewer, because
-  /// Megatron keeps one number.
+  /// Records the number of steps of a parameter.
+  /// Throws: Error(unsupported) naming the parameter if another parameter has a different number,
+  /// because Megatron keeps one number for all.
   void set_step(const std::string& name, double step);
 
-  /// States that the checkpoint has state of the optimizer, of experts too if `has_experts`.
+  /// States that the checkpoint has optimizer state. `has_experts`: also state of experts.
   void set_optimizer(bool has_experts) {
     has_optimizer_ = true;
     has_experts_ = has_experts;

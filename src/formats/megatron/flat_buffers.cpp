@@ -107,8 +107,8 @@ bool FlatBuffers::check(Buffer& buffer, std::size_t number) {
 std::vector<PartState> FlatBuffers::find(const std::vector<const Parameter*>& parameters) {
   std::vector<PartState> parts(parameters.size());
   if (!problem_.empty()) return parts;
-  // There is one buffer for each chunk of the model and dtype, in the order in which they first
-  // occur.
+  // There is one buffer for each pair of a model chunk and a dtype, in the order in which the pairs
+  // first occur.
   std::vector<std::pair<std::size_t, DType>> keys;
   std::map<std::pair<std::size_t, DType>, std::vector<std::size_t>> of_key;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -181,7 +181,7 @@ bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
              std::to_string(buffer.numel) + " elements" +
              (simple && simple->back() != buffer.numel
                   ? " (in one bucket they would have " + std::to_string(simple->back()) + ")"
-                  : ", by their numbers");
+                  : ": the fp32 weights differ from the model's");
   return false;
 }
 

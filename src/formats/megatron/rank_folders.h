@@ -25,9 +25,9 @@ struct Place {
 /// `mp_rank_00_001`.
 enum class SecondNumber { stage, expert };
 
-/// The folders of one save, in the order of ranks: tensor ranks first, then experts, then stages.
+/// The folders of one save, sorted by stage, then by expert rank, then by tensor rank.
 struct RankFolders {
-  Place sizes;  // how many tensor ranks, stages and experts' ranks there are
+  Place sizes;  // the numbers of tensor ranks, stages and expert ranks
   std::vector<std::string> names;
 
   std::size_t index_of(const Place& place) const {

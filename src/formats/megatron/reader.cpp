@@ -297,8 +297,8 @@ class MegatronReader final : public EntryReader {
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "a name without a rule for its cut, and other elements in " +
-                 tensor_of(*other).file->name() + " than in " +
+        reason = "a name without a rule for its cut, and different elements in " +
+                 tensor_of(*other).file->name() + " and in " +
                  tensor_of(parts.front()).file->name();
         return std::nullopt;
       }
@@ -333,8 +333,8 @@ class MegatronReader final : public EntryReader {
   }
 
   /// Adds a whole tensor that consists of the ranks' parts. `source_of` returns the elements of a
-  /// part; nothing if the rank has none, because another rank has the same part. `order`: the place
-  /// in the order of keys; none: that of the first elements.
+  /// part; nothing if the rank has none, because another rank has the same part. `order`: the
+  /// tensor's `dict_order`; if there is none, takes that of the first elements.
   template <class SourceOf>
   void add_joined(const Path& path, std::optional<std::uint32_t> order,
                   const std::vector<Part>& parts, const Joint& joint, const SourceOf& source_of) {
@@ -464,7 +464,7 @@ class MegatronReader final : public EntryReader {
     });
   }
 
-  /// Returns the place in the order of keys of the list `params` of a group.
+  /// Returns the `dict_order` of a group's list `params`.
   std::uint32_t order_of_list(const File& file, Path path) const {
     path.emplace_back("params");
     const Entry* entry = file.find(path);

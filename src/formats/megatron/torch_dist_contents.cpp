@@ -41,7 +41,7 @@ bool holds_number(const TensorMeta& meta) {
                                meta.dtype == DType::int64 || meta.dtype == DType::int32);
 }
 
-/// Takes the number in front of a text, and the dot behind it.
+/// Removes a number and the dot after it from the beginning of `text`. Returns the number.
 std::optional<std::int64_t> take_number(std::string_view& text) {
   std::int64_t number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -79,7 +79,7 @@ class Sorter {
   }
 
  private:
-  /// Whether the source is a torch_dist checkpoint, so that objects are there already.
+  /// Whether the source is a torch_dist checkpoint, which already has Megatron's objects.
   bool has_objects() const {
     return has_common_file_ || std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
              return value.name.find(kShard) != std::string::npos;
@@ -127,7 +127,7 @@ class Sorter {
         "none of them", "a recipe gives tensors Megatron's names: docs/from/megatron.md");
   }
 
-  /// Adds a DCP tensor of this dtype, or a part of one, with the elements of tensor `t`.
+  /// Adds tensor `t` as a DCP tensor of this dtype, or as one slice of a stacked tensor.
   void add_tensor(std::size_t t, const TorchDistPlace& place, DType dtype) {
     const TensorEntry& tensor = contents_.tensors[t];
     auto& sources = sorted_.sources[place.key];
@@ -189,11 +189,11 @@ class Sorter {
     copies_ = copies;
   }
 
-  /// Notes an entry that goes into `common.pt` as a part of the optimizer.
+  /// Remembers the first entry of the optimizer that goes into `common.pt`.
   void note_of_optimizer(std::string name) {
     if (name_of_optimizer_.empty()) name_of_optimizer_ = std::move(name);
   }
-  /// Notes the optimizer of an entry, `optim` or `optimizer`, by the first name that has it.
+  /// Remembers an entry's optimizer, `optim` or `optimizer`, and the first entry with it.
   void note_root(const std::string& name) { roots_.emplace(name.substr(0, name.find('.')), name); }
 
   /// Throws if the checkpoint has two optimizers, or parts of one without the state of any weight:
@@ -202,15 +202,15 @@ class Sorter {
     if (roots_.size() > 1) {
       throw Error::expected(ErrorKind::unsupported,
                             {.path = destination_, .fqn = roots_.rbegin()->second}, "optimizers",
-                            "one, as Megatron has",
-                            "another one, with '" + roots_.begin()->second + "'", "leave one out");
+                            "one optimizer, as Megatron has",
+                            "a second one, with '" + roots_.begin()->second + "'", "leave one out");
     }
     if (!trained_.empty() || name_of_optimizer_.empty() || has_common_file_) return;
     throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = name_of_optimizer_},
                           "a part of the optimizer",
-                          "state of the shape of a weight with it, such "
+                          "also state of a weight, in the shape of the weight, such "
                           "as optim.state.<weight>.exp_avg",
-                          "none", "leave this part out, too");
+                          "none", "leave out the whole optimizer");
   }
 
   /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it. `copies`:
@@ -310,7 +310,7 @@ class Sorter {
     note_of_optimizer(entry.name);
   }
 
-  /// Adds the parameter groups, one group, or a field of one. `rest`: the name behind
+  /// Adds the parameter groups, one group, or a field of one. `rest`: the name after
   /// `param_groups`. Returns false for another value.
   bool add_groups(const ValueEntry& entry, std::string_view rest, const Value& value) {
     if (rest.empty()) {
@@ -372,10 +372,10 @@ class Sorter {
   std::map<std::string, TensorMeta> weights_;
   std::map<std::string, std::size_t> weight_tensors_;
   std::set<std::string> trained_;             // the weights with state
-  std::set<std::string> with_copy_;           // those with a copy of their own in the state
-  std::map<std::string, std::string> roots_;  // of optimizers: the first name with each
+  std::set<std::string> with_copy_;           // the weights with an fp32 copy in the state
+  std::map<std::string, std::string> roots_;  // by optimizer (`optim`): its first entry
   std::string name_of_optimizer_;  // the first entry of the optimizer in `common.pt`; empty: none
-  std::string copies_;             // the name of their copies in the optimizer; empty: none
+  std::string copies_;             // the name of fp32 copies of weights; empty: none
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, Value> objects_;
   TorchDistContents sorted_;

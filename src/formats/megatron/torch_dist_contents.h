@@ -24,15 +24,15 @@ struct TorchDistContents {
   CommonState common;  // `common.pt`
   /// Source tensors whose content goes into `common.pt`, so they are not in `dcp`.
   std::set<std::size_t> of_common{};
-  std::set<std::size_t> steps{};  // those with the number of steps of a parameter
-  /// Names of weights of 16 bits of which `dcp` has a second copy in fp32, for the optimizer.
+  std::set<std::size_t> steps{};  // tensors in `of_common` that are the step of a parameter
+  /// Names of 16-bit weights of which `dcp` also has an fp32 copy, for the optimizer.
   std::set<std::string> widened{};
 };
 
-/// Sorts the entries of `contents`. Weights are `model.<name>`, or without such names all tensors
-/// that are no state. `optim.state.<name>.<kind>` and `optim.param_groups` are the optimizer's.
-/// What Megatron has no place for keeps its name, and Megatron does not read it. If
-/// `has_common_file`, the checkpoint comes with a `common.pt`, and all values stay as they are.
+/// Sorts the entries of `contents`. Weights are `model.<name>`. If there are no such names, all
+/// tensors except optimizer state are weights. `optim.state.<name>.<kind>` and `optim.param_groups`
+/// are the optimizer's. An entry for which Megatron has no place keeps its name; Megatron ignores
+/// it. `has_common_file`: the checkpoint has its own `common.pt`, so no value is changed.
 /// docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
 /// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, or

@@ -7,7 +7,7 @@
 #include "tessera/formats/checkpoint.h"
 
 // The files of Megatron's torch_dist beside those of DCP: `metadata.json`, which Megatron writes
-// last, and `common.pt`, with everything except weights that is equal on all ranks. Newer versions
+// last, and `common.pt`, which has all that is equal on all ranks, except weights. Newer versions
 // of Megatron keep what was in `common.pt` in an object of the DCP files. Source: megatron-core
 // 0.16 and Megatron-LM of August 2026, dist_checkpointing/serialization.py and core.py.
 namespace tessera::formats::megatron {
@@ -24,8 +24,8 @@ bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 
-/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. With several
-/// parts, one checks the two files' existence, and one reads `common.pt`.
+/// Does what check_torch_dist_files does, and checks every byte of `common.pt`. If a check has
+/// several parts, one of them looks for the two files, and one of them reads `common.pt`.
 void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
                              const CheckpointContents& contents, const FindingSink& sink,
                              const ProgressSink& progress, PartOfCheck& part);

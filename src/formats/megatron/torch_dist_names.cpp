@@ -54,8 +54,8 @@ std::optional<Numbered> split_at_last_number(const std::string& name) {
 /// A weight's name, with the numbers of its layer and of its expert taken out.
 struct ParsedName {
   std::string block{};                  // `decoder.layers.`; empty: not of a layer to be stacked
-  std::optional<std::int64_t> layer{};  // empty if `block` is
-  std::string rest{};                   // the name behind the layer's number
+  std::optional<std::int64_t> layer{};  // empty if `block` is empty
+  std::string rest{};                   // the name after the layer's number
   std::optional<std::int64_t> expert{};
 };
 

@@ -11,7 +11,7 @@
 
 namespace tessera::formats::megatron {
 
-/// In the name of an object, before the place of this part: `rng_state/shard_0.0_1.1`.
+/// In the name of an object, before the index of this part: `rng_state/shard_0.0_1.1`.
 inline constexpr std::string_view kShard = "/shard_";
 
 /// In names, before the number of a layer, and in place of the number of an expert.
@@ -29,8 +29,8 @@ struct TorchDistPlace {
   Shape shape_of(const Shape& weight) const;
 };
 
-/// The names that Megatron's `sharded_state_dict` gives the weights of a model, by their names in
-/// its `state_dict`. Source: megatron-core 0.16, transformer/transformer_block.py,
+/// Maps the weights' names in the model's `state_dict` to their names in its `sharded_state_dict`.
+/// Source: megatron-core 0.16, transformer/transformer_block.py,
 /// transformer/moe/experts.py, models/gpt/gpt_layer_specs.py. Immutable.
 class TorchDistNames {
  public:

@@ -71,7 +71,7 @@ TorchDistContents sorted_for(const CheckpointContents& contents, const std::vect
 struct Prepared {
   TorchDistContents sorted;
   dcp::PreparedFiles files;
-  bool writes_common = true;  // false: the source's is copied
+  bool writes_common = true;  // false: the source's file is copied
   bool writes_config = true;
 
   Prepared(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -203,7 +203,7 @@ class TorchDistWriter final : public CheckpointWriter {
     return resumed_.contains({place.tensor_index, place.piece_index, begin});
   }
 
-  /// Finds the piece of the source for each piece of the DCP files.
+  /// Finds the pieces of the DCP files for each piece of the source, and the order of writing.
   void find_places() {
     for (const std::size_t t : sorted_.of_common) {
       const auto& pieces = contents_->tensors[t].pieces;
@@ -246,7 +246,7 @@ class TorchDistWriter final : public CheckpointWriter {
   StagedWork work_;  // outlives the writer of the DCP files
   std::unique_ptr<CheckpointWriter> dcp_;
   std::vector<PieceId> order_;
-  std::map<std::pair<std::size_t, std::size_t>, std::vector<PieceId>> places_;  // of each piece
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<PieceId>> places_;  // by source piece
   std::mutex mutex_;                         // guards the members below
   std::map<std::size_t, std::string> kept_;  // the elements of the tensors of `common.pt`
   std::set<std::tuple<std::size_t, std::size_t, std::int64_t>> resumed_;

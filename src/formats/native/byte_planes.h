@@ -12,8 +12,8 @@ namespace tessera::formats::native {
 void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
                    std::span<std::byte> planes);
 
-/// Undoes `shuffle_bytes`. `planes` holds all elements; fills `elements` with `[begin, end)` of
-/// them.
+/// Undoes `shuffle_bytes` for a range: fills `elements` with the elements `[begin, end)`. `planes`
+/// holds the shuffled bytes of all elements.
 void unshuffle_bytes(std::span<const std::byte> planes, std::uint64_t itemsize, std::uint64_t begin,
                      std::uint64_t end, std::span<std::byte> elements);
 

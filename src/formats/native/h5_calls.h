@@ -53,7 +53,7 @@ struct File {
 };
 
 /// Creates a file whose bytes depend only on its content: no times, fixed versions of all
-/// structures, a user block of `user_block_nbytes`. If there is a file at `path`, uses that file.
+/// structures. If there is a file at `path`, writes over it, without truncating it first.
 File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
 /// Writes the data that the library still holds, and closes the file in the library. `bytes()`
@@ -83,7 +83,7 @@ enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
-/// A box of a virtual dataset, and the range of a source dataset whose elements it shows.
+/// A box of a virtual dataset, and the range of a source dataset that HDF5 shows in this box.
 struct VirtualMapping {
   Box box;
   std::string source_file;     // relative to the file of the virtual dataset
@@ -103,7 +103,7 @@ Handle create_virtual_dataset(File& file, const std::string& link_name, DType dt
 std::string virtual_source_name(const std::string& name);
 
 /// Returns an element that stands for missing data: a NaN, or the greatest value if the dtype has
-/// no NaN. The first `itemsize(dtype)` bytes count.
+/// no NaN. The element is the first `itemsize(dtype)` bytes of the array.
 std::array<std::byte, 16> fill_element(DType dtype);
 
 /// Returns the bytes of HDF5's datatype message for `dtype`: what H5Tencode gives, without its

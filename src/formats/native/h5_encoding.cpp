@@ -55,7 +55,7 @@ struct Lookup3 {
 void put_all(std::string& out) {
   put(out, kAll);
   put(out, std::uint32_t{1});  // version
-  put(out, std::uint64_t{0});  // reserved; no more bytes
+  put(out, std::uint64_t{0});  // reserved, then the length of what follows: 0
 }
 
 /// Appends the selection of a box. Version 1 holds 32-bit numbers, version 2 holds 64-bit ones.

@@ -184,7 +184,7 @@ void set_channel(hid_t access_list, const std::shared_ptr<Channel>& channel) {
   static const hid_t driver = H5FDregister(&driver_class);
   const DriverInfo info{&channel};
   if (driver < 0 || H5Pset_driver(access_list, driver, &info) < 0) {
-    throw Error(ErrorKind::io, {}, "HDF5: H5Pset_driver: no driver for files");
+    throw Error(ErrorKind::io, {}, "HDF5: H5Pset_driver: cannot set Tessera's file driver");
   }
 }
 

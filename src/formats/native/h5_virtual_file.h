@@ -44,7 +44,7 @@ class VirtualFile {
                                     std::span<const TextAttribute> attributes,
                                     std::uint32_t num_links);
   std::uint64_t add_text_dataset(std::string_view text);
-  /// Takes bytes that follow those that it took before.
+  /// Appends the next bytes of a dataset.
   using ByteSink = std::function<void(std::span<const std::byte>)>;
   /// A dataset of `nbytes` bytes, which `write` passes to its sink in parts. Sets `range` to their
   /// place in the file.
@@ -57,7 +57,7 @@ class VirtualFile {
   void close(std::vector<Link> root_links);
 
  private:
-  /// A group as the superblock needs it.
+  /// The addresses of a group. The superblock stores those of the root group.
   struct Group {
     std::uint64_t header = 0;
     std::uint64_t tree = 0;
@@ -98,7 +98,7 @@ class VirtualFile {
   std::unique_ptr<WritableFile> file_;
   std::uint64_t end_;   // of the file, including `buffer_`
   std::string buffer_;  // the last bytes of the file
-  // The part of the global heap that is being filled. Its place is before `buffer_`.
+  // The part of the global heap that is being filled. In the file, it is before `buffer_`.
   std::uint64_t collection_begin_ = 0;
   std::uint64_t collection_nbytes_ = 0;
   std::string collection_;

@@ -25,7 +25,7 @@ constexpr std::uint8_t kPositionTag = 1;
 constexpr std::uint8_t kNonStringKeyTag = 2;
 constexpr std::uint8_t kMaxStateKind = static_cast<std::uint8_t>(StateKind::row_wise_per_shard);
 constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
-constexpr std::uint8_t kLinkedTag = 3;  // stands before the encoding of a linked piece
+constexpr std::uint8_t kLinkedTag = 3;  // comes before the encoding of a linked piece
 
 constexpr std::size_t kIndexPartNbytes = std::size_t{1} << 20;
 
@@ -193,7 +193,7 @@ void put_preamble(ByteWriter& out, const Index& index) {
   if (index.format_version >= kLinkedVersion) put_linked_files(out, index.linked_files);
 }
 
-/// Empties `out` into `sink` if it is full.
+/// If `out` has kIndexPartNbytes or more, passes its bytes to `sink` and clears `out`.
 void pass_on(ByteWriter& out, const IndexSink& sink) {
   if (out.bytes().size() < kIndexPartNbytes) return;
   sink(out.bytes());
@@ -270,7 +270,7 @@ Region get_region(ByteReader& in, std::size_t num_dims) {
   return range;
 }
 
-/// Reads the number of a linked file. Returns the place of the piece in it.
+/// Reads the number of a linked file into `stored`. Returns the piece's place in that file.
 std::uint64_t get_link(ByteReader& in, const Index& index, StoredPiece& stored) {
   const std::uint64_t number = in.uint();
   if (number >= index.linked_files.size()) {
@@ -389,7 +389,7 @@ void get_annotations(ByteReader& in, Index& index) {
   contents.annotations.erase(order);
 }
 
-/// Gives the entries the order of keys that the index has. A rank file has not all entries.
+/// Sets the entries' order of keys. Does nothing for a rank file, which lacks some entries.
 void apply_key_order(const FileHeader& header, Index& index, const std::string& path) {
   if (header.role != FileRole::index || index.key_order.empty()) return;
   CheckpointContents& contents = index.contents.edit();
@@ -429,7 +429,7 @@ int get_rank(ByteReader& in, const FileHeader& header) {
 }
 
 /// Reads a piece of the tensor into `piece`, and its place into `index.storage`. `last_position`:
-/// of the tensor's piece before it.
+/// the position of the tensor's previous piece; becomes this piece's.
 void get_piece(ByteReader& in, const FileHeader& header, Index& index, const TensorEntry& tensor,
                PieceId id, Piece& piece, std::uint64_t& last_position) {
   const std::uint64_t position = in.uint();
@@ -752,7 +752,7 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode) 
 }
 
 void encode_rank_index(const Index& whole, std::span<const PieceId> pieces, const IndexSink& sink) {
-  // Calls `visit` for each tensor of the rank with the numbers of its first piece and its end.
+  // Calls `visit` for each tensor of the rank. `[begin, end)`: the tensor's part of `pieces`.
   const auto for_each_tensor = [&](const auto& visit) {
     std::size_t begin = 0;
     for (std::size_t t = 0; t < whole.contents->tensors.size(); ++t) {
@@ -902,8 +902,8 @@ std::vector<RankTensor> tensors_by_fqn(const std::vector<Index>& ranks) {
   return tensors;
 }
 
-/// Merges the entries of one tensor in all rank files, puts its pieces at their positions, and adds
-/// it to `whole`.
+/// Merges the entries that all rank files have for one tensor, sorts its pieces by their positions,
+/// and adds the tensor to `whole`.
 void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, PiecePool& pool,
                   const std::string& path) {
   TensorEntry tensor = without_pieces(by_rank.front().entry());

@@ -23,7 +23,7 @@ enum class Encoding : std::uint8_t {
   zstd = 2,   // chunks, byte-shuffled and compressed
 };
 
-inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // bytes of plain data with one checksum
+inline constexpr std::uint64_t kPlainBlockNbytes = 65536;  // plain data: bytes per checksum
 inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 /// All chunk sizes are multiples of the largest itemsize.
 inline constexpr std::uint64_t kChunkNbytesUnit = 16;
@@ -31,8 +31,8 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
 // its pieces, the linked pieces, with the same bytes. The rank files of the base with these pieces
 // are hard links in the new checkpoint's directory, under names that none of its own rank files
-// has. So the checkpoint is whole without the base. A base can have linked files too; they are
-// linked like its rank files. See docs/formats/native.md.
+// has. So the checkpoint stays complete if the base is removed. If the base has linked files, they
+// are linked like its rank files. See docs/formats/native.md.
 
 /// The greatest number of linked files of a checkpoint.
 inline constexpr std::uint32_t kMaxLinkedFiles = (1U << 24) - 1;
@@ -55,8 +55,8 @@ struct StoredPiece {
 /// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
 /// of them are plain and in their rank's own file: these take 16 bytes each.
 ///
-/// Thread-safe as a std::vector, if `keep_all_members` was called before threads set pieces that
-/// need it.
+/// Threads may set different pieces at the same time. If a piece is compressed, linked, or at
+/// another position, call `keep_all_members` before the threads start.
 class StoredPieces {
  public:
   /// Bits of `begin`. A file with greater offsets (64 PiB) is refused.
@@ -84,8 +84,8 @@ class StoredPieces {
     slots_[id.tensor_index][id.piece_index].checksum_or_table = checksum;
   }
 
-  /// Makes room for what a plain piece in the file of its own rank does not need: pieces that are
-  /// compressed, linked, or at another position than in this index.
+  /// Allocates the members that `set` needs for a piece that is compressed, linked, or at another
+  /// position than in this index. Other pieces do not need these members.
   void keep_all_members();
 
  private:
@@ -188,9 +188,9 @@ struct EncodedIndex {
 EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
-/// another part of the files. The caller may rely on: sorted and unique names, known dtypes, valid
-/// shapes, regions within their tensors, ranks below the world size, byte ranges within the rank
-/// file.
+/// another part of the files. The caller may rely on: known dtypes, valid shapes, regions within
+/// their tensors, ranks below the world size, byte ranges within their files. The names are sorted
+/// and unique only if this is the index of `index.h5`.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
@@ -207,8 +207,8 @@ tessera::detail::ListOfLists<PieceId> pieces_by_rank(const CheckpointContents& c
 /// piece, and everything that is not a tensor.
 Index select_pieces(const Index& whole, std::span<const PieceId> pieces);
 
-/// Copies the places of the pieces in a complete rank file to `whole`. Requires: `select_pieces`
-/// made `rank_index` from `pieces`.
+/// Copies the places of pieces from the index of a complete rank file to `whole`. Requires:
+/// `rank_index` lists `pieces`, in this order.
 void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& rank_index);
 
 /// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index

@@ -19,8 +19,8 @@
 namespace tessera::formats::native {
 namespace {
 
-/// Finds the dataset in a rank file or linked file that shows each piece. Ask for the tensors in
-/// the order of the index.
+/// Finds, for each piece, the dataset of a rank file or linked file that holds the piece. Call
+/// `mappings_of` for the tensors in the order of the index.
 class PieceDatasets {
  public:
   explicit PieceDatasets(const Index& index) : index_(index), places_(index) {}
@@ -52,8 +52,8 @@ std::vector<h5::VirtualMapping> PieceDatasets::mappings_of(std::size_t t) {
     const bool packed = is_packed(version_of(stored), nbytes_of(piece.region, dtype));
     if (!shown.insert(piece.region).second) continue;
     std::int64_t source_begin = packed ? static_cast<std::int64_t>(places[p]) : 0;
-    // The mapping states the size of the source dataset. For a packed dataset, it states only the
-    // part up to the piece's end.
+    // A mapping contains the size of the source dataset. For a packed dataset, this is a smaller
+    // number: where the piece ends in the dataset.
     const std::int64_t source_numel = source_begin + numel_of(piece.region);
     for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
       h5::VirtualMapping& mapping = mappings.emplace_back();

@@ -35,7 +35,7 @@ class NativeBase final : public BaseCheckpoint {
   std::vector<PiecePair> worth_linking(std::vector<PiecePair> equal) const override;
 
   StoredPiece stored(PieceId id) const { return checkpoint_->index().stored(id); }
-  /// Returns the description, as a linked file, of the file that holds a piece of the base.
+  /// Describes the file that holds a piece of the base, as an item for Index::linked_files.
   LinkedFile file_of(PieceId id) const;
 
  private:
@@ -107,8 +107,8 @@ void make_link(const std::string& from, const std::string& to) {
       errno == EACCES) {
     throw Error(ErrorKind::unsupported, {.path = from},
                 "base: cannot make a hard link at " + printable(to) + ": " + why +
-                    " (a base must be on the file system of the new checkpoint, which must have "
-                    "hard links; without a base, all pieces are written)");
+                    " (base and new checkpoint must be on one file system, which must support hard "
+                    "links; without a base, all pieces are written)");
   }
   throw Error(ErrorKind::io, {.path = to}, "hard link to " + printable(from) + ": " + why);
 }

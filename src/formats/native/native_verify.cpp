@@ -167,9 +167,9 @@ class FileCheck {
     }
   }
 
-  /// Checks the bytes that are in no piece, once all pieces of the file have been checked. If a
-  /// table of blocks is damaged, the places of its blocks are wrong, and this check is left out.
-  /// The damaged table is a finding already.
+  /// Checks the bytes of the file that belong to no piece. Call this after `check_piece` for all
+  /// pieces. Does nothing if a table of blocks is damaged: the places of its blocks are then wrong,
+  /// and the table is a finding already.
   void check_rest(std::uint64_t expected_checksum) {
     if (!all_entries_are_sound_) return;
     check_structure(*file_, std::move(data_ranges_), expected_checksum, findings_, progress_);
@@ -271,7 +271,7 @@ class RankFileCheck final : FileCheck {
 /// The check of one linked file ([Note: Linked files]).
 class LinkedFileCheck final : FileCheck {
  public:
-  /// `number`: of the file in the index's list.
+  /// `number`: the position of the file in `index.linked_files`.
   LinkedFileCheck(const FileSystem& fs, const std::string& checkpoint_path, const Index& index,
                   std::size_t number, const ProgressSink& progress)
       : FileCheck(fs, checkpoint_path, index.linked_files[number].name(), progress),
@@ -318,7 +318,7 @@ class LinkedFileCheck final : FileCheck {
     StoredPiece stored;
   };
 
-  /// Lists the pieces that the checkpoint has in this file, by the places of their bytes.
+  /// Fills `wanted_` with the pieces of the checkpoint whose bytes are in this file.
   void find_wanted() {
     for (std::size_t t = 0; t < index_.contents->tensors.size(); ++t) {
       const TensorEntry& tensor = index_.contents->tensors[t];
@@ -330,8 +330,8 @@ class LinkedFileCheck final : FileCheck {
     }
   }
 
-  /// Whether the checkpoint has this piece, as the file's own index describes it. If so, takes the
-  /// piece off the list.
+  /// Whether `wanted_` has a piece that equals this piece of the file's own index. If so, removes
+  /// it from `wanted_`.
   bool take_wanted(const Index& own, std::size_t t, std::size_t p) {
     const StoredPiece stored = own.stored({t, p});
     const auto [begin, end] = wanted_.equal_range(stored.begin);

@@ -32,7 +32,7 @@ std::vector<std::uint64_t> PiecePlaces::next_tensor() {
   return places;
 }
 
-/// Counts the tensor on the ranks whose files list it.
+/// Adds 1 to `number_on_rank_` of each rank whose file lists the tensor.
 void PiecePlaces::count(const TensorEntry& tensor) {
   if (tensor.pieces.empty()) {
     for (std::size_t& number : number_on_rank_) ++number;

@@ -9,8 +9,8 @@
 
 namespace tessera::formats::native {
 
-/// Computes the places where HDF5 readers find the pieces (as Index::linked_places has them), for
-/// all pieces: those in rank files, and linked ones. Ask for the tensors in the order of the index.
+/// Computes where HDF5 readers find each piece, in a rank file or a linked file. For the meaning of
+/// the numbers see Index::linked_places. Each call of `next_tensor` moves to the next tensor.
 class PiecePlaces {
  public:
   /// `index` must outlive this object.
@@ -27,7 +27,7 @@ class PiecePlaces {
   std::vector<std::size_t>
       number_on_rank_;  // indexed by rank: the next tensor's number in its file
   std::vector<PackedNumels> packed_on_rank_;
-  std::vector<std::size_t> holders_;  // kept for its memory
+  std::vector<std::size_t> holders_;  // of one call; a member, to reuse its memory
 };
 
 }  // namespace tessera::formats::native

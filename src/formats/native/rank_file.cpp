@@ -100,7 +100,7 @@ RankFileWriter::RankFileWriter(FileSystem& fs, std::string path, RankFileContent
 void RankFileWriter::list_own_datasets() {
   const std::vector<TensorEntry>& tensors = contents_.whole.contents->tensors;
   std::size_t num_tensors = 0;
-  std::size_t next = 0;  // tensor
+  std::size_t next = 0;  // index of a tensor
   for (std::size_t number = 0; number < contents_.pieces.size(); ++number) {
     const std::size_t tensor_index = contents_.pieces[number].tensor_index;
     for (; next <= tensor_index; ++next) {
@@ -161,7 +161,7 @@ void RankFileWriter::lay_out_packed() {
   for_each_packed([&](const PieceWriting& each, DType dtype) {
     numels.add(dtype, static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
   });
-  std::array<std::uint64_t, kNumDTypes> ends{};  // of the pieces that have their place
+  std::array<std::uint64_t, kNumDTypes> ends{};  // indexed by dtype: where its next piece begins
   for (int code = 0; code < kNumDTypes; ++code) {
     const auto dtype = static_cast<DType>(code);
     if (numels.of(dtype) == 0) continue;
@@ -301,8 +301,8 @@ ByteRange RankFileWriter::plain_range(PieceId id, std::int64_t begin, std::size_
   return {offset, offset + nbytes};
 }
 
-/// Writes the block and records its checksums. Skips the write if the bytes are already at their
-/// place. Requires: the piece is stored plain.
+/// Writes the block and records its checksums. Does not write a block that an interrupted run has
+/// already written at the same place (`block.place`). Requires: the piece is stored plain.
 void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, const Block& block) {
   const PieceWriting each = piece(piece_number);
   const std::uint64_t begin_nbytes =
@@ -323,8 +323,8 @@ void RankFileWriter::put_plain(std::size_t piece_number, std::int64_t begin, con
   }
 }
 
-/// Compresses a block into its chunk, and returns both. Leaves out the chunk if it is already known
-/// that the piece is stored plain.
+/// Returns the block with its compressed chunk. Leaves out the chunk if pieces of this size are not
+/// compressed, or if the piece's dataset has already been laid out without compression.
 RankFileWriter::Block RankFileWriter::encode(std::size_t piece_number,
                                              std::span<const std::byte> bytes) {
   thread_local ChunkEncoder encoder;

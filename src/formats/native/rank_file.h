@@ -68,7 +68,7 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
-  /// How a piece is written. Not kept, because a file may have millions of packed pieces.
+  /// How a piece is written. Computed for each use: a file may have millions of packed pieces.
   struct PieceWriting {
     PieceId id{};
     std::uint64_t nbytes = 0;
@@ -81,7 +81,7 @@ class RankFileWriter {
     std::size_t piece_number = 0;
     std::size_t tensor_number = 0;      // the tensor's number in the file's index
     h5::Handle handle{};                // set while chunks are written to the dataset
-    std::vector<StoredBlock> blocks{};  // without ranges for plain data
+    std::vector<StoredBlock> blocks{};  // for plain data, their ranges are not set
   };
 
   /// A block to be written: its plain bytes, its chunk, or both.
@@ -89,7 +89,7 @@ class RankFileWriter {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};
     std::uint64_t chunk_checksum = 0;
-    std::optional<ByteRange> place{};  // where the bytes already are in the file
+    std::optional<ByteRange> place{};  // where an interrupted run wrote the block
   };
 
   PieceWriting piece(std::size_t number) const;
@@ -142,7 +142,7 @@ class RankFileWriter {
   ByteRange index_range_;
 };
 
-/// Returns whether a writer with these options compresses a piece, if its bytes get smaller.
+/// Returns whether a writer with these options tries to compress a piece of this size.
 bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options);
 
 /// Returns how many elements of a piece a writer with these options takes in one block.

@@ -34,7 +34,7 @@ std::unique_ptr<ReadableFile> open_member(const FileSystem& fs, const std::strin
   return open_kept(fs, path);
 }
 
-/// Throws Error(corruption) unless the header is of the file that the index records.
+/// Throws Error(corruption) unless the header has the numbers that the index records.
 void require_record(const FileHeader& header, std::uint64_t checkpoint_id,
                     const RankFileRecord& record, const std::string& path) {
   if (header.checkpoint_id != checkpoint_id) {

@@ -171,8 +171,8 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
   }
 
  private:
-  /// Reads a block directly into `out` if all of the block is wanted. Reads a block of which only a
-  /// part is wanted, at either end, through a buffer.
+  /// Reads blocks directly into `out`. If only a part of the first or last block is wanted, reads
+  /// that block into a buffer, and copies the part.
   static void read_plain(const ReadableFile& file, const TensorMeta& meta, const BlockGrid& grid,
                          std::uint64_t first_block, std::span<const StoredBlock> entries,
                          ByteRange wanted, std::span<std::byte> out) {
@@ -227,7 +227,7 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
     }
   }
 
-  /// Returns the error of a chunk with the chunk's place.
+  /// Returns the error with the file, the tensor and the byte range of the chunk.
   static Error at_chunk(const Error& error, const ReadableFile& file, const TensorMeta& meta,
                         const StoredBlock& chunk) {
     return {error.kind(),

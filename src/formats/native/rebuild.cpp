@@ -134,7 +134,7 @@ void add_lines(const std::vector<std::string>& lines, std::string& list) {
   std::string list;
   add_lines(indexes.refusals, list);
   add_lines(lost_elements(indexes.ranks), list);
-  list += "also lost: tensors and values that only these files have";
+  list += "also lost: tensors and values that are only in the unusable files";
   throw Error::listing(ErrorKind::corruption, {.path = path},
                        "rank files: expected " + std::to_string(indexes.world_size) +
                            " files that belong together, found " +
@@ -154,14 +154,14 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
   return is_begun || header.starts_with(name);
 }
 
-/// Decides whether the object at an index's staging path may be removed: only if it may be an
-/// index. (If a process died after it had replaced the index, the old index is there.)
+/// Decides whether a file at the staging path of an index may be removed: only if it may be an
+/// index. (If a process died just after it replaced the index, the old index is at that path.)
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;
 }
 
-/// Throws if the object with the index's name is not an index, because it must not be replaced.
+/// Throws if something that is not an index has the index's name: it must not be replaced.
 void require_replaceable_index(const FileSystem& fs, const std::string& path) {
   const auto mode = tessera::detail::mode_of_name(path);
   if (!mode || (S_ISREG(*mode) && may_be_index(fs, path))) return;

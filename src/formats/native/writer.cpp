@@ -110,7 +110,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     rank_file(piece_of(piece).rank).write_block(number_of(piece), begin, bytes);
   }
 
-  // With a level, the user asks for chunks of this level. The level of a stored chunk is not known.
+  // If the options set a zstd level, all chunks must have it. A stored chunk's level is unknown.
   bool takes_chunks(PieceId piece) const override {
     return !options_.zstd_level &&
            may_compress(nbytes_of(piece_of(piece).region,
@@ -159,8 +159,8 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return join_path(directory_, rank_file_name(rank) + suffix_);
   }
 
-  /// Releases a complete rank file and adds its record to the index. Returns the file's header,
-  /// which still lacks the checkpoint id.
+  /// Frees the writer of a complete rank file, and adds the file's record to the index. Returns the
+  /// file's header, which still lacks the checkpoint id.
   FileHeader finish_rank(int rank) {
     const RankFileWriter& file = rank_file(rank);
     TESSERA_CHECK(file.is_complete());
@@ -180,10 +180,10 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return header;
   }
 
-  /// Finishes a rank whose file workers have written ([Note: Shared work]): checks the file and
-  /// copies its results to the index. Calls `finish_rank` if no workers wrote the files, and for a
-  /// rank without blocks, because workers do not write its file. Throws: Error(corruption) if the
-  /// file is not what this writer would have written.
+  /// Finishes the file of a rank. If workers wrote it ([Note: Shared work]), checks the file and
+  /// copies its results to the index. Otherwise calls `finish_rank`. Workers do not write the file
+  /// of a rank without blocks. Throws: Error(corruption) if a worker's file is not what this writer
+  /// would have written.
   FileHeader finish_or_adopt_rank(int rank) {
     const auto pieces = pieces_of(rank);
     const bool has_blocks = std::ranges::any_of(pieces, [&](PieceId id) { return is_written(id); });
@@ -196,7 +196,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return found.header;
   }
 
-  /// Frees memory that only blocks and `finish_rank` need.
+  /// Frees memory that is not needed after the last `finish_rank`.
   void forget_pieces() {
     pieces_by_rank_ = {};
     written_pieces_ = {};
@@ -225,7 +225,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return numel_of(piece_of(id).region) > 0 && index_.storage.file_of(id) == 0;
   }
 
-  /// Returns the piece's number in its rank's file. Cost: little, as blocks come in the order of
+  /// Returns the piece's number in its rank's file. Cost: constant if blocks come in the order of
   /// the pieces.
   std::size_t number_of(PieceId id) {
     const int rank = piece_of(id).rank;
@@ -265,11 +265,11 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
   const NativeWriteOptions options_;
   Journal* const journal_;
   tessera::detail::ListOfLists<PieceId> pieces_by_rank_;
-  bool are_all_written_ = true;          // of the selected ranks
-  std::vector<PieceId> written_pieces_;  // of the selected ranks; empty if all are written
+  bool are_all_written_ = true;          // each piece of the selected ranks has blocks
+  std::vector<PieceId> written_pieces_;  // empty if `are_all_written_`
   std::vector<RankSlot> rank_slots_;     // indexed by rank
   std::atomic<bool> abandoned_ = false;
-  bool are_ranks_there_ = false;  // the shares have written all blocks
+  bool are_ranks_there_ = false;  // workers have written the rank files
 };
 
 /// Writes all rank files and the index.

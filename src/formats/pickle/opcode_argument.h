@@ -47,9 +47,9 @@ inline constexpr std::array<Argument, 256> kArgumentOf = [] {
   return arguments;
 }();
 
-/// Skips the argument of an opcode. `walk` is at the argument's begin, and has `skip_bytes(n)`,
-/// `skip_length(width)`, which skips a length and as many bytes, and `skip_line()`.
-/// Requires: not Argument::no_opcode.
+/// Skips the argument of an opcode. `walk` is at the first byte of the argument. It has the
+/// functions `skip_bytes(n)`, `skip_line()` and `skip_length(width)`, which skips a length and as
+/// many bytes. Does nothing for Argument::no_opcode.
 template <class Walk>
 void skip_argument(Walk& walk, Argument argument) {
   switch (argument) {

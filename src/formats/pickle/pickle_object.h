@@ -83,7 +83,7 @@ struct Node {
 
 }  // namespace detail
 
-/// One object of a graph. It is a reference of two words; valid while its graph lives. The `as_`
+/// A reference to one object of a graph (two words). Valid while the graph lives. The `as_`
 /// functions throw Error(corruption) naming the file and the byte at which the object was made:
 /// `<rule>: expected <kind>, found <kind>`. No function looks deeper than one level, so that no
 /// graph costs more than its size, even with shared objects or cycles.

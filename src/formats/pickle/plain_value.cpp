@@ -525,7 +525,8 @@ bool WalkBudget::is_on_path(Object object) const {
 
 void refuse_reference_back(Object object) {
   object.fail(ErrorKind::unsupported,
-              foreign_in_words(object) + ", which contains this entry: a reference back");
+              "expected a value without cycles, found a reference back to the " +
+                  foreign_in_words(object) + ", which contains this entry");
 }
 
 WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget) {

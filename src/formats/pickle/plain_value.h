@@ -80,7 +80,7 @@ class WalkBudget {
   void note_as_dict(Object object) { as_dicts_.insert(object.id()); }
   const std::set<std::uint32_t>& as_dicts() const { return as_dicts_; }  // ids
 
-  /// Remembers that a value of the type `name` is read as one of a plainer type.
+  /// Remembers that a value of the type `name` is read as a plainer type (frozenset as set).
   void note_plainer(std::string_view name) { plainer_.insert(name); }
   /// Returns the names that note_plainer got since the last call of this function. They are views
   /// of constants or of the graph.

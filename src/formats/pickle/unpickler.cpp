@@ -731,7 +731,7 @@ class Machine {
   // Entries that a taker gets. [Note: Entries taken early]
 
   /// The dict entries that SETITEMS will set next. On the stack, from `begin` on: key, value, key,
-  /// value, ... The numbers are of the time before the first entry that was not taken yet.
+  /// value, ... The other members are counts from before the first entry that is not taken yet.
   struct Batch {
     std::size_t begin;  // in the stack
     std::size_t num_held_before;
@@ -813,7 +813,7 @@ class Machine {
   }
 
   /// Throws if `target` may not change any more, because a taker already has its entry. Within a
-  /// batch only objects of that batch may change: then no object outside of it can refer to them.
+  /// batch, only objects of that batch may change, so that no other object refers to them.
   void require_open(std::uint32_t target) const {
     if (target >= (batch_ ? tail_.first_node() : taken_end_)) return;
     const bool is_outermost = std::ranges::find(outermost_, target) != outermost_.end();

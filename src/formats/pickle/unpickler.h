@@ -74,14 +74,14 @@ struct PickleLimits {
 ///
 /// [Note: Entries taken early] The outermost object of a pickle is a call with a dict of
 /// attributes. An attribute that is itself a dict can have a million entries, each of many objects.
-/// An entry is taken as soon as its value is complete, that is, after the BUILD of the value or at
-/// the end of the batch. Then its objects are dropped, except those that a later opcode fetches
-/// from the memo.
-/// - The reader refuses a pickle that changes an object of an entry after it was taken.
-/// - After the first foreign global nothing more is taken; the graph then holds all further
-/// entries,
-///   as it does without a taker.
-/// - Repeated keys are not merged: the taker gets each entry.
+/// A batch is the entries that one SETITEMS sets. An entry is taken as soon as its value is
+/// complete: after the BUILD of the value, or at the end of the batch. Then its objects are
+/// dropped, except those that a later opcode fetches from the memo.
+/// - The reader refuses a pickle that changes an object of an entry after the entry was taken.
+/// - After the first foreign global nothing more is taken. The graph then holds all further
+///   entries, as it does without a taker.
+/// - Repeated keys are not merged: if a key has several entries, the taker gets each of them, in
+///   the order of the pickle.
 class EntryTaker {
  public:
   virtual ~EntryTaker() = default;

@@ -31,7 +31,7 @@ struct DTensorCut {
 
 /// Writes DTensors into the pickle of one rank's file, as `torch.save` of torch 2.11 pickles them.
 /// The file needs an additional storage with the numbers of all ranks (`ranks_storage_bytes`),
-/// which the pickled DeviceMesh refers to. Keeps a view of `mesh`, which must outlive it. Not
+/// which the pickled DeviceMesh refers to. Keeps a view of `mesh`, which must outlive this. Not
 /// thread-safe.
 class DTensorPickler {
  public:

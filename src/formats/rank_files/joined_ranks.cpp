@@ -392,7 +392,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     pieces_.push_back(std::move(origins));
   }
 
-  /// Throws unless the part of the rank `origin` fits the tensor `whole`, which is as the rank
+  /// Throws unless the part in `origin` fits the whole tensor. `whole`: the tensor as the file in
   /// `first` describes it.
   void check_part(const TensorMeta& whole, const Origin& origin, const Origin& first) const {
     const ShardPlace* const place = place_of(origin);
@@ -417,7 +417,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     require(own.dtype == whole.dtype, "dtype", std::string(dtype_name(whole.dtype)) + as_first,
             std::string(dtype_name(own.dtype)));
     require(own.shape == place->region.sizes, "shape of a part",
-            shape_to_string(place->region.sizes) + ", by its placements",
+            shape_to_string(place->region.sizes) + ", as its placements say",
             shape_to_string(own.shape));
     require(!place->rank || *place->rank == rank_of(origin), "rank",
             "a part that " + rank_in_words(origin) + " saved, as the file's name says",
@@ -443,7 +443,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     }
   }
 
-  /// [Note: Flat state] FSDP1's optimizer numbers its state, and each rank saves a flat range:
+  /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
   /// first comes the range of rank 0, then that of rank 1, and so on. These ranges become one
   /// vector, whose pieces are flat ranges. If several ranks have the same shards (HYBRID_SHARD),
   /// the files do not show which ranks, so the ranges are not joined.

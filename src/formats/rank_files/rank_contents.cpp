@@ -63,8 +63,8 @@ std::size_t item_of(const std::string& name, const Key& first, const std::set<st
   return kOther;
 }
 
-/// Puts each entry `per_rank.<rank>.<name>` at the place of the entry `<name>` in the files of this
-/// rank, instead of the shared entry. Does this only if `may(own, shared, rank)` returns true.
+/// In the files of rank `<rank>`, puts each entry `per_rank.<rank>.<name>` in place of the shared
+/// entry `<name>`. Does this only if `may(own, shared, rank)` returns true.
 template <class Spot, class Entry, class NameOf, class May>
 void place_own_entries(std::vector<Spot>& spots, const std::vector<Entry>& entries,
                        const NameOf& name_of, int world_size, const May& may) {

@@ -66,8 +66,8 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
 }
 
 /// Whether a file has the name of a values file, but Tessera did not write it.
-bool is_values_of_somebody(const FileSystem& fs, const std::string& directory,
-                           const std::string& name) {
+bool is_foreign_values_file(const FileSystem& fs, const std::string& directory,
+                            const std::string& name) {
   return name.ends_with(detail::kValuesSuffix) &&
          !detail::may_be_values_file(fs, join_path(directory, name));
 }
@@ -84,7 +84,7 @@ std::vector<std::string> names_of_index(const FileSystem& fs, const std::string&
     const auto place = detail::place_in_series(name);
     return (name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
             (named.empty() && place && place->series == model + "-")) &&
-           !is_values_of_somebody(fs, directory, name);
+           !is_foreign_values_file(fs, directory, name);
   });
   return own;
 }
@@ -134,7 +134,7 @@ class SafetensorsDriver final : public FormatDriver {
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
             .holds_key_order = false,
-            .own_annotation = "format=pt",  // Tessera's writer sets it, too
+            .own_annotation = "format=pt",  // Tessera's writer sets it
             .has_several_files = true};
   }
 
@@ -181,9 +181,9 @@ class SafetensorsDriver final : public FormatDriver {
                    "adapter_model.safetensors.values.json"},
         [&](std::string_view pattern) { return is_name_like(name, pattern); });
   }
-  /// Returns the names of the checkpoint's own files. These files count as extra files, not as its
-  /// own: tensor files that the index does not name; values files that belong to no tensor file;
-  /// values files that Tessera did not write.
+  /// Returns the names of the checkpoint's own files. Leaves out, as extra files: tensor files that
+  /// the index does not name; values files that belong to no tensor file; values files that Tessera
+  /// did not write.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override {
@@ -195,7 +195,7 @@ class SafetensorsDriver final : public FormatDriver {
     std::vector<std::string> own = FormatDriver::own_files(fs, directory, names, opened);
     std::erase_if(own, [&](const std::string& name) {
       return name.ends_with(detail::kValuesSuffix) &&
-             (!values.contains(name) || is_values_of_somebody(fs, directory, name));
+             (!values.contains(name) || is_foreign_values_file(fs, directory, name));
     });
     return own;
   }

@@ -41,7 +41,7 @@ struct Header {
   std::vector<HeaderTensor> tensors;       // in the order of their bytes
   Metadata metadata;                       // in the order of the file
   ByteRange data_range;                    // after the header, to the end of the file
-  std::set<std::string> unknown_fields{};  // of any entry; not read, as in Python
+  std::set<std::string> unknown_fields{};  // of any entry; ignored, as Python does
 };
 
 /// Reads and checks a file's header, and reads nothing after the header.

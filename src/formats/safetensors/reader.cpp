@@ -474,7 +474,7 @@ class SafetensorsReader final : public DividedReader {
       if (!named.is_sharded || !saved_offsets) {
         throw Error::expected(
             ErrorKind::corruption, where, "names", "each tensor in one file",
-            "this tensor in '" + printable(files_[named.locations[0].file].name) + "', too",
+            "this tensor also in '" + printable(files_[named.locations[0].file].name) + "'",
             "are these files of different checkpoints?");
       }
       Shape& shape = named.entry.meta.shape;
@@ -624,9 +624,9 @@ class SafetensorsReader final : public DividedReader {
                   second_copies_[0] + " (not read: the index names another file)"});
   }
 
-  /// Reports that the index is missing. If a values file is beside the shards, this is an error:
-  /// only the index has the digest of the values file, so without the index a move would lose the
-  /// values.
+  /// Reports that the index is missing: to `verify` as an error, on opening as a note. If a values
+  /// file is beside the shards, it is an error on opening too: only the index has the digest of the
+  /// values file, so without the index a move would lose the values.
   void report_lost_index(const FileSet& set) {
     findings_.push_back({.severity = Finding::Severity::error,
                          .rule = "structure",
@@ -777,7 +777,7 @@ class SafetensorsReader final : public DividedReader {
   std::vector<std::string> second_copies_;  // described in words; while opening
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
-  std::map<std::string, std::string> texts_;  // while opening: annotations, not aliases
+  std::map<std::string, std::string> texts_;  // while opening: of kTextsKey, never aliases
 
   mutable std::mutex open_files_mutex_;
   mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;

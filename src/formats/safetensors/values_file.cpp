@@ -77,7 +77,7 @@ class ValuesFileReader {
       refuse(name, "key_paths",
              "an array of keys: strings, integers, and each other key in an array of its own");
     }
-    // If they differed, a format that stores nested dicts would give the entry another name.
+    // Otherwise a format that stores nested dicts would give the entry another name.
     if (spell(*key_path) != name) {
       refuse(name, "key_paths", "keys that give the name when joined by dots");
     }

@@ -27,9 +27,9 @@ namespace {
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
-/// The names of the files that are written: `model…`. If the adapter's configuration is copied
-/// beside them, and the model is not the adapter's base, `adapter_model…`, because PEFT looks for
-/// these names.
+/// The names of the files that are written: `model…`, or for an adapter `adapter_model…`, because
+/// PEFT looks for these names. The checkpoint is an adapter if `adapter_config.json` is copied
+/// beside it, and the options do not say that it is the adapter's base model.
 class FileNames {
  public:
   FileNames() = default;
@@ -159,7 +159,7 @@ bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
                               detail::values_path_of(destination));
 }
 
-/// Throws if the destination, or an object with the name of its values file, cannot be replaced.
+/// Throws if the destination, or a file at the path of its values file, cannot be replaced.
 /// Returns whether there is a values file of unfinished work that is to be removed.
 bool check_single_file(FileSystem& fs, const std::string& destination,
                        const std::string& values_text, const WorkOptions& work) {
@@ -296,7 +296,7 @@ class FileLayout {
       if (contents_->tensors[i].meta.nbytes() > 0) write_order_.push_back({i, 0});
       SharedVector<Piece> whole{{.region = whole_box(contents_->tensors[i].meta.shape),
                                  .rank = static_cast<int>(shard_index)}};
-      // If nothing changes, the contents stay those of the plan.
+      // Edit only pieces that change, so that the contents stay shared with the plan.
       if (contents_->tensors[i].pieces != whole) {
         contents_.edit().tensors[i].pieces = std::move(whole);
       }
@@ -381,7 +381,7 @@ class SafetensorsWriter final : public ShareWriter {
               : join_path(work_->staging_path(), layout_.names().shard(shard, shards_.size()));
       shards_[shard]->header = &layout_.shards()[shard].header;
     }
-    if (is_share) return;  // a share begins a file with its first block there
+    if (is_share) return;  // a share creates a file when it writes a block into it
     if (has_left_values) fs_.remove_all(values_path());
     if (is_single_file_) detail::put_back_replaced_values(fs_, work_->destination());
     if (is_single_file_ && !layout_.texts().values.empty()) stage_values();
@@ -464,7 +464,7 @@ class SafetensorsWriter final : public ShareWriter {
     const auto values_file = fs_.open_for_update(staged_values_->staging_path());
     values_file->write_at(0, std::as_bytes(std::span(layout_.texts().values)));
     finish_file(*values_file);
-    // A run that resumes must recognize the values as its own.
+    // If this run dies after `publish`, the journal tells the next run whose values these are.
     if (Journal* journal = work_->journal()) journal->flush();
     // Values first: a new tensor file is never seen without its values. After a crash between the
     // two steps, readers find the replaced values at `<values>.partial`. See [Note: Replaced

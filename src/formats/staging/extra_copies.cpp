@@ -42,7 +42,7 @@ void require_unchanged(const ExtraFile& file) {
   const std::string state = file_state(file.path);
   if (state == file.state) return;
   throw Error::expected(ErrorKind::corruption, {.path = file.path}, "extra file", file.state, state,
-                        "written anew meanwhile?");
+                        "changed by another program?");
 }
 
 bool have_equal_bytes(const FileSystem& fs, const std::string& path, const std::string& other) {

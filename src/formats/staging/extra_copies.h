@@ -9,8 +9,8 @@
 
 namespace tessera::formats {
 
-/// Returns the state of the object at `path`, in words. For a regular file, this is its size and
-/// the time of its last change. Otherwise it is the kind of object, such as a link, or that nothing
+/// Returns the state of the file at `path`, in words: its size and the time of its last change. If
+/// `path` is not a regular file, returns what it is, such as a link. Returns "not there" if nothing
 /// is there.
 std::string file_state(const std::string& path);
 

@@ -12,8 +12,8 @@
 
 namespace tessera::formats {
 
-/// The inode, size and change time (ctime) of a file. They differ after the file has been changed
-/// or replaced, because no program can set the ctime.
+/// The inode, size and ctime of a file. If it has several hard links: its mtime, not its ctime. A
+/// program that changes or replaces the file changes at least one of them: it cannot set the ctime.
 struct FileState {
   ino_t inode = 0;
   off_t nbytes = 0;

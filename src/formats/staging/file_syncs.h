@@ -14,9 +14,9 @@
 
 namespace tessera::formats {
 
-/// Brings the files of a checkpoint to the disk. A sync takes milliseconds, however small the file
-/// is, but a file system completes many of them together. So the caller of `add` syncs only the
-/// first kNumSyncedByCaller files. Threads sync the others, and the caller goes on.
+/// Syncs and closes the files of a checkpoint. A sync takes milliseconds even for a small file, but
+/// a file system can do many syncs at the same time. So `add` itself syncs only the first
+/// kNumSyncedByCaller files. It passes later files to threads, and returns before they are synced.
 ///
 /// Why not one syncfs(2): it also waits for what other programs have written to this file system,
 /// kernels before 5.8 do not report its failures, and file systems on servers may ignore it.
@@ -31,8 +31,8 @@ class FileSyncs {
   FileSyncs(const FileSyncs&) = delete;
   FileSyncs& operator=(const FileSyncs&) = delete;
 
-  /// Syncs and closes `file`, now or later. Waits while many files are to be synced. Throws: what
-  /// the sync or close of this file, or of an earlier one, throws.
+  /// Syncs and closes `file`, or passes it to a thread that does. Waits while the queue of files is
+  /// full. Throws: what the sync or close of this file, or of an earlier one, throws.
   void add(std::unique_ptr<WritableFile> file);
   /// Waits until all files are on the disk. Throws: as `add`.
   void wait();
@@ -43,7 +43,7 @@ class FileSyncs {
 
   std::mutex mutex_;                  // guards all below
   std::condition_variable has_file_;  // for the threads
-  std::condition_variable has_less_;  // for the callers: fewer files are to be synced
+  std::condition_variable has_less_;  // for the callers: a file has been synced
   std::deque<std::unique_ptr<WritableFile>> waiting_;
   std::size_t num_added_ = 0;
   std::size_t num_in_work_ = 0;

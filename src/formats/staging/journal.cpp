@@ -245,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // Ignored: a run that resumes this work writes the blocks again that have no line.
+    // Ignored: a run that resumes this work writes blocks without a line again.
   }
 }
 

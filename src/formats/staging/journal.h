@@ -17,7 +17,7 @@
 
 namespace tessera::formats {
 
-/// Identifies a block of a writer by its piece, and by the number of its first element in the
+/// Identifies a block of a writer: its piece, and the position of the block's first element in that
 /// piece.
 struct BlockId {
   std::size_t tensor_index = 0;
@@ -56,9 +56,9 @@ struct JournalContents {
 };
 
 /// Reads the journal at `path`, up to the first line that is torn or damaged. Returns nothing if
-/// the journal records no finished block or does not exist. Memory: twice the result, for any size
-/// of the file.
-/// Throws: Error(already_exists) if another file has the name; Error(unsupported) for a journal of
+/// the journal records no finished block or does not exist. Memory: at most twice that of the
+/// result, however large the file is.
+/// Throws: Error(already_exists) if the file is not a journal; Error(unsupported) for a journal of
 /// a later version.
 std::optional<JournalContents> read_journal(const FileSystem& fs, const std::string& path);
 
@@ -104,7 +104,7 @@ class Journal {
   void note(const BlockId& id, const FinishedBlock& block);
   /// Writes all recorded lines to the file.
   void flush();
-  /// Writes all recorded lines to the disk.
+  /// Writes all recorded lines to the file, and syncs it.
   void sync();
 
   /// Returns the interrupted run's record of the block; nothing if it has none.
@@ -139,19 +139,19 @@ std::optional<std::uint64_t> read_plain_block(const Journal* journal, const Bloc
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
-/// Returns the record of a block that another process has written, for a writer that takes over all
-/// blocks. Throws: Error(corruption) naming `path`, the block's file, if the journal records no
+/// Returns the record of a block that another worker has written. Used by the process that finishes
+/// shared work. Throws: Error(corruption) naming `path`, the block's file, if the journal has no
 /// plain block at `range`.
 FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
                                    const std::string& path, ByteRange range);
 
-/// Creates a file that a writer writes at any offsets. Opens an existing file, and keeps its bytes,
-/// if an interrupted run that is resumed has begun it, or if another process that shares the work
-/// has. `journal` may be null.
+/// Creates a file that a writer writes at any offsets. In a resumed run or in shared work, the
+/// file may already exist: then this function opens it and keeps its bytes.
+/// `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
-/// Creates an empty file for a writer. If an interrupted run that is resumed has begun the file,
-/// removes the old file first. `journal` may be null.
+/// Creates an empty file. In a resumed run, first removes the file that the interrupted run left.
+/// `journal` may be null.
 std::unique_ptr<WritableFile> create_anew(FileSystem& fs, const Journal* journal,
                                           const std::string& path);
 

@@ -14,8 +14,8 @@ namespace tessera::formats {
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
                        const std::vector<ExtraFile>& extra_files);
 
-/// Throws Error(invalid_argument): the object at `path` must not be replaced. `option`: the name,
-/// for the message, of the option that asks to replace it.
+/// Throws Error(invalid_argument): the file or directory at `path` must not be replaced. `option`:
+/// the option that asks to replace it. The message names this option.
 [[noreturn]] void refuse_to_replace(const std::string& path, const std::string& option,
                                     std::string_view expected, std::string_view found);
 

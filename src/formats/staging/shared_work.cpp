@@ -89,7 +89,7 @@ bool is_own_name(std::string_view name) {
                         suffix == (is_of_comparison ? kNewSuffix : kDoneSuffix));
 }
 
-std::optional<std::string> said_of(const ResumeIdentity& identity, const std::string& name) {
+std::optional<std::string> text_of(const ResumeIdentity& identity, const std::string& name) {
   const auto found = identity.find(name);
   return found == identity.end() ? std::nullopt : std::optional(found->second);
 }
@@ -99,10 +99,10 @@ std::optional<std::string> said_of(const ResumeIdentity& identity, const std::st
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now) {
   const auto difference = [&](const std::string& name) -> std::optional<IdentityDifference> {
-    const auto said_before = said_of(before, name);
-    const auto said_now = said_of(now, name);
-    if (said_before == said_now) return std::nullopt;
-    return IdentityDifference{name, said_before.value_or("none"), said_now.value_or("none")};
+    const auto text_before = text_of(before, name);
+    const auto text_now = text_of(now, name);
+    if (text_before == text_now) return std::nullopt;
+    return IdentityDifference{name, text_before.value_or("none"), text_now.value_or("none")};
   };
   ResumeIdentity all = before;
   all.insert(now.begin(), now.end());
@@ -150,7 +150,7 @@ ResumeIdentity SharedWork::identity() const {
 }
 
 int SharedWork::num_shares() const {
-  const std::string text = said_of(identity(), kNumShares).value_or("");
+  const std::string text = text_of(identity(), kNumShares).value_or("");
   const int number = std::atoi(text.c_str());
   if (number < 1) {
     throw Error::expected(ErrorKind::corruption, {.path = path_in(kWorkName)}, kNumShares,
@@ -240,7 +240,7 @@ void SharedWork::require_same(const ResumeIdentity& identity, int num_shares) co
       ErrorKind::mismatch, {.path = path_},
       "the workers' source or options differ: " + printable(difference->name),
       printable(difference->before), printable(difference->now),
-      "all workers need the same command; to begin anew, discard the work of all");
+      "all workers need the same command; to start again, discard the work of all workers");
 }
 
 std::string SharedWork::journal_path(int share) const {
@@ -298,16 +298,17 @@ void SharedWork::refuse_while_compared() const {
   for (const std::string& name : names()) {
     if (!name.starts_with(kComparisonPrefix) || !name.ends_with(".lock")) continue;
     if (try_lock(path_in(name))) continue;
-    throw Error::expected(ErrorKind::already_exists, {.path = path_in(name)}, "shared work",
-                          "no worker that compares with the base", "one", "wait until it ends");
+    throw Error(ErrorKind::already_exists, {.path = path_in(name)},
+                "cannot remove the shared work: a worker is still comparing pieces with the base "
+                "(wait until it ends)");
   }
 }
 
 void SharedWork::write_comparison(int share, const std::string& text) {
   const std::string path = comparison_path(share);
   const std::string unfinished = path + std::string(kNewSuffix);
-  fs_.remove_all(unfinished);  // of a process that died as it wrote the file
-  fs_.remove_all(path);        // of another move
+  fs_.remove_all(unfinished);  // left by a process that died while it wrote the file
+  fs_.remove_all(path);        // left by another move
   write_text(fs_, unfinished, text);
   fs_.rename(unfinished, path);
 }
@@ -331,7 +332,7 @@ void SharedWork::name_holder(int share) {
 void SharedWork::refuse_held(int share) const {
   throw Error(ErrorKind::already_exists, {.path = path_},
               share_in_words(share, num_shares()) + " " + state_in_words(share) +
-                  " (each part needs one worker)");
+                  " (only one worker may write a part)");
 }
 
 void SharedWork::mark_complete(int share, Mark mark) {

@@ -24,7 +24,7 @@ namespace tessera::formats {
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
 //     share-I.done   says "complete" once share I is complete and synced
-//     base-I         of a move with a base: which pieces of share I of the comparison are equal
+//     base-I         only with a base: which pieces of share I equal pieces of the base
 //     base-I.lock    is locked by the process that compares this share
 //
 // The first process makes the staging path, with its main journal, and then `work`. Each process
@@ -45,13 +45,13 @@ class SharedWork {
   const std::string& path() const { return path_; }
   /// Whether a process has begun shared work, and nobody has finished or discarded it.
   bool is_begun() const;
-  /// Whether `path` leads to a staging path of shared work that has begun.
+  /// Whether `path` is, or links to, the staging path of shared work that has begun.
   static bool is_begun_at(const FileSystem& fs, const std::string& path);
   /// Returns the identity of the work. Requires: is_begun().
   ResumeIdentity identity() const;
   /// Returns the number of shares of the work. Requires: is_begun().
   int num_shares() const;
-  /// Returns the text of the process that began the work. Requires: is_begun().
+  /// Returns the `command` that `begin` has stored. Requires: is_begun().
   std::string command() const;
 
   /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
@@ -61,8 +61,8 @@ class SharedWork {
   /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own
   /// throws.
   tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
-  /// Removes the files that an earlier process left in the folder, apart from results of a
-  /// comparison with a base, which name the move that they are for. Requires: `lock` is held.
+  /// Removes the files that an earlier process left in the folder. Keeps results of comparisons
+  /// with a base, because each says for which move it is. Requires: `lock` is held.
   void clear();
   /// Begins the work. Requires: `lock` is held, and the staging path exists.
   void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
@@ -93,9 +93,9 @@ class SharedWork {
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.
   std::optional<tessera::detail::FileDescriptor> try_lock_comparison(int share) const;
-  /// Returns what `write_comparison` wrote; nothing before.
+  /// Returns the text of `write_comparison`; nothing if it has not been called for this share.
   std::optional<std::string> read_comparison(int share, std::uint64_t max_nbytes) const;
-  /// Throws Error(already_exists) if a process compares with a base.
+  /// Throws Error(already_exists) if a process is comparing pieces with a base.
   void refuse_while_compared() const;
   /// Writes the result of a share of the comparison: all of it or nothing. Requires: the share is
   /// locked.
@@ -137,8 +137,8 @@ struct IdentityDifference {
   std::string before;
   std::string now;
 };
-/// Returns the first difference of two identities; nothing if they are equal. Compares the
-/// explanations of the plan before the digests, because a difference of digests tells a user
+/// Returns the first difference of two identities; nothing if they are equal. If a digest differs,
+/// returns an explanation of the plan that differs, if there is one, because digests tell a user
 /// nothing.
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now);

@@ -347,7 +347,7 @@ bool StagedDestination::empty() {
     }
     return true;
   }
-  fs_.remove_all(staging_path_);  // under its lock; the next round makes it again
+  fs_.remove_all(staging_path_);  // under its lock; the next attempt of `stage` makes it
   return false;
 }
 
@@ -356,7 +356,7 @@ bool StagedDestination::has_journal() const {
   if (kind_ == DestinationKind::member_file) return false;
   const auto mode = mode_of_name(journal_path());
   if (!mode) return false;
-  // A link may point to a journal that is not visible now.
+  // Refuse a link, even a dangling one: its target may be a journal on an unmounted disk.
   if (!S_ISREG(*mode))
     refuse_name(journal_path(), "journal", tessera::detail::kind_in_words(*mode));
   const std::string begin = read_begin(fs_, journal_path(), kJournalMagic.size()).value_or("");
@@ -438,9 +438,9 @@ void StagedDestination::remove_quietly() noexcept {
   try {
     if (is_still_at(lock_fd_, staging_path_)) {
       remove_own_files();
-      const bool is_somebodys =
+      const bool has_other_files =
           kind_ == DestinationKind::directory && !fs_.list_directory(staging_path_).empty();
-      if (!is_somebodys) fs_.remove_all(staging_path_);
+      if (!has_other_files) fs_.remove_all(staging_path_);
     }
     if (has_journal()) fs_.remove_all(journal_path());
   } catch (...) {

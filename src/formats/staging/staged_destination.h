@@ -19,7 +19,7 @@ namespace tessera::formats {
 /// lock on it. `commit()` syncs the directory (each file was synced by its writer), renames it into
 /// place (an exchange if something is replaced), and syncs the parent. If `commit()` throws, the
 /// destination is unchanged. If this object is destroyed without commit, the destination is
-/// unchanged and the staging path is removed, unless it is to be kept. From a directory, only files
+/// unchanged and the staging path is removed, unless `keep` was called. In a directory, only files
 /// with a writer's names are removed. If the directory holds other files, it stays with them, but
 /// without a journal.
 ///
@@ -122,7 +122,7 @@ class StagedDestination {
   void keep() noexcept { is_kept_ = true; }
   /// Sets the names of all other files that the caller writes into the staging directory, as paths
   /// relative to it. `publish` then throws if there is a file with another name, and such a file is
-  /// never removed. Without this call, the rule is: a file that no writer of Tessera makes.
+  /// never removed. Without this call, this holds for files that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;

@@ -15,8 +15,8 @@
 namespace tessera::formats {
 namespace {
 
-/// Returns the identity with the present names of options. Older journals name options as on a
-/// command line: `plan, --only`.
+/// Returns the identity with today's names of options. Older journals name options as on a command
+/// line: `plan, --only`.
 ResumeIdentity with_plain_names(ResumeIdentity identity) {
   const std::string old_prefix = std::string(kPlanExplanation) + "--";
   ResumeIdentity plain;
@@ -170,8 +170,8 @@ void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
 void StagedWork::join(DestinationKind kind, const WorkOptions& options) {
   const ShareOptions& share = *options.share;
   share_ = share.index;
-  // Until this worker has looked at its share: if all are complete, another worker would finish the
-  // work and remove its folder.
+  // Hold the lock until this worker has looked at its share. Otherwise another worker could finish
+  // the work, if all shares are complete, and remove its folder.
   const auto lock = shared_->lock();
   if (!shared_->is_begun()) {
     shared_->clear();
@@ -286,9 +286,9 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   return replaced;
 }
 
-/// Publishes after emptying the journal. With a journal, the replaced checkpoint, which is then at
-/// the staging path, could be mistaken for unfinished work. If the exchange fails, restores the
-/// journal.
+/// Empties the journal, then calls `publish`. Otherwise the replaced checkpoint, which `publish`
+/// moves to the staging path, could be mistaken for unfinished work. If `publish` fails, restores
+/// the journal.
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =

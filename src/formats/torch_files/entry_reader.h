@@ -62,7 +62,7 @@ class EntryReader : public DividedReader {
                    PartOfCheck& part) const override;
 
  protected:
-  /// The source of a piece: the elements of a file's tensor from number `begin` on, or one number.
+  /// The source of a piece: the elements of a file's tensor from element `begin` on, or one number.
   struct Source {
     const File* file;  // null: `small_file` is set
     std::size_t tensor;
@@ -92,8 +92,8 @@ class EntryReader : public DividedReader {
   /// Adds a file that is opened again whenever it is read, and returns its number. Used for
   /// checkpoints with thousands of files.
   std::size_t add_small_file(std::string name);
-  /// Returns the place in the order of keys of an entry whose number in an open file is `order`:
-  /// after all entries of files that were opened earlier. 0 if the family keeps no order.
+  /// Returns an entry's `dict_order` in this checkpoint. `order`: its `dict_order` in `file`. The
+  /// entries of files that were opened earlier come first. Returns 0 if the family keeps no order.
   std::uint32_t order_in(const File& file, std::uint32_t order) const;
   /// Returns the next place after those of all opened files.
   std::uint32_t next_place() { return ++order_end_; }
@@ -181,7 +181,7 @@ class EntryReader : public DividedReader {
   std::vector<std::string> as_dict_;
   std::shared_ptr<PathPool> paths_ = std::make_shared<PathPool>();  // of files_
   std::deque<File> files_;
-  std::map<const File*, std::uint32_t> order_begins_;  // the largest number of the files before
+  std::map<const File*, std::uint32_t> order_begins_;  // the largest order in earlier files
   std::uint32_t order_end_ = 0;
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};

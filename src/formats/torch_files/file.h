@@ -32,7 +32,7 @@ class PathPool {
 /// name of a tensor is an entry, too, with the tensor's index.
 struct Entry {
   enum class Kind { tensor, value };
-  const std::vector<std::string>& path;  // each key as text; in a PathPool, as the keys
+  const std::vector<std::string>& path;  // each key as text; in a PathPool, like `keys`
   const KeyPath& keys;
   Kind kind;
   std::uint32_t dict_order;  // in the file ([Note: Order of keys])

@@ -213,7 +213,7 @@ std::optional<Error> refusal_of_meta(const std::string& directory,
       first + " to " + name_of_meta(last) +
           (missing < last ? " without " + name_of_meta(missing) : std::string()) +
           ", the parts of " + std::to_string(last + 1) +
-          " ranks in tensor parallelism, as Meta saves models, which are not joined",
+          " ranks in tensor parallelism, as Meta saves models; Tessera does not join them",
       "make one model of them first, such as with convert_llama_weights_to_hf.py of transformers; "
       "or give the path of one file to look into it");
 }

@@ -182,7 +182,7 @@ class StateDictPickler {
       if (position - next > holes_left_) {
         refuse(entries.front(), "position in a list",
                "at most " + std::to_string(next + holes_left_) +
-                   ", as too many positions before it have no entry",
+                   ", because too many positions before it have no entry",
                std::to_string(position));
       }
       holes_left_ -= position - next;

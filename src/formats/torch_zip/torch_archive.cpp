@@ -44,8 +44,8 @@ void count_classes(const pickle::ObjectGraph& graph, const std::set<std::uint32_
   std::ranges::stable_sort(counted, {}, &OpenedClass::name);
 }
 
-/// Returns the error `refusal`, with the number of tensors that the refused object holds added to
-/// its text.
+/// Returns a copy of `refusal`. Its text also says how many tensors (`num_tensors`) the refused
+/// object holds.
 Error with_held(const Error& refusal, std::size_t num_tensors) {
   if (num_tensors == 0) return refusal;
   return Error(refusal.kind(), refusal.where(),

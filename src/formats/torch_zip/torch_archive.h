@@ -76,7 +76,7 @@ class SavedObject {
   /// Frees the parsed pickle, which takes more memory than the tensors and values in it. Afterwards
   /// only the elements of tensors can be read. Requires: no other thread uses this object.
   void drop_pickle() { graph_.reset(); }
-  /// Requires, as all functions about the pickle: `drop_pickle` was not called.
+  /// Requires, like all functions that use the pickle: `drop_pickle` was not called.
   pickle::Object root() const { return graph_->root(); }
   /// Returns how the bytes of tensors are stored: `plain`, or `big-endian`.
   std::string_view encoding() const { return order_ == ByteOrder::big ? "big-endian" : "plain"; }
@@ -103,7 +103,7 @@ class SavedObject {
   /// Returns the whole saved object as one value. Throws: Error(unsupported) naming the first part
   /// that is not a plain value, such as a tensor.
   Value as_value() const;
-  /// Returns the classes whose objects `as_value` reads as dicts. Throws: as as_value.
+  /// Returns the classes whose objects `as_value` reads as dicts. Throws: as `as_value()`.
   std::vector<OpenedClass> classes_in_value() const;
 
   /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any

@@ -67,7 +67,7 @@ class MemberReader {
     return found;
   }
 
-  /// Goes over bytes, and returns where they begin.
+  /// Skips `nbytes` bytes, and returns where they begin.
   std::uint64_t skip(std::uint64_t nbytes) {
     const std::uint64_t left = nbytes_left();
     if (nbytes > left) {

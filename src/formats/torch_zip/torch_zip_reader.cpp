@@ -191,8 +191,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     Leaf leaf;
     std::size_t place;  // order in the pickle
   };
-  /// What contents_ does not have of a TensorRecord and reading needs. Small, because a checkpoint
-  /// of many files has a million of them.
+  /// Members of a TensorRecord that reading needs and `contents_` does not have. Small, because a
+  /// checkpoint of many files has a million tensors.
   struct Stored {
     explicit Stored(TensorRecord record)
         : storage(record.storage),
@@ -355,7 +355,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
     CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
     for (const std::string& name : foreign_names_) foreign.add_name(name);
-    if (const auto note = foreign.finding()) sink(*note);  // this unit has all names
+    if (const auto note = foreign.finding()) sink(*note);  // a note about all names
   }
 
   std::optional<Finding> find_other_records() const {

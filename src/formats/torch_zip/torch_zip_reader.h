@@ -38,8 +38,8 @@ class TorchFileReader : public DividedReader {
   virtual void drop_key_paths() = 0;
 };
 
-/// Whether `contents()` of a reader has the piece of each tensor, which is all of it. Readers of
-/// checkpoints of many files leave the pieces out to save memory.
+/// Whether `contents()` of a reader lists the one piece of each tensor (the whole tensor). Readers
+/// of checkpoints of many files leave the pieces out to save memory.
 enum class Pieces { listed, left_out };
 
 /// Does what `open_torch_zip` does, for an open file.

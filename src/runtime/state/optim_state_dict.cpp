@@ -315,7 +315,8 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
     const auto* const names = value == nullptr ? nullptr : value->get_if<Value::List>();
     if (names == nullptr) {
       throw Error::expected(ErrorKind::invalid_argument, {.fqn = group + ".params"},
-                            "parameters of a group", "a list of names", "none");
+                            "parameters of a group", "a list of names",
+                            params == nullptr ? "none" : "an entry that is not a list");
     }
     for (const Value& each : *names) {
       const auto* const name = each.get_if<std::string>();

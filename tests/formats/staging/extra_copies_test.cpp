@@ -53,7 +53,7 @@ class ExtraCopiesTest : public ::testing::Test {
     return work_options(create);
   }
 
-  /// Returns what begins as a native checkpoint's file.
+  /// Returns bytes that begin with a native file's signature.
   static std::string index(const std::string& text) {
     return std::string(detail::kNativeSignature) + text;
   }
@@ -104,7 +104,7 @@ TEST_F(ExtraCopiesTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
           EXPECT_EQ(fs_.kind_of(tmp_ / "out.partial"), std::nullopt);
         }
         has_failed = faulty_.has_failed();
-        fs_.remove_all(tmp_ / "out");  // what is left beside it, the next writer takes over
+        fs_.remove_all(tmp_ / "out");  // out.partial and its journal stay for the next writer
       }
     }
   }

@@ -403,7 +403,7 @@ TEST_F(StagedDestinationTest, WhereverAWriterDiesTheNextOneTakesOver) {
     const auto file = is_file ? fs.open_for_update(path) : fs.create(path);
     file->write_at(0, bytes_of(text));
     file->close();
-    staged.reset_journal();  // as one does that has told of finished work
+    staged.reset_journal();  // as a writer does that has listed blocks in the journal
     staged.commit();
   };
   bool has_left_old = false;
@@ -450,7 +450,7 @@ TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
       EXPECT_EQ(read_all(staged.journal_path()), "tessera-journal 1\n");
       return LeftOver::go_on;
     };
-    for (int i = 0; i < 2; ++i) {  // without commit all stays
+    for (int i = 0; i < 2; ++i) {  // without commit everything stays
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
       EXPECT_TRUE(staged.has_left_over());
       EXPECT_EQ(read_all(work), "half");
@@ -606,9 +606,9 @@ TEST_F(StagedDestinationTest, WhatWasReplacedAndCannotBeRemovedIsTold) {
     EXPECT_EQ(left_over(), std::nullopt);  // a writer is at work
   }
   fs_.make_directory(tmp_ / "out.partial");
-  EXPECT_EQ(left_over(), std::nullopt);  // somebody's
+  EXPECT_EQ(left_over(), std::nullopt);  // not Tessera's
   write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
-  EXPECT_EQ(left_over(), std::nullopt);  // kept
+  EXPECT_EQ(left_over(), std::nullopt);  // kept work
 }
 
 // Shows E4.

@@ -1,7 +1,7 @@
-"""Trains with accelerate's FSDP on the CPU, saves its state, and trains on.
+"""Trains with accelerate's FSDP on the CPU, saves its state, and continues training.
 
 Usage, on every rank: python accelerate_ranks.py FOLDER     (prints the losses of the three steps after the save)
-accelerate uses FSDP only on GPUs; here it is told that it has some.
+accelerate uses FSDP only on GPUs; this program makes it believe that it has some.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A trainer with FSDP2 that saves with torch_checkpointing, and one that goes on from a distributed checkpoint.
+"""A trainer with FSDP2 that saves with torch_checkpointing, and one that resumes from a distributed checkpoint.
 
 Usage, on each rank: python checkpointing_ranks.py save FOLDER numbers|names
                      python checkpointing_ranks.py load DCP        (both print the losses of three steps)

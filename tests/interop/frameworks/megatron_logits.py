@@ -48,7 +48,7 @@ def config(kind: str):
 
 
 class PlainAttention(torch.nn.Module):
-    """What Megatron's local attention lacks: heads of V that have another size than those of Q and K."""
+    """Attention that Megatron's local implementation lacks: the heads of V have another size than those of Q and K."""
 
     def __init__(self, *_, **__):
         super().__init__()
@@ -67,12 +67,12 @@ def gpt(kind: str):
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
 
-    torch.cuda.current_device = lambda: "cpu"  # where Megatron then puts its tensors
+    torch.cuda.current_device = lambda: "cpu"  # Megatron puts its tensors on this device
     torch.cuda.synchronize = lambda *_: None
     random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
     multi_latent_attention.HAVE_TE = False
     if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # TransformerEngine's, which is not installed
+        moe_utils.te_general_gemm = None  # belongs to TransformerEngine, which is not installed
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -88,7 +88,7 @@ def gpt(kind: str):
 
 
 def further_logits(model, *inputs) -> torch.Tensor:
-    """What the layer that predicts a further token computes. GPTModel uses it for its loss only."""
+    """Computes the logits of the layer that predicts a further token (MTP). GPTModel uses this layer for its loss only."""
     class Reached(Exception):
         pass
 
@@ -127,13 +127,13 @@ def save(kind: str, folder: str, logits: str) -> None:
     torch.manual_seed(3)
     model = gpt(kind)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms, too, are other than 1
+        for parameter in model.parameters():  # so that weights of norms are not all 1
             parameter.add_(torch.randn_like(parameter) * 0.05)
     os.mkdir(folder)
     metadata = {"non_homogeneous_layers": kind == "deepseek"}
     dist_checkpointing.save(model.sharded_state_dict(metadata=metadata) | {"iteration": 1}, folder, content_metadata=metadata)
     torch.save(logits_of(model, kind), logits)
-    for child in multiprocessing.active_children():  # Megatron's, for saving
+    for child in multiprocessing.active_children():  # Megatron started them to save
         child.terminate()
     os._exit(0)  # Gloo's threads may abort at an ordinary exit
 

@@ -20,7 +20,7 @@ def gpt():
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    torch.cuda.current_device = lambda: "cpu"  # where Megatron then puts its tensors
+    torch.cuda.current_device = lambda: "cpu"  # Megatron puts its tensors on this device
     torch.cuda.synchronize = lambda *_: None
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=torch.distributed.get_world_size())

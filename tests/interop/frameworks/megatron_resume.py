@@ -23,7 +23,7 @@ CONFIG_OF = megatron.config_of
 
 
 def config_of(case):
-    """Without what needs a GPU, and without dropout."""
+    """Returns a configuration without dropout and without options that need a GPU."""
     from megatron.core.distributed import finalize_model_grads
 
     config = dataclasses.replace(CONFIG_OF(case), hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False,
@@ -76,7 +76,7 @@ def save_torch_dist(chunk, optimizer, folder):
 
 
 def save_legacy(case, chunk, optimizer, folder):
-    """One folder for each rank, as write_megatron.save does."""
+    """Saves one folder for each rank, as write_megatron.save does."""
     from megatron.core import parallel_state
 
     tensor, stage = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
@@ -107,7 +107,7 @@ def main(verb, tensor, pipeline, distributed, *rest):
     else:
         if case.distributed:
             megatron_torch_dist.keep_steps()
-            train(chunk, optimizer, (9,))  # torch's Adam has no step before
+            train(chunk, optimizer, (9,))  # before its first step, torch's Adam has no `step`
         megatron_torch_dist.load([chunk], optimizer, rest[0])
     losses = train(chunk, optimizer, (2, 3, 4))
     if dist.get_rank() == 0:

@@ -39,7 +39,7 @@ def save(chunks, optimizer, folder, form):
     (chunk,) = chunks
     state = {"model": chunk.module.sharded_state_dict(metadata=metadata)}
     state["optimizer"] = optimizer.sharded_state_dict(dict(state), metadata=metadata)
-    # Newer versions keep in such an object what this one keeps in common.pt.
+    # Newer versions of Megatron keep the content of common.pt in such an object.
     state["newer"] = ShardedObject("common_state", {"iteration": 7, "scheduler": {"lr": 0.5, "steps": [1, 2]}}, (1,), (0,),
                                    replica_id=torch.distributed.get_rank())
     if torch.distributed.get_rank() == 0:
@@ -128,7 +128,7 @@ def main(verb, case, folder, expected, *form):
     optimizer = megatron.optimizer_of(case, chunks) if "optim" in expected else None
     if case.distributed:
         keep_steps()
-        megatron.train(chunks, optimizer)  # torch's Adam has no step before, which Megatron then misses
+        megatron.train(chunks, optimizer)  # before its first step, torch's Adam has no `step`, which Megatron needs
     with torch.no_grad():
         for chunk in chunks:
             for parameter in chunk.module.parameters():
@@ -142,7 +142,7 @@ def main(verb, case, folder, expected, *form):
 
 def end():
     torch.distributed.barrier()
-    for child in multiprocessing.active_children():  # Megatron's, for saving; it would keep standard output open
+    for child in multiprocessing.active_children():  # Megatron started them to save; they would keep standard output open
         child.terminate()
     sys.stdout.flush()
     os._exit(0)  # Gloo's threads may abort at an ordinary exit

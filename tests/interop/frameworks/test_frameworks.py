@@ -28,7 +28,7 @@ def megatron(tmp_path_factory):
 @pytest.mark.parametrize("way", [["dcp"], ["native", "dcp"], ["safetensors", "dcp"]], ids="-".join)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_megatron_loads_what_was_moved(megatron, tmp_path, way, ranks):
-    """Its common.pt and metadata.json arrive beside the tensors; without them, Megatron refuses the folder."""
+    """common.pt and metadata.json are copied beside the tensors; without them, Megatron refuses the folder."""
     source = megatron
     for step, form in enumerate(way):
         source = reshard(source, tmp_path / f"{step}", "--to", form)
@@ -118,7 +118,7 @@ def test_lightning_checkpoint_of_the_live_package_is_read(tmp_path):
 
 
 def test_files_of_deepspeed_are_one_part_of_several(tmp_path):
-    """Each file of a ZeRO run holds what one rank had: no move takes it for the whole."""
+    """Each file of a ZeRO run holds the part of one rank: a move refuses to take such a file for the whole checkpoint."""
     run_program([sys.executable, "-B", HERE / "deepspeed_ranks.py", tmp_path / "run"], 2)
     files = sorted((tmp_path / "run" / "global_step1").glob("*.pt"))
     assert len(files) >= 3
@@ -129,7 +129,7 @@ def test_files_of_deepspeed_are_one_part_of_several(tmp_path):
 
 
 def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
-    """Shows F4. Trainer keeps AdamW's state under numbers: parameters with weight decay first."""
+    """Shows F4. The Trainer numbers AdamW's state: parameters with weight decay come first."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -156,7 +156,8 @@ def test_fsdp2_goes_on_from_a_folder_of_trainer(tmp_path):
 
 
 def test_fsdp2_goes_on_from_a_folder_of_accelerate(tmp_path):
-    """Shows F4. On another number of ranks, with the losses of the run that did not stop; side files are carried."""
+    """Shows F4. FSDP2 resumes on another number of ranks, with the losses of an uninterrupted run. The files beside the
+    checkpoint are copied."""
     saved, moved = tmp_path / "saved", tmp_path / "dcp"
     said = run_program([sys.executable, "-B", HERE / "accelerate_ranks.py", saved], 2)
     expected = json.loads(said[0].strip().splitlines()[-1])
@@ -271,19 +272,19 @@ def zero(tmp_path_factory):
 
 
 def test_checkpoints_of_zero_hold_what_deepspeed_held(zero):
-    """Shows F2. As for the fixtures, with the package installed here."""
+    """Shows F2. Like the test of the fixtures, but with checkpoints that the installed DeepSpeed writes now."""
     assert len(zero) >= 7
     for path in zero:
         assert_same_state(listing(path), expectation(path))
 
 
 def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero, tmp_path):
-    """Shows F2. Its result lacks the frozen layer of stage 1 without a word; what is moved has it."""
+    """Shows F2. zero_to_fp32 silently leaves out the frozen layer of stage 1; a move by Tessera has it."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     from safetensors.torch import load_file
 
     for path in zero:
-        if path.name == "zero1_bf16":  # which Tessera reads
+        if path.name == "zero1_bf16":  # zero_to_fp32 refuses it; Tessera reads it
             with pytest.raises(ValueError, match="is not a zero checkpoint"):
                 get_fp32_state_dict_from_zero_checkpoint(str(path))
             continue
@@ -296,7 +297,7 @@ def test_zero_to_fp32_finds_the_same_weights_but_for_frozen_ones_of_stage_1(zero
 
 
 def test_folders_of_megatrons_ranks_hold_what_its_models_held(tmp_path):
-    """Shows F3. As for the fixtures, with the package installed here."""
+    """Shows F3. Like the test of the fixtures, but with folders that the installed megatron-core writes now."""
     subprocess.run([sys.executable, "-B", MAKE / "write_megatron.py"], check=True, timeout=600,
                    env=os.environ | {"TESSERA_FIXTURES": str(tmp_path)})
     folders = sorted(path for path in (tmp_path / "megatron" / "valid").iterdir() if path.is_dir())
@@ -321,7 +322,7 @@ def ranks_of(case):
     ("pp2_ep2_experts_distributed_bf16", {"data": 4, "expert": 2, "experts": 2, "distributed": True, "dtype": "bfloat16"}),
 ])
 def test_megatron_loads_folders_of_ranks_that_were_moved_to_torch_dist(tmp_path, saved, loaded):
-    """Shows F3. On other ranks, with the optimizer's weights, moments and steps."""
+    """Shows F3. Megatron loads them on other ranks, with the weights, moments and steps of the optimizer."""
     source = FIXTURES / "megatron" / "valid" / saved
     moved = reshard(source, tmp_path / "torch_dist", "--to", "megatron")
     held = reshard(source, tmp_path / "held.pt", "--only", "model", "--only", "optim")
@@ -339,8 +340,9 @@ def test_megatron_loads_folders_of_ranks_that_were_moved_to_torch_dist(tmp_path,
      {"pipeline": 2, "data": 2, "expert": 2, "experts": 4, "swiglu": True}),
 ], ids=["buckets", "buckets-experts", "model", "model-experts"])
 def test_torch_dist_keeps_the_forms_of_the_distributed_optimizer(tmp_path, form, saved, loaded):
-    """Shows F3. Stacked layers and experts, in other files; and the object in which newer versions keep the common state."""
-    options = {"distributed": True, "dtype": "bfloat16", "tied": False}  # tied over stages, Megatron saves zeros
+    """Shows F3. Megatron loads stacked layers and experts from the moved files. The object in which newer versions keep
+    the common state is moved too."""
+    options = {"distributed": True, "dtype": "bfloat16", "tied": False}  # if embeddings are tied over stages, Megatron saves zeros
     program = [sys.executable, "-B", HERE / "megatron_torch_dist.py"]
     run_program([*program, "save", json.dumps(saved | options), tmp_path / "run", tmp_path / "held.pt", form], ranks_of(saved))
     moved = reshard(tmp_path / "run", tmp_path / "moved", "--to", "dcp", "--world-size", "3")
@@ -352,7 +354,7 @@ def test_torch_dist_keeps_the_forms_of_the_distributed_optimizer(tmp_path, form,
 @pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
 @pytest.mark.parametrize("saved", ["torch_dist", "legacy"])
 def test_megatron_goes_on_with_other_tensor_and_pipeline_ranks(tmp_path, saved, distributed):
-    """Shows F3. From TP 2 and PP 2 to TP 1 and PP 4: the losses of the run that did not stop."""
+    """Shows F3. A run moves from TP 2 and PP 2 to TP 1 and PP 4, and has the losses of an uninterrupted run."""
     program = [sys.executable, "-B", HERE / "megatron_resume.py"]
     begun = run_program([*program, "begin", 2, 2, distributed, saved, tmp_path / "run"], 4)
     way = ["--to", "megatron"] if saved == "legacy" else ["--to", "dcp", "--world-size", "3"]
@@ -363,7 +365,8 @@ def test_megatron_goes_on_with_other_tensor_and_pipeline_ranks(tmp_path, saved, 
 
 
 def test_universal_checkpoints_of_the_live_package(zero, tmp_path):
-    """Shows F2. What ds_to_universal makes of stages 1 to 3; it exchanges elements if the run shuffled its parameters."""
+    """Shows F2. Reads what ds_to_universal makes of stages 1 to 3. Runs that shuffled their parameters are left out,
+    because ds_to_universal exchanges their elements."""
     for path in zero:
         if path.name in ("zero1_bf16", "zero2_bf16"):
             continue
@@ -385,14 +388,15 @@ def parallel(tmp_path_factory):
 
 
 def test_pipelines_and_tensor_parallelism_hold_what_deepspeed_held(parallel):
-    """Shows F2. As for the fixtures, with the package installed here."""
+    """Shows F2. Like the test of the fixtures, but with checkpoints that the installed DeepSpeed writes now."""
     assert len(parallel) == 8
     for path in parallel:
         assert_same_state(listing(path), expectation(path))
 
 
 def test_ds_to_universal_joins_the_same_parameters(parallel, tmp_path):
-    """Shows F2. Weights, moments and steps, to the bit. It refuses a run without ZeRO."""
+    """Shows F2. Weights, moments and steps of ds_to_universal equal Tessera's bit for bit. ds_to_universal refuses a
+    run without ZeRO, so that run is left out."""
     for path in parallel:
         if path.name.endswith("without_zero"):
             continue
@@ -408,7 +412,7 @@ def test_ds_to_universal_joins_the_same_parameters(parallel, tmp_path):
                 expected = torch.load(folder / f"{kind}.pt", weights_only=False)["param"]
                 # without a recorded cut, ds_to_universal keeps vectors flat
                 assert torch.equal(found[kind].reshape(expected.shape), expected), (path.name, folder.name, kind)
-            if (folder / "step.pt").exists():  # not of stage 3, which has one step for all
+            if (folder / "step.pt").exists():  # stage 3 has one step for all parameters
                 assert torch.equal(found["step"], torch.load(folder / "step.pt", weights_only=False)), (path.name, folder.name)
         again = torch.load(reshard(universal, tmp_path / f"{path.name}_again.pt", "--to", "torch"), weights_only=True)
         assert again["optim"]["state"].keys() == moved["optim"]["state"].keys()
@@ -427,7 +431,7 @@ def trained_on(*arguments, ranks):
 
 @pytest.mark.parametrize("groups, stage, ranks", [(1, 1, 3), (2, 1, 3), (2, 2, 2), (1, 3, 2)])
 def test_deepspeed_goes_on_where_fsdp2_stopped(tmp_path, groups, stage, ranks):
-    """Shows F2. The same weights and moments to the bit, and the losses of the run that did not stop."""
+    """Shows F2. DeepSpeed holds the same weights and moments bit for bit, and has the losses of an uninterrupted run."""
     expected = trained_on("fsdp2", groups, tmp_path, ranks=2)
     run_folder = reshard(tmp_path / "dcp", tmp_path / "run", "--to", "deepspeed")
     found = trained_on("deepspeed", groups, run_folder, tmp_path / "held.pt", stage, ranks=ranks)
@@ -436,14 +440,14 @@ def test_deepspeed_goes_on_where_fsdp2_stopped(tmp_path, groups, stage, ranks):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fsdp2_goes_on_where_deepspeed_stopped(tmp_path, stage):
-    """Shows F2. From two ranks of ZeRO to four of FSDP2: the losses of the run that did not stop."""
+    """Shows F2. A run moves from two ranks of ZeRO to four of FSDP2, and has the losses of an uninterrupted run."""
     expected = trained_on("zero", 1, tmp_path / "run", stage, ranks=2)
     moved = reshard(tmp_path / "run", tmp_path / "dcp", "--to", "dcp", "--world-size", "4")
     assert trained_on("fsdp2_from", 1, moved, ranks=4) == pytest.approx(expected, rel=0, abs=1e-6)
 
 
 def test_deepspeeds_own_adam_goes_on_where_fsdp2_stopped(tmp_path):
-    """Shows F2. DeepSpeedCPUAdam counts steps in a number; it takes the tensor of PyTorch's optimizers."""
+    """Shows F2. DeepSpeedCPUAdam counts steps in a Python number, but loads the step tensor of PyTorch's optimizers."""
     expected = trained_on("fsdp2", 2, tmp_path, ranks=2)
     run_folder = reshard(tmp_path / "dcp", tmp_path / "run", "--to", "deepspeed")
     found = trained_on("deepspeed", 2, run_folder, tmp_path / "held.pt", 1, "cpu_adam", ranks=2)
@@ -452,7 +456,7 @@ def test_deepspeeds_own_adam_goes_on_where_fsdp2_stopped(tmp_path):
 
 @pytest.mark.parametrize("groups, stage, ranks", [(2, 1, 2), (1, 3, 2)])
 def test_deepspeed_begins_with_weights_alone(tmp_path, groups, stage, ranks):
-    """Shows F2. As if the weights had been in the model."""
+    """Shows F2. The losses are those of a run whose model had these weights from the start."""
     from safetensors.torch import save_file
     from universal_ranks import Model
 
@@ -465,7 +469,7 @@ def test_deepspeed_begins_with_weights_alone(tmp_path, groups, stage, ranks):
 
 
 def test_objects_of_deepspeed_are_objects_again(zero, tmp_path):
-    """Shows F2. The loss scaler, with the class and the attributes that it had."""
+    """Shows F2. The written file has a loss scaler of DeepSpeed's class, with the attributes of the saved one."""
     for path in zero:
         moved = reshard(path, tmp_path / path.name, "--to", "deepspeed")
         assert_same_state(listing(moved), expectation(path))

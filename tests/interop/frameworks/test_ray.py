@@ -1,4 +1,4 @@
-"""The example of docs/python.md, in which Ray tasks share a move, runs as it stands there."""
+"""Runs the example of docs/python.md in which Ray tasks share a move, unchanged."""
 
 import re
 import sys

@@ -1,4 +1,5 @@
-"""The recipes of recipes/ against the frameworks that they serve: both compute the same. Needs their packages (see CMakeLists.txt)."""
+"""Moves models by the recipes of recipes/. Both frameworks compute the same logits. Needs their packages (see
+CMakeLists.txt)."""
 
 import os
 import subprocess
@@ -61,7 +62,7 @@ def hugging_face(kind, folder):
         optimizer.zero_grad()
         model(ids, labels=ids).loss.backward()
         for parameter in model.parameters():
-            if parameter.grad is None:  # of an expert that no token chose
+            if parameter.grad is None:  # no token chose this expert
                 parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
     folder.mkdir()
@@ -107,8 +108,8 @@ ATTENTION = ("q|k|v", "q|v|k", "self_attention.linear_qkv")
     ("deepseek", "hf-to-megatron-deepseek-v3", {"layers": sizes.LAYERS}, ("gate|up", "up|gate", "mlp.linear_fc1")),
 ], ids=["dense", "experts", "mixtral", "deepseek"])
 def test_megatron_computes_what_hugging_face_does(tmp_path, kind, recipe, values, swap):
-    """From a state dict, and from a torch_dist checkpoint. Moments go along, and everything comes back to the bit. Parts that
-    are swapped are what `diff` names."""
+    """Megatron loads the moved weights from a state dict and from a torch_dist checkpoint. Moments are moved too, and a
+    move back gives every bit back. If a recipe swaps two parts, `diff` names the tensors."""
     recipe = recipe_file(recipe)
     step = hugging_face(kind, tmp_path / "hf")
     moved = there_and_back(step, tmp_path, recipe, values)
@@ -130,7 +131,7 @@ def test_megatron_computes_what_hugging_face_does(tmp_path, kind, recipe, values
     ("dense", "hf-to-megatron-llama"), ("experts", "hf-to-megatron-qwen3-moe"), ("mixtral", "hf-to-megatron-mixtral"),
     ("deepseek", "hf-to-megatron-deepseek-v3")])
 def test_transformers_computes_what_megatron_does(tmp_path, kind, recipe):
-    """From a torch_dist checkpoint that Megatron wrote, of a model that Megatron made."""
+    """transformers loads a model that Megatron made and saved as torch_dist."""
     program = [sys.executable, "-B", HERE / "megatron_logits.py", kind, "save", tmp_path / "torch_dist", tmp_path / "logits"]
     saved = subprocess.run(program, capture_output=True, text=True)
     assert saved.returncode == 0, saved.stderr
@@ -139,7 +140,7 @@ def test_transformers_computes_what_megatron_does(tmp_path, kind, recipe):
 
 
 def logits_of_meta(weights, ids):
-    """What a Llama with Meta's names computes: RoPE turns neighbouring elements, as complex numbers."""
+    """Computes the logits of a Llama with Meta's names: RoPE rotates pairs of neighbouring elements, as complex numbers."""
     def norm(name, x):
         return weights[name] * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
@@ -177,7 +178,7 @@ def test_a_model_with_metas_names_computes_what_hugging_face_does(tmp_path):
 @pytest.mark.parametrize("kind, recipe", [("experts", "transformers-v4-to-v5-experts"), ("deepseek", "transformers-v4-to-v5-experts"),
                                           ("mixtral", "transformers-v4-to-v5-mixtral")])
 def test_fused_experts_are_the_experts_in_order(tmp_path, kind, recipe):
-    """As transformers 5 fuses them: gate above up, one expert after the other."""
+    """transformers 5 fuses experts like this: gate above up, one expert after the other."""
     step = hugging_face(kind, tmp_path / "hf")
     moved = torch.load(there_and_back(step, tmp_path, recipe_file(recipe), {}))["model"]
     names = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
@@ -189,13 +190,14 @@ def test_fused_experts_are_the_experts_in_order(tmp_path, kind, recipe):
 
 
 def model_that_predicts_further(config):
-    """DeepSeek-V3 with one layer behind the others, under DeepSeek's names. Returns the state dict, and the logits of that layer."""
+    """Makes a DeepSeek-V3 with one more layer, which predicts a further token (MTP), under DeepSeek's names. Returns
+    the state dict, and the logits of that layer."""
     import transformers
 
     layers = config.num_hidden_layers
     config.num_hidden_layers = layers + 1
     model = transformers.DeepseekV3ForCausalLM(config).eval()
-    model.model.config.num_hidden_layers = layers  # the last layer is not the model's own
+    model.model.config.num_hidden_layers = layers  # the last layer (MTP) does not belong to the model itself
     norm = type(model.model.norm)
     parts = {"enorm": norm(sizes.HIDDEN, 1e-6), "hnorm": norm(sizes.HIDDEN, 1e-6), "shared_head.norm": norm(sizes.HIDDEN, 1e-6),
              "eh_proj": torch.nn.Linear(2 * sizes.HIDDEN, sizes.HIDDEN, bias=False)}
@@ -211,12 +213,12 @@ def model_that_predicts_further(config):
     state = model.state_dict() | {f"{front}{name}.weight": part.weight for name, part in parts.items()}
     state |= {f"{front}embed_tokens.weight": state["model.embed_tokens.weight"].clone(),
               f"{front}shared_head.head.weight": state["lm_head.weight"].clone()}
-    return state, model.lm_head(found)[:, :-1]  # the last token has no next one to predict
+    return state, model.lm_head(found)[:, :-1]  # no token follows the last one
 
 
 @torch.no_grad()
 def test_megatron_predicts_further_tokens_as_deepseek_does(tmp_path):
-    """transformers leaves this layer out, so its formula is here: from DeepSeek's report, with the layers of transformers."""
+    """transformers has no MTP layer, so this file computes the formula of DeepSeek's report with transformers' layers."""
     torch.manual_seed(7)
     state, logits = model_that_predicts_further(model_of("deepseek").config)
     torch.save(state, tmp_path / "state.pt")

@@ -24,7 +24,7 @@ def losses_of(said):
 
 @pytest.mark.parametrize("form, ranks", [("names", 2), ("names", 3), ("numbers", 2)])
 def test_fsdp2_goes_on_at_another_number_of_ranks(tmp_path, form, ranks):
-    """Shows F5. With the package's metadata, and without it."""
+    """Shows F5. Moves a folder with the package's metadata, and one without it."""
     expected = losses_of(run_program([*PEER, "save", tmp_path, form], 4))
     assert (tmp_path / "1" / "metadata.pkl").exists() and not (tmp_path / "2" / "metadata.pkl").exists()
     options = ["--to", "dcp", "--world-size", ranks, "--rename", "optimizer.=optim."]
@@ -36,7 +36,7 @@ def test_fsdp2_goes_on_at_another_number_of_ranks(tmp_path, form, ranks):
 
 
 def test_what_the_package_writes_is_what_the_trainer_held(tmp_path):
-    """Shows F5. As for the fixtures, with the package installed here."""
+    """Shows F5. Like the test of the fixtures, but with folders that the installed package writes now."""
     subprocess.run([sys.executable, "-B", MAKE / "write_torch_checkpointing.py"], check=True, timeout=600,
                    env=os.environ | {"TESSERA_FIXTURES": str(tmp_path)})
     paths = [path for path in (tmp_path / "torch_checkpointing" / "valid").iterdir() if path.is_dir()]

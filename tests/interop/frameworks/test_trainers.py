@@ -1,5 +1,5 @@
-"""Tessera inside the trainers that people have: Lightning, Hugging Face's Trainer, torchtitan. The examples of
-docs/trainers run as they stand there."""
+"""Tessera in other people's trainers: Lightning, Hugging Face's Trainer, torchtitan. Runs the examples of docs/trainers
+unchanged."""
 
 import os
 import re
@@ -186,7 +186,7 @@ class TrainState:
 
 
 class Schedulers:
-    """What torchtitan's container of schedulers is to its manager."""
+    """Behaves like torchtitan's container of schedulers."""
 
     def __init__(self, optimizer):
         self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -199,7 +199,7 @@ class Schedulers:
 
 
 class Optimizers:
-    """A state dict by names, as torchtitan's container of optimizers has it."""
+    """Has a state dict by parameter names, like torchtitan's container of optimizers."""
 
     def __init__(self, model, optimizer):
         self.model, self.optimizer = model, optimizer
@@ -277,7 +277,7 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     run_function(titan_saves, 2, tmp_path, mode, tmp_path / "losses")
     assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4"]
     assert tessera.verify(tmp_path / "checkpoint" / "step-4") == []
-    (tmp_path / "checkpoint" / "step-6").mkdir()  # of a job that was killed
+    (tmp_path / "checkpoint" / "step-6").mkdir()  # left by a killed job
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
 
 

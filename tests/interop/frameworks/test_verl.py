@@ -1,4 +1,5 @@
-"""What verl saves, moved: as verl's own model merger has it, and loaded by verl on other ranks. Needs its package (see CMakeLists.txt)."""
+"""Moves what verl saves. The result equals that of verl's own model merger, and verl loads it on other ranks. Needs its
+package (see CMakeLists.txt)."""
 
 import json
 import subprocess
@@ -40,7 +41,7 @@ def assert_equal(found, expected):
 
 
 def test_the_merger_finds_the_same_before_it_rounds(saved, tmp_path):
-    """Shows F1. verl's merger makes every tensor bfloat16 before it joins them; here without that step."""
+    """Shows F1. verl's merger casts every tensor to bfloat16 before it joins them. This test skips the cast and compares."""
     folder, _ = saved
     subprocess.run([*VERL, "merge-without-rounding", folder, tmp_path / "verl.pt"], check=True, timeout=120)
     expected = torch.load(tmp_path / "verl.pt")
@@ -49,7 +50,7 @@ def test_the_merger_finds_the_same_before_it_rounds(saved, tmp_path):
 
 
 def test_the_merger_writes_what_a_cast_gives(saved, tmp_path):
-    """Shows F1. The model of verl's merger, and the one of `--cast bfloat16`; transformers loads both."""
+    """Shows F1. The model of verl's merger equals the one of `--cast bfloat16`; transformers loads both."""
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -63,7 +64,8 @@ def test_the_merger_writes_what_a_cast_gives(saved, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_verl_continues_on_other_ranks(saved, tmp_path, ranks):
-    """Shows F1. Model, optimizer, scheduler and random generators, loaded by verl's FSDP2; the losses of the run that did not stop."""
+    """Shows F1. verl's FSDP2 loads model, optimizer, scheduler and random generators, and has the losses of an
+    uninterrupted run."""
     folder, expected = saved
     if json.loads((folder / "fsdp_config.json").read_text())["FSDP_version"] == 1:
         pytest.skip("FSDP1 keeps the optimizer's state in flat vectors")
@@ -79,7 +81,8 @@ def losses_after(action, folder, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_verl_loads_a_model_of_hugging_face(saved, tmp_path, ranks):
-    """Shows F1. Its names need `model.` in front; without it a note says so, and verl does not load what is written."""
+    """Shows F1. The source's names lack the prefix `model.`. Without --rename, a note says so, and verl does not load
+    the result."""
     folder, _ = saved
     merged_by_tessera(folder, tmp_path / "llama")
     options = ["--to", "rank_files", "--world-size", ranks, "--device-mesh", "cpu:fsdp", "--extra-files", "leave"]
@@ -92,7 +95,8 @@ def test_verl_loads_a_model_of_hugging_face(saved, tmp_path, ranks):
 
 
 def test_verl_continues_with_the_optimizer_of_fsdp2(saved, tmp_path):
-    """Shows F1. The optimizer's state has names in DCP, as get_optimizer_state_dict gives them, and numbers for verl."""
+    """Shows F1. The optimizer's state has parameter names in DCP, as get_optimizer_state_dict gives them, and numbers
+    in verl's files."""
     folder, expected = saved
     if json.loads((folder / "fsdp_config.json").read_text())["FSDP_version"] == 1:
         pytest.skip("FSDP1 keeps the optimizer's state in flat vectors")

@@ -1,14 +1,14 @@
-"""Trains with FSDP2 or with DeepSpeed, to compare what goes on from a universal checkpoint or from one of ZeRO.
+"""Trains with FSDP2 or with DeepSpeed, to compare losses after a resume from a universal checkpoint or from a ZeRO checkpoint.
 
 Usage, on every rank: python universal_ranks.py fsdp2 GROUPS FOLDER
                       python universal_ranks.py fsdp2_from GROUPS DCP
                       python universal_ranks.py deepspeed GROUPS RUN HELD STAGE [CPU_ADAM]
                       python universal_ranks.py zero GROUPS RUN STAGE
 
-`fsdp2` trains, saves FOLDER/dcp and, of the same moment, FOLDER/held.pt, and trains on. `deepspeed` loads RUN, compares
-with the file HELD (empty: with nothing) and trains on; a RUN that is a file of weights is loaded into the model. `zero`
-trains with DeepSpeed, saves RUN and trains on. `fsdp2_from` loads DCP and trains on. All print the losses after the moment
-of the save.
+`fsdp2` trains, saves the same state as FOLDER/dcp and FOLDER/held.pt, and continues training. `deepspeed` loads RUN, compares
+it with the file HELD (empty: with nothing) and continues training; if RUN is a file of weights, it is loaded into the model.
+`zero` trains with DeepSpeed, saves RUN and continues training. `fsdp2_from` loads DCP and continues training. All print the
+losses of the steps after the save.
 """
 
 import json
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 class Model(nn.Module):
-    """Has sizes that no number of ranks divides."""
+    """Its sizes are not divisible by any number of ranks used here."""
 
     def __init__(self):
         super().__init__()

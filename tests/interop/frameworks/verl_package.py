@@ -9,7 +9,7 @@ NEED_RAY = ("verl", "verl.utils.checkpoint")  # the two packages whose __init__.
 
 
 def find_verl() -> None:
-    """Makes `import verl.…` work. The modules are verl's; only the two __init__.py are left out."""
+    """Makes `import verl.…` work. The modules are verl's own; only the two __init__.py are skipped."""
     folder = Path(importlib.util.find_spec("verl").origin).parent
     for name in NEED_RAY:
         package = types.ModuleType(name)

@@ -1,4 +1,5 @@
-"""`--dequantize` against the libraries that quantize: the numbers are theirs, bit for bit, on the CPU. Needs their packages (see CMakeLists.txt)."""
+"""The numbers of `--dequantize` equal those of the libraries that quantize, bit for bit, on the CPU. Needs their
+packages (see CMakeLists.txt)."""
 
 import json
 import sys
@@ -26,7 +27,7 @@ def random(*shape, dtype=torch.bfloat16):
 
 
 def bits(*shape):
-    """Random bytes, with each of the 256 among them if there is room."""
+    """Returns random bytes. If there is room, each of the 256 values occurs."""
     torch.manual_seed(12)
     flat = torch.randint(0, 256, shape, dtype=torch.uint8).flatten()
     flat[:256] = torch.arange(256, dtype=torch.uint8)[:flat.numel()]
@@ -34,7 +35,8 @@ def bits(*shape):
 
 
 def dequantized(folder, tensors, quantization, dtype):
-    """Writes a model with quantized weights, and returns what `--dequantize` makes of it. Infinities are as in PyTorch."""
+    """Writes a model with quantized weights, and returns the result of `--dequantize`. Numbers that are too large
+    become infinite, as in PyTorch."""
     folder.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
@@ -44,7 +46,7 @@ def dequantized(folder, tensors, quantization, dtype):
 
 
 def assert_equal_bits(found, expected, *, zeros_are_equal=False):
-    """NaNs are equal, whatever their sign and payload."""
+    """Two NaNs are equal, whatever their sign and payload."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     integers = {2: torch.int16, 4: torch.int32}[found.itemsize]
     same = found.contiguous().view(integers) == expected.contiguous().view(integers)
@@ -72,7 +74,7 @@ def quantized_mx(elements, shape=(ROWS, COLUMNS)):
 
 
 def all_mx(elements):
-    """All codes with all scales: exponents from -127 to 127, and 255, which is NaN."""
+    """Returns all codes with all scales: the exponents -127 to 127, and 255, which is NaN."""
     columns = 256 if elements is torch.float4_e2m1fn_x2 else 512
     codes = bits(1, columns // 2 if elements is torch.float4_e2m1fn_x2 else columns).repeat(256, 1)
     scales = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, columns // 32)
@@ -145,7 +147,7 @@ def test_scaled_fp8_is_as_in_torchao(tmp_path, granularity, stored, dtype):
 
 
 def packed(codes, num_bits):
-    """As compressed-tensors packs: the lowest code is 0, and the first one is in the lowest bits."""
+    """Packs integers as compressed-tensors does: the lowest code is 0, and the first code is in the lowest bits."""
     words = (codes.to(torch.int64) + 2 ** (num_bits - 1)).unflatten(-1, (-1, 32 // num_bits))
     return (words << (torch.arange(32 // num_bits) * num_bits)).sum(-1).to(torch.uint32).view(torch.int32)
 
@@ -154,7 +156,7 @@ def packed(codes, num_bits):
 @pytest.mark.parametrize("mapping", ["SYMMETRIC", "ASYMMETRIC"])
 @pytest.mark.parametrize("num_bits, group", [(8, 32), (8, COLUMNS), (4, 32), (4, 128), (2, 64)])
 def test_integers_in_groups_are_as_in_torchao(tmp_path, num_bits, group, mapping, dtype):
-    """torchao computes in the dtype of the weight, so the weight has the dtype that is asked for."""
+    """torchao computes in the dtype of the weight, so the weight is given the dtype of `--dequantize`."""
     from torchao.quantization.quant_primitives import MappingType
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import IntxUnpackedToInt8Tensor
 
@@ -181,7 +183,7 @@ def quantized_linear():
 
 
 def test_a_checkpoint_of_torchao_itself_is_refused_by_name(tmp_path):
-    """Its tensors are objects of its classes in torch.save, and have names of their own in safetensors."""
+    """In torch.save files its tensors are objects of torchao's classes; in safetensors they have torchao's own names."""
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
     torch.save(quantized_linear(), tmp_path / "step.pt")
@@ -196,7 +198,7 @@ def test_a_checkpoint_of_torchao_itself_is_refused_by_name(tmp_path):
 
 
 def exported_by_modelopt(folder, config):
-    """Quantizes a small Llama and exports it, as the checkpoints of NVIDIA were made."""
+    """Quantizes a small Llama and exports it, in the way in which NVIDIA's checkpoints were made."""
     import modelopt.torch.quantization as quantization
     import transformers
     from modelopt.torch.export import export_hf_checkpoint

@@ -33,7 +33,7 @@ def models(request, tmp_path_factory):
 
 
 def merged(folder, method, weights, base=None, **parameters):
-    """What mergekit writes."""
+    """Returns the tensors that mergekit writes."""
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
@@ -50,21 +50,22 @@ def merged(folder, method, weights, base=None, **parameters):
 
 
 def combined(folder, *options):
-    """What `combine` writes."""
+    """Returns the tensors that `combine` writes."""
     out = folder / f"combined-{len(list(folder.iterdir()))}"
     succeed("ckpt-reshard", "combine", out, "--to", "safetensors", "--quiet", *options)
     return load_file(out / "model.safetensors")
 
 
 def exact(folder, weights, divisor=1.0):
-    """The weighted sum in float64, and the sum of its terms' absolute values, which bounds rounding."""
+    """Returns the weighted sum in float64, and the sum of its terms' absolute values, which bounds the rounding errors."""
     loaded = {name: load_file(folder / name / "model.safetensors") for name in weights}
     terms = {tensor: [weight * loaded[name][tensor].double() / divisor for name, weight in weights.items()] for tensor in loaded["base"]}
     return {tensor: (sum(each), sum(term.abs() for term in each)) for tensor, each in terms.items()}
 
 
 def assert_near(found, theirs, sums, computed_in):
-    """`found` is nowhere further from the exact sum than mergekit's, and mergekit's is as near as its roundings allow."""
+    """`found` is nowhere further from the exact sum than mergekit's result. mergekit's result is as near as its
+    roundings allow."""
     assert found.keys() == theirs.keys() == sums.keys()
     for name, (number, size) in sums.items():
         assert found[name].dtype == theirs[name].dtype

@@ -51,7 +51,7 @@ def assert_computes(model, logits):
 
 
 def test_the_recipe_makes_what_transformers_5_has_in_memory_and_back(saved, tmp_path):
-    """`save_pretrained` writes the names of version 4; the state dict has the fused tensors."""
+    """`save_pretrained` writes the names of version 4; the state dict in memory has the fused tensors."""
     kind, folder, logits = saved
     recipe, _ = KINDS[kind]
     options = ["--recipe", str(recipe_file(recipe))]
@@ -66,7 +66,8 @@ def test_the_recipe_makes_what_transformers_5_has_in_memory_and_back(saved, tmp_
 
 
 def test_transformers_5_loads_what_was_moved(saved, tmp_path):
-    """A state dict with fused tensors, moved to names of version 4 beside a configuration, is a folder for `from_pretrained`."""
+    """A state dict with fused tensors is moved to names of version 4. With a config.json, the result is a folder for
+    `from_pretrained`."""
     import transformers
 
     kind, folder, logits = saved
@@ -95,7 +96,7 @@ def test_megatron_computes_what_transformers_5_does(saved, tmp_path):
 
 
 def test_a_dense_model_computes_the_same_in_megatron_and_with_metas_names(tmp_path):
-    """The latter are those of torchtitan's Llama."""
+    """Meta's names are those of torchtitan's Llama."""
     logits = save(model_of("dense"), tmp_path)
     assert_same_tensors(load_file(tmp_path / "hub/model.safetensors"), torch.load(tmp_path / "state.pt"))
     assert_megatron_computes("dense", "hf-to-megatron-llama", tmp_path, tmp_path)
@@ -104,7 +105,7 @@ def test_a_dense_model_computes_the_same_in_megatron_and_with_metas_names(tmp_pa
 
 
 def test_gpt_oss_needs_no_recipe(tmp_path):
-    """What `save_pretrained` writes is what is in memory, as in transformers 4."""
+    """`save_pretrained` writes the names and shapes that are in memory, as in transformers 4."""
     import transformers
 
     save(transformers.GptOssForCausalLM(transformers.GptOssConfig(

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ckpt_tools import FIXTURES, run  # noqa: E402
 
 FOLDER = FIXTURES / "pickle_scan"
-# picklescan refuses all of `uuid`, and getattr even of constant names.
+# picklescan also calls all of `uuid` dangerous, and getattr with constant names.
 HARMLESS = {"harmless/values.pkl", "harmless/enumeration.pkl"}
 SOME_NAME = "some_name"
 
@@ -44,7 +44,7 @@ def scan(path):
 def issues_of_picklescan(path):
     try:
         return scan_file_path(str(path)).issues_count
-    except (OSError, zipfile.BadZipFile):  # of an empty file, and of archives that Python refuses
+    except (OSError, zipfile.BadZipFile):  # an empty file, or an archive that Python refuses
         return 0
 
 
@@ -65,7 +65,7 @@ def test_what_picklescan_finds_is_found():
 
 
 def test_what_others_list_is_dangerous(tmp_path):
-    """Shows A3. `compile`, `exec` and `eval` in fickling's list are builtins, and no modules."""
+    """Shows A3. fickling's list also names `compile`, `exec` and `eval`, which are builtins, not modules."""
     wanted = {(module, name) for module, name in listed() if module not in ("compile", "exec", "eval")}
     pickle = b"\x80\x02" + b"".join(f"c{module}\n{name}\n0".encode() for module, name in sorted(wanted)) + b"N."
     (tmp_path / "all").write_bytes(pickle)

@@ -1,4 +1,4 @@
-"""Tables trained by torchrec and by Tessera side by side; and each goes on from what the other saved, under another plan."""
+"""torchrec and Tessera train the same tables side by side. Each resumes from what the other saved, under another plan."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def plan_file(folder, name):
 
 @pytest.fixture
 def folder(tmp_path):
-    """With tables, first rows, batches of all steps, and of each half."""
+    """Makes a folder with tables, first rows, the batches of all steps, and the batches of each half."""
     (tmp_path / "tables.json").write_text(json.dumps(TABLES))
     generator = torch.Generator().manual_seed(5)
     save_file({t["name"]: torch.randn(t["rows"], t["columns"], generator=generator) * 0.3 for t in TABLES},
@@ -67,7 +67,7 @@ def run(command):
 
 
 def train_torchrec(folder, plan, optimizer, batches, **options):
-    """Returns outputs by step and rank, and the state."""
+    """Returns the outputs by step and rank, and the state."""
     result = folder / "torchrec.safetensors"
     command = [sys.executable, "-B", HERE / "train_torchrec.py", "--tables", folder / "tables.json", "--plan",
                plan_file(folder, plan), "--optimizer", optimizer, "--batches", folder / f"{batches}.safetensors",
@@ -99,7 +99,7 @@ def state_of(folder, checkpoint):
 
 
 def assert_close(found, expected):
-    """Everything that Tessera has, torchrec has, equal to 1e-5 of the largest element."""
+    """Everything that Tessera has is in torchrec's result too, equal to 1e-5 of the largest element."""
     assert found
     for name, tensor in found.items():
         scale = 1e-6 + expected[name].abs().max().item()
@@ -110,7 +110,7 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
 def test_the_same_steps_give_the_same_tables(folder, plan, optimizer):
-    """Shows D8, D9. Outputs, weights and state of each after four steps."""
+    """Shows D8, D9. Compares outputs, weights and state after four steps."""
     initial = folder / "initial.safetensors"
     theirs = train_torchrec(folder, plan, optimizer, "all", initial=initial)
     ours = train_tessera(folder, plan, optimizer, "all", initial=initial, save=folder / "saved")
@@ -120,7 +120,7 @@ def test_the_same_steps_give_the_same_tables(folder, plan, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "sgd"])
 def test_tessera_goes_on_from_what_torchrec_saved(folder, optimizer):
-    """Shows D9. Under another plan."""
+    """Shows D9. Tessera resumes under another plan."""
     initial = folder / "initial.safetensors"
     theirs = train_torchrec(folder, "table_wise", optimizer, "all", initial=initial)
     train_torchrec(folder, "table_wise", optimizer, "first", initial=initial, save=folder / "half")
@@ -133,7 +133,7 @@ def test_tessera_goes_on_from_what_torchrec_saved(folder, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
 def test_torchrec_goes_on_from_what_tessera_saved(folder, optimizer):
-    """Shows D9. Under another plan, with its strict loader."""
+    """Shows D9. torchrec resumes under another plan, with its strict loader."""
     initial = folder / "initial.safetensors"
     expected = train_torchrec(folder, "row_wise", optimizer, "all", initial=initial, tables_only=True)
     train_tessera(folder, "mixed", optimizer, "first", initial=initial, save=folder / "half")
@@ -149,7 +149,7 @@ def test_torchrec_goes_on_from_what_tessera_saved(folder, optimizer):
 @pytest.mark.parametrize("optimizer", ["row_wise_adagrad", "adagrad", "sgd"])
 @pytest.mark.parametrize(("saved", "loaded"), [("table_wise", "mixed"), ("mixed", "row_wise"), ("row_wise", "table_wise")])
 def test_torchrec_goes_on_through_the_python_package(folder, optimizer, saved, loaded):
-    """tessera.save and tessera.load in a trainer of torchrec, under another plan."""
+    """A torchrec trainer saves with tessera.save and loads with tessera.load, under another plan."""
     initial = folder / "initial.safetensors"
     expected = train_torchrec(folder, saved, optimizer, "all", initial=initial)
     train_torchrec(folder, saved, optimizer, "first", initial=initial, save=folder / "half", through="tessera")

@@ -1,4 +1,5 @@
-"""torchrec saves, ckpt-reshard moves, torchrec loads: under another plan, with its own names and by way of ours."""
+"""torchrec saves, ckpt-reshard moves, torchrec loads: under another plan, with torchrec's names, and through Tessera's
+names."""
 
 import json
 import os
@@ -25,7 +26,7 @@ RULES = {
     "grid": {"sharding": "grid", "ranks": [0, 1, 2, 3], "column_shards": 2},
 }
 TYPES = list(RULES)
-# Uneven rows, but none that leave a rank without any: torchrec fails on those. It cuts a grid's columns into 128 at least.
+# Uneven rows, but enough for each rank, because torchrec fails if a rank has none. In a grid, its shards have at least 128 columns.
 ROWS = [7, 8, 10, 11, 13, 14]
 TABLES = [{"name": f"t{i}", "rows": rows, "columns": 256} for i, rows in enumerate(ROWS)] + [{"name": "dp", "rows": 5, "columns": 4}]
 
@@ -43,7 +44,7 @@ def num_column_shards(plan, table):
 
 
 def train(folder, plan, optimizer, **options):
-    """Runs train_torchrec.py and returns what it holds at the end, outputs aside."""
+    """Runs train_torchrec.py and returns the final state, without the outputs."""
     (folder / "tables.json").write_text(json.dumps(TABLES))
     (folder / "plan.json").write_text(json.dumps(plan))
     result = folder / "result.safetensors"
@@ -63,7 +64,7 @@ def train(folder, plan, optimizer, **options):
 
 
 def batches(seed):
-    """Two steps; some bags are empty, some ids come twice."""
+    """Makes batches for two steps; some bags are empty, some ids occur twice."""
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for step in range(2):
@@ -79,7 +80,7 @@ def batches(seed):
 
 @pytest.fixture(scope="module")
 def saved(request, tmp_path_factory):
-    """(optimizer, checkpoint, what torchrec held) of a run under the first plan."""
+    """Returns (optimizer, checkpoint, state that torchrec held) of a run under the first plan."""
     folder = tmp_path_factory.mktemp(request.param)
     save_file(batches(3), folder / "batches.safetensors")
     held = train(folder, plan_for(0), request.param, batches=folder / "batches.safetensors", save=folder / "saved")
@@ -87,12 +88,12 @@ def saved(request, tmp_path_factory):
 
 
 def row_wise_state(held):
-    """(name, table) of what torchrec keeps once per row and column shard."""
+    """Returns (name, table) of the state that torchrec keeps once per row and column shard."""
     return [(n, n.split(".")[-2]) for n, tensor in held.items() if n.endswith(".momentum1") and tensor.dim() == 1]
 
 
 def by_row(held, plan):
-    """One accumulator per row in place of one per column shard: the mean, as all shards are equally wide."""
+    """Merges the accumulators of the column shards into one per row: their mean, because all shards are equally wide."""
     found = dict(held)
     for name, table in row_wise_state(held):
         found[name] = held[name].double().view(num_column_shards(plan, table), -1).mean(0).to(held[name].dtype)
@@ -100,12 +101,12 @@ def by_row(held, plan):
 
 
 def by_column_shard(held, plan):
-    """Copies for each column shard of one accumulator per row."""
+    """Copies one accumulator per row to each column shard."""
     return held | {name: held[name].repeat(num_column_shards(plan, table)) for name, table in row_wise_state(held)}
 
 
 def under_plan(held, before, after):
-    """What torchrec must hold under another plan: what it held where the columns stay, else copies of the mean."""
+    """Returns what torchrec must hold under another plan: the same state if the columns stay, else copies of the mean."""
     found = by_column_shard(by_row(held, before), after)
     for name, table in row_wise_state(held):
         if num_column_shards(before, table) == num_column_shards(after, table):
@@ -126,13 +127,13 @@ def write_plan(path, plan):
 
 OPTIMIZERS = ("row_wise_adagrad", "adagrad", "sgd")
 each_optimizer = pytest.mark.parametrize("saved", OPTIMIZERS, indirect=True)
-# all types to all for the state that is hard
+# row-wise state, which is hard to move: every type to every other
 MOVES = [("row_wise_adagrad", shift) for shift in range(len(TYPES))] + [(o, shift) for o in OPTIMIZERS[1:] for shift in (1, 3)]
 
 
 @pytest.mark.parametrize(("saved", "shift"), MOVES, indirect=["saved"])
 def test_torchrec_loads_what_was_moved_to_another_plan(saved, shift, tmp_path):
-    """Shows D9, E10. Weights and state are equal under every sharding type, with torchrec's names as they were stored."""
+    """Shows D9, E10. Weights and state are equal under every sharding type. The stored names are torchrec's."""
     optimizer, source, held = saved
     plan = plan_for(shift)
     moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan), "--allow-lossy")
@@ -141,7 +142,8 @@ def test_torchrec_loads_what_was_moved_to_another_plan(saved, shift, tmp_path):
 
 @each_optimizer
 def test_torchrec_loads_what_went_by_way_of_canonical_names(saved, tmp_path):
-    """Shows D9, E10. To the native format under Tessera's names, another plan and world, and back to torchrec."""
+    """Shows D9, E10. Moves to the native format under Tessera's names, another plan and number of ranks, and back to
+    torchrec."""
     optimizer, source, held = saved
     between = write_plan(tmp_path / "between.json", plan_for(3) | {"world_size": 6})
     native = reshard(source, tmp_path / "native", "--plan", between, "--optimizer-names", "canonical", "--allow-lossy")
@@ -159,7 +161,8 @@ def test_torchrec_loads_what_went_by_way_of_canonical_names(saved, tmp_path):
 
 @each_optimizer
 def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
-    """Shows D9. Two steps after a move to another plan and back are those of a run that was never moved, bit for bit."""
+    """Shows D9. After a move to another plan and back, two more steps equal those of a run that was never moved, bit
+    for bit."""
     optimizer, source, _ = saved
     save_file(batches(4), tmp_path / "batches.safetensors")
     plan = plan_for(0)
@@ -175,7 +178,7 @@ def test_torchrec_goes_on_as_if_nothing_had_been_moved(saved, tmp_path):
 
 @each_optimizer
 def test_state_per_column_shard_is_not_merged_without_leave(saved, tmp_path):
-    """Shows E7, E10. What would lose something is refused by name."""
+    """Shows E7, E10. A move that would lose something is refused; the error names the state."""
     optimizer, source, _ = saved
     process = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", "--plan", write_plan(tmp_path / "to.json", plan_for(2)))
     if optimizer == "row_wise_adagrad":

@@ -36,7 +36,7 @@ from torchrec_tables import OPTIMIZERS, ShardedTables, gathered  # noqa: E402
 
 
 def features_of(tables, batches, step):
-    """This rank's batch of a step; nothing behind the last one."""
+    """Returns this rank's batch of a step; None after the last step."""
     key = f"{step}.{dist.get_rank()}"
     if f"{key}.lengths" not in batches:
         return None
@@ -49,7 +49,7 @@ def features_of(tables, batches, step):
 
 
 def storage(name):
-    """Returns what loads a state dict in place from a path, and what saves it."""
+    """Returns two functions: one loads a state dict in place from a path, one saves it."""
     if name == "dcp":
         return (lambda state, path: dcp.load(state, checkpoint_id=path)), (lambda state, path: dcp.save(state, checkpoint_id=path))
     from python_package import tessera

@@ -3,7 +3,7 @@
 #include "runtime/embedding/sharded_training.h"
 #include "runtime/support/checks.h"
 
-// Shows D7, D8, D9. Sharded tables give what unsharded ones give.
+// Shows D7, D8, D9. Sharded tables give the same results as unsharded ones.
 
 namespace tessera {
 namespace {

@@ -24,7 +24,7 @@ TEST(TableDeviceTest, ADeviceWithTooLittleMemoryIsNamedWithTableAndBytes) {
                         "more ranks"));
 }
 
-/// Tables whose last but one is on another device.
+/// Tables of which the second to last is on another device.
 class TablesOnTwoDevices final : public EmbeddingBagCollectionBase {
  public:
   TablesOnTwoDevices() : EmbeddingBagCollectionBase(TableSet(test::small_tables(), {})) {

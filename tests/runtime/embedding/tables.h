@@ -35,7 +35,7 @@ KeyedJaggedTensor joined(const std::vector<KeyedJaggedTensor>& batches);
 /// A way to shard all tables, and its plan at a world size.
 struct PlanKind {
   std::string name;
-  std::vector<TableSharding> shardings;  // taken in turn by the tables
+  std::vector<TableSharding> shardings;  // of table i: shardings[i % size]
 };
 const std::vector<PlanKind>& plan_kinds();
 TablePlan plan_of(const PlanKind& kind, int world_size);

@@ -33,7 +33,7 @@ std::string text_of(Verb verb) {
   return verb == Verb::unshard ? "unshard " : verb == Verb::reduce ? "reduce " : "meet ";
 }
 
-/// Returns `own unshard 2`, for each collective that is due.
+/// Returns a text for each collective that is due, such as `own unshard 2`.
 std::vector<std::string> texts(const DueCollectives& due) {
   std::vector<std::string> found;
   for (const auto& each : due) {

@@ -23,8 +23,8 @@ using test::Transformer;
 struct Sizes {
   std::uint64_t root = 0;
   std::uint64_t blocks = 0;
-  /// Of the messages at the end of a phase, by which ranks exchange what they needed, and which
-  /// gradients exist.
+  /// Bytes of the messages at the end of a phase. In them ranks tell each other which collectives
+  /// they needed, and which gradients they have.
   std::uint64_t forward_end = 3 * sizeof(int);
   std::uint64_t backward_end = 3 * sizeof(int);
 };

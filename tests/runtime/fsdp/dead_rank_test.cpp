@@ -11,7 +11,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// One of three ranks: trains, and rank 1 dies in its second step. Returns the error it ended with.
+/// Trains as one of three ranks. Rank 1 exits in its second step. Returns this rank's error.
 TEST(DeadRankTest, DISABLED_AsOneRank) {
   test::as_process([](const dist::Mesh& mesh) {
     test::Mlp model;

@@ -4,7 +4,7 @@
 #include "runtime/support/checks.h"
 #include "runtime/support/processes.h"
 
-// Masks come from the generator of the process, which ranks that are threads would share.
+// Dropout draws masks from the process's generator, so each rank here is a process, not a thread.
 
 namespace tessera {
 namespace {

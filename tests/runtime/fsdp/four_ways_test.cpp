@@ -119,8 +119,8 @@ TEST(FourWaysTest, AllLeadToTheSameUnitsAndTheSameOrder) {
                     "sub1:subsub2.weight@20", "sub1:subsub2.bias@32", "sub2:scale@0",
                     "sub2:subsub1.weight@4", "sub2:subsub1.bias@16", "sub2:subsub2.weight@20",
                     "sub2:subsub2.bias@32"));
-    // The root's one parameter is read by additions alone, whose gradients need no values: it is
-    // not gathered again in the backward, where PyTorch's FSDP keeps the root gathered.
+    // Only additions use the root's one parameter, and their backward reads no values. So the root
+    // is not gathered again in the backward. (PyTorch's FSDP keeps the root gathered.)
     EXPECT_THAT(outcomes[0].order,
                 ElementsAre("unshard the root", "unshard sub1", "unshard sub2", "unshard sub2",
                             "unshard sub1", "reduce sub2", "reduce sub1", "reduce the root"));
@@ -138,7 +138,7 @@ TEST(FourWaysTest, AllLeadToTheSameUnitsAndTheSameOrder) {
 
 // Shows B3.
 TEST(FourWaysTest, HandlesOfNestedUnitsAreInTheOrderOfTheTree) {
-  // mod, submod1, submod2, subsubmod of change 91044.
+  // mod, submod1, submod2, subsubmod of PyTorch's pull request 91044.
   struct ThreeImpl : torch::nn::Module {
     ThreeImpl() {
       submod1 = register_module("submod1", torch::nn::Linear(2, 2));

@@ -52,9 +52,9 @@ TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
   });
 }
 
-/// Peaks of a step. In addition to the shards: the unit that computes, one gathered ahead, and one
-/// about to be freed; in the backward, gradients of the current layer (autograd's, and the flat
-/// one) and the flat one that is being reduced; all reduced gradients at the end.
+/// Peaks of a step. A rank holds its shards, and three units: one that computes, one gathered
+/// ahead, one about to be freed. In the backward it also holds autograd's gradient, the flat
+/// gradient of the layer, and the one in reduction. At the end it holds all reduced gradients.
 /// Shows B14.
 TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
@@ -153,7 +153,7 @@ TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Deep model = sharded(mesh, {});
     torch::optim::AdamW optimizer(model->parameters());
-    std::int64_t early = 0;  // the most after a step
+    std::int64_t early = 0;  // most memory after one of the first 50 steps
     for (int step = 0; step < 200; ++step) {
       {
         const at::Tensor output = forward(model, torch::ones({1, DeepImpl::kWidth}));

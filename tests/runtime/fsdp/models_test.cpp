@@ -165,7 +165,7 @@ void take_tensors(Outcome& outcome, const torch::nn::Module& module) {
   }
 }
 
-/// Not Adam: where a gradient is zero up to rounding, it scales this error up to a full step.
+/// Not Adam: if a gradient is only a rounding error near zero, Adam makes a full step from it.
 torch::optim::SGDOptions optimizer_options() {
   return torch::optim::SGDOptions(0.05).momentum(0.9);
 }
@@ -318,7 +318,7 @@ TEST_P(ModelsTest, EqualTheUnshardedRun) {
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate, Way::accumulate_no_sync}) {
     const bool has_batch_statistics = kind == Kind::convolution;
     if (way == Way::recompute && has_batch_statistics) {
-      continue;  // a second call updates them twice
+      continue;  // recomputation would update the batch statistics twice
     }
     const Outcome expected = train_unsharded(kind, way);
     expect_on_all_world_sizes(GetParam(), way, {}, expected, {1e-6, 1e-5});

@@ -59,7 +59,7 @@ struct NodeImpl : torch::nn::Module {
       case Kind::scale:
         return x * weight;
       case Kind::by_hand:
-        return torch::matmul(x, weight.t()) + bias;  // `unused` stays out
+        return torch::matmul(x, weight.t()) + bias;  // does not use the parameter `unused`
       case Kind::tied:
         return torch::matmul(x, weight);
       case Kind::group:

@@ -45,7 +45,7 @@ def run_all(commands: list[list[str]], environments: list[dict[str, str]]) -> No
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> list[float]:
-    """Without any launcher: one process."""
+    """Returns the losses of one process without any launcher."""
     path = tmp_path_factory.mktemp("alone") / "losses.csv"
     subprocess.run(trainer(path), env=environment(), check=True, timeout=TIMEOUT)
     values = losses(path)
@@ -80,7 +80,7 @@ def test_variables_of_slurm(expected, tmp_path):
 
 @contextlib.contextmanager
 def two_hosts():
-    """Yields the names of two network namespaces that a cable joins: 10.99.0.1 and 10.99.0.2."""
+    """Yields the names of two network namespaces that a virtual cable connects: 10.99.0.1 and 10.99.0.2."""
     suffix = uuid.uuid4().hex[:6]
     names = [f"tessera-{suffix}-{side}" for side in "ab"]
 

@@ -1,4 +1,5 @@
-"""Shows B10. Experts that ranks use by their own data train as on one rank, saved and resumed at another world size."""
+"""Shows B10. Ranks choose experts by their own data. The losses are those of one rank, also after a save and a resume
+on another number of ranks."""
 
 import json
 import os
@@ -15,7 +16,7 @@ TIMEOUT = 240  # seconds
 
 
 def train(ranks: int, directory: Path, steps: int) -> str:
-    """Returns what rank 0 said. Losses go to `directory`.jsonl."""
+    """Returns what rank 0 printed. Losses go to `directory`.jsonl."""
     launch = [str(TORCHRUN), "--no-python", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [*launch, str(TRAINER), str(directory), str(ROOT / "LICENSE"), "--steps", str(steps),
                "--losses", f"{directory}.jsonl"]

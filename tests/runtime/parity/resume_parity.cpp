@@ -14,7 +14,7 @@ struct Arguments {
   std::string to;      // where to save at the end; `-`: nowhere
   std::string format;  // of what is saved
   std::string way;     // FULL_SHARD, HYBRID_SHARD (2 x n), replicate
-  std::int64_t first;  // step
+  std::int64_t first;  // the first step
   std::int64_t last;
   std::string output;  // prefix of a file of losses per rank
 };

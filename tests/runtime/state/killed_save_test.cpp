@@ -98,7 +98,7 @@ Killing draw(test::Random& random, int world_size) {
           .delay_us = random.between(0, 150'000)};
 }
 
-/// `said`: the time of the error, and its message.
+/// Expects an error soon after the rank died. `said`: the time of the error, and its message.
 void expect_error_in_time(const std::string& said, const std::string& directory) {
   std::int64_t died_ms = 0;
   std::ifstream(directory + "/" + kTimeOfDeath) >> died_ms;
@@ -150,7 +150,7 @@ void kill_one_rank(const Killing& killing) {
   save(state, directory / ("step-" + std::to_string(step + 1)));
 }
 
-/// Kills several at a time, because ranks mostly wait.
+/// Kills one rank of each of many jobs. Runs several jobs at a time, because ranks mostly wait.
 void kill_often(int num_killings, const std::vector<int>& world_sizes, test::Random random) {
   constexpr int kNumAtOnce = 4;
   std::vector<Killing> killings;

@@ -232,6 +232,12 @@ TEST(OptimStateDictFormTest, FlattenedGroupsAreToldForEachParameter) {
   const StateDict by_id =
       rekey_optim_state_dict(nested, OptimStateKey::param_id, *model, *optimizer);
   EXPECT_THAT(error_of([&] { flatten_optim_state_dict(by_id); }), HasSubstr("rekey"));
+  StateDict no_list = nested;
+  no_list.set("param_groups.0.params", Value(0.75));
+  EXPECT_THAT(error_of([&] { flatten_optim_state_dict(no_list); }),
+              HasSubstr("found an entry that is not a list"));
+  no_list.erase("param_groups.0.params");
+  EXPECT_THAT(error_of([&] { flatten_optim_state_dict(no_list); }), HasSubstr("found none"));
 }
 
 // Shows C7.

@@ -84,11 +84,11 @@ struct SavedRun {
   std::vector<double> losses;
 };
 
-/// Trains, saves at `path`, and trains on.
+/// Trains, saves at `path`, and continues training.
 SavedRun run_that_saves(const Configuration& configuration, const std::string& path,
                         const RunOptions& options);
 
-/// Trains on and expects the losses of the run that did not stop. `tolerance`: relative.
+/// Continues training and expects the losses of the uninterrupted run. `tolerance`: relative.
 void expect_to_go_on_as(const SavedRun& run, Trainer& trainer, double tolerance,
                         const std::string& what);
 

@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(Configurations, StateDictTest,
                          ::testing::ValuesIn(test::configurations({1, 2, 3, 4})),
                          [](const auto& test) { return test.param.name(); });
 
-/// Modules and hooks of change 90436: what runs when.
+/// Checks in which order hooks run, with the modules and hooks of PyTorch's pull request 90436.
 /// Shows C1.
 TEST(StateDictHooksTest, PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
   test::Mlp model;

@@ -33,7 +33,7 @@ std::string said(const Stateful& state) {
   return value_to_string(state.state_dict());
 }
 
-// Python's schedulers take their first step when they are made, those of libtorch do not.
+// Python's schedulers take their first step when they are constructed; libtorch's do not.
 // Shows C8.
 TEST(StatefulTest, EpochsOfASchedulerAreThoseOfPython) {
   Schedule schedule;

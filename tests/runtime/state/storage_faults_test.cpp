@@ -23,7 +23,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Fault = FaultFileSystem::Fault;
 
-/// The tools of one rank to save repeatedly, and to load the latest valid checkpoint.
+/// What one rank needs to save repeatedly, and to load the latest valid checkpoint.
 struct FaultyRank {
   FaultyRank(const dist::Mesh& its_mesh, const std::string& its_directory)
       : mesh(its_mesh), directory(its_directory), saving(mesh), loading(mesh) {

@@ -91,7 +91,7 @@ TEST(TrainStateTest, ValuesAndSchedulersTravelAlong) {
     const double lr = trainer.optimizer->param_groups()[0].options().get_lr();
     scheduler.step();
     EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr);
-    scheduler.step();  // after four it halves
+    scheduler.step();  // the rate halves after four steps
     EXPECT_DOUBLE_EQ(trainer.optimizer->param_groups()[0].options().get_lr(), lr / 2);
   });
 }
@@ -108,7 +108,7 @@ TEST(TrainStateTest, ValuesOfEachRankFollowTheirPolicy) {
                      .per_rank("list", list, PerRank::split);
     save(state, path);
     own = Value();
-    load(state, path);  // the same number of ranks: each its own, whatever the policy
+    load(state, path);  // same number of ranks: each gets its own value, under every policy
     EXPECT_EQ(own, Value(10 + mesh.rank()));
   });
   on({kSharded, FULL_SHARD, 1, 4}, [&](const dist::Mesh& mesh, Trainer& trainer) {
@@ -506,7 +506,8 @@ TEST(TrainStateTest, AnOlderCheckpointThatStaysIsAWarning) {
   save(state, directory.path() + "/step-1");
   std::ofstream(directory.path() + "/step-1/notes.txt") << "mine";
   save(state, directory.path() + "/step-2", {.keep_last = 1});
-  EXPECT_THAT(heard.text, HasSubstr("step-1: older checkpoint: not removed, as 'notes.txt' in it"));
+  EXPECT_THAT(heard.text,
+              HasSubstr("step-1: older checkpoint: not removed, because 'notes.txt' in its"));
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/step-1/notes.txt"));
 }
 
@@ -938,8 +939,8 @@ TEST(TrainStateTest, AWholeStateDictIsWrittenToOneFile) {
   EXPECT_FALSE(FileSystem::posix().kind_of(directory.path() + "/plain.safetensors.values.json"));
 }
 
-// As Python trainers without distributed checkpoints save.
-// Shows E1.
+// Python trainers without distributed checkpoints often save such a dict.
+// Shows E2.
 TEST(TrainStateTest, ADictOfStateDictsAndAnEpochIsLoaded) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/checkpoint.pt";

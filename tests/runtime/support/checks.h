@@ -32,7 +32,7 @@ inline Transformer sharded_transformer(const dist::Mesh& mesh) {
 }
 
 /// Returns the parameters for an optimizer, each once. (libtorch lists a tied parameter once for
-/// each of its names, but an optimizer must not step it twice.)
+/// each of its names, but an optimizer must not update it twice.)
 inline std::vector<at::Tensor> unique_parameters(const torch::nn::Module& model) {
   std::vector<at::Tensor> parameters;
   for (const at::Tensor& parameter : model.parameters()) {

@@ -11,9 +11,9 @@
 
 namespace tessera::test {
 
-/// Where the store is through which ranks connect. `file`: in a file, which stays if rank 0 dies
-/// (like the store of torchrun's agent). `rank0`: in the process of rank 0, which takes the store
-/// with it if it dies.
+/// Where the c10d store of the ranks is. `file`: in a file, so it still exists if rank 0 dies (like
+/// the store of torchrun's agent). `rank0`: in the process of rank 0, so it is lost if rank 0
+/// dies.
 enum class StorePlace { file, rank0 };
 
 struct ProcessOptions {

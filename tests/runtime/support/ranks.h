@@ -15,7 +15,7 @@ using TransportOfRank = std::function<dist::Transport(int rank)>;
 void on_ranks(int world_size, const std::function<void(const dist::Mesh&)>& body,
               dist::MeshOptions options = {}, const TransportOfRank& transport_of = {});
 
-/// Notes what this rank is about to do, for the messages that `on_ranks` prints.
+/// Records what this rank is about to do. `on_ranks` prints it if the ranks do not finish in time.
 void stand_at(std::string place);
 
 /// Runs `body` while no other thread is in `with_generator`. Use it for code that seeds or uses the

@@ -62,9 +62,9 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSyste
           0};
 }
 
-/// Opens the source. If the options ask for it, gives names to an optimizer's numbers, and applies
-/// a recipe. If sources of a merge have the same names, does neither, so that the plan reports
-/// these names.
+/// Opens the source. As the options say, names the parameters that an optimizer numbers, and
+/// applies a recipe. If sources of a merge have the same names, does neither, so that the plan
+/// reports these names.
 formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs) {
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);

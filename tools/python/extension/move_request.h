@@ -108,8 +108,8 @@ struct MoveRequest {
 };
 
 /// Reads the files that `options` name, and returns the move that they describe. Throws:
-/// Error(invalid_argument) if an option has no meaning or does not fit the destination's format,
-/// what reading a file throws.
+/// Error(invalid_argument) if an option is invalid or does not fit the destination's format; what
+/// reading a file throws.
 MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::string destination,
                               const MoveOptions& options);
 

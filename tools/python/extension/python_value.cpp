@@ -85,7 +85,7 @@ class ToPython {
   }
 
   static nb::object number_of(const std::string& text) {
-    constexpr std::string_view kNanWithBits = "nan:";  // and 16 hex digits
+    constexpr std::string_view kNanWithBits = "nan:";  // before 16 hex digits
     if (text.starts_with(kNanWithBits)) {
       const std::uint64_t bits = std::strtoull(text.c_str() + kNanWithBits.size(), nullptr, 16);
       return stolen(PyFloat_FromDouble(std::bit_cast<double>(bits)));

@@ -19,7 +19,7 @@ struct Transport {
   std::string name;
   /// The device of small tensors that groups create for themselves.
   at::Device device = at::kCPU;
-  /// Whether a group of one rank gets a backend too. If false, collectives of such a group only
+  /// Whether a group of one rank also gets a backend. If false, collectives of such a group only
   /// copy.
   bool connects_one_rank = false;
   /// Connects the ranks that share `store`. Collective.

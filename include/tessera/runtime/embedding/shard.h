@@ -41,7 +41,7 @@ class ShardedEmbeddingBagCollection;
 /// Returns a sharded collection of the same tables. Copies the rows of `collection`, which must be
 /// equal on all ranks and may be destroyed afterwards. If `collection` is on the meta device, each
 /// rank only initialises its shards. The initial values depend on one seed from rank 0's default
-/// generator, not on the table plan. With an `init_fn` they depend on the table plan too, but
+/// generator, not on the table plan. With an `init_fn` they also depend on the table plan, but
 /// replicas are equal. A frozen weight stays frozen. Call `shard` before creating an optimizer.
 /// Collective: makes a further connection between the ranks, for the lookups. The first forward
 /// throws if ranks have different tables or options.
@@ -84,7 +84,7 @@ class DistributedInput {
 /// `embedding_bags.<table>.weight`, even if the shard has no rows, so that all ranks have the same
 /// parameter names. State dicts show tables with their whole shapes. Gradients are averaged over
 /// the mesh, as by fully_shard and replicate: the loss of a step is the mean of the ranks' losses.
-/// fully_shard and replicate leave this module alone.
+/// fully_shard and replicate ignore this module.
 ///
 /// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
 /// empty. If one rank refuses its batch, all ranks throw. The output is that of the unsharded
@@ -99,8 +99,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   ~ShardedEmbeddingBagCollection() override;
 
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
-  /// Starts to send a batch to the ranks that hold its rows. Pass the result to `forward` later,
-  /// and compute another batch meanwhile. Collective.
+  /// Starts to send a batch to the ranks that hold its rows. Compute another batch during this
+  /// time, then pass the result to `forward`. Collective.
   DistributedInput distribute(const KeyedJaggedTensor& batch);
   /// Looks up a batch that `distribute` has sent. Collective. Throws: Error(invalid_argument) if
   /// `input` is of another collection, or was looked up already.

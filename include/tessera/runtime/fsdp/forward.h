@@ -16,14 +16,14 @@ namespace fsdp {
 class Pass;
 }
 
-/// A forward over a fully sharded root. During the scope parameters have their full shapes, and an
-/// operator that uses a parameter all-gathers the parameter's unit. If gradients are recorded, the
-/// pass stays open after the scope, until the backward ends. After the pass parameters are shards
-/// again, and `.grad` holds this rank's shard of the average over the ranks. An exception that
-/// leaves the scope cancels the pass. Do not write to parameters during the pass: the end of the
-/// pass throws if it detects a write (writes through `data()` or a pointer are not detected, and
-/// are lost if the unit is sharded). Turns off autocast's weight cache, which would keep stale
-/// weights. Collective: all ranks must run the same passes in the same order.
+/// A forward over a fully sharded root. In the scope parameters have their full shapes: an operator
+/// that uses a parameter all-gathers its unit. Autocast's weight cache is off in the scope. The
+/// pass ends with the scope, or, if gradients are recorded, with the backward. Then parameters are
+/// shards again, and `.grad` is this rank's shard of the average over the ranks. An exception that
+/// leaves the scope cancels the pass. Collective: all ranks run the same passes in the same order.
+///
+/// Do not write to parameters during the pass: its end throws if it detects a write. Writes through
+/// `data()` or a pointer are not detected, and are lost if the unit is sharded.
 class [[nodiscard]] ForwardScope {
  public:
   /// Throws: Error(invalid_argument) if
@@ -128,7 +128,7 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// All-gathers the unit of a parameter in an open pass. Call it before code that reads
+/// In an open pass, all-gathers the unit of a parameter. Call it before code that reads
 /// `data_ptr()`: only operators all-gather by themselves. Does nothing for other tensors.
 /// Collective if the unit is not gathered yet.
 void touch(const at::Tensor& parameter);

@@ -36,9 +36,9 @@ struct FullyShardOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   /// Dtypes of computation, reduction and buffers. Default: the parameters' own.
   MixedPrecision mixed_precision{};
-  /// Modules to leave alone, with all parameters at and below them.
+  /// Modules that fully_shard ignores, with all parameters at and below them.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};
-  /// Parameters to leave alone.
+  /// Parameters that fully_shard ignores.
   std::vector<at::Tensor> ignored_states{};
   /// Whether to all-gather the next unit while the current unit computes. This holds one more unit
   /// in memory. The next unit is the one that came next in the last pass, so the first pass
@@ -65,15 +65,15 @@ struct FullyShardOptions {
 
 /// Shards the parameters of `module` over the ranks of a mesh, in place. The module keeps its type,
 /// parameter names and `forward`; there is no wrapper. Between passes `tessera::parameters(module)`
-/// are this rank's shards. Give these to an optimizer of torch::optim (in groups:
-/// `parameter_groups`). In a pass (`tessera::forward`) parameters have their full shapes. Modules
-/// below `module` that are sharded already keep their units. The other parameters become this
-/// module's unit: flat, in the order of the module tree. Shard inner modules before outer ones, or
-/// let `policy` do so. Call fully_shard before creating the optimizer; an optimizer without state
-/// may exist already (not Adagrad, which creates its state at once). Do not use LBFGS: its dot
-/// products would only see this rank's shards.
-/// A frozen parameter is sharded and gathered like the others, and gets no gradient. It may be
-/// frozen or trained again between passes.
+/// are this rank's shards. In a pass (`tessera::forward`) parameters have their full shapes.
+/// Modules below `module` that are sharded already keep their units. The other parameters become
+/// this module's unit: flat, in the order of the module tree. Shard inner modules before outer
+/// ones, or let `policy` do so. A frozen parameter is sharded and gathered like the others, and
+/// gets no gradient. Between passes parameters may be frozen or trained again.
+///
+/// Create the optimizer of torch::optim after this call, with the shards (in groups:
+/// `parameter_groups`). An optimizer without state may exist already (not Adagrad, which creates
+/// its state at once). Do not use LBFGS: its dot products would only see this rank's shards.
 /// Collective over the mesh if module states are synced.
 /// Throws:
 /// - Error(invalid_argument) if no shared_ptr holds the module, or if the axes of the mesh do not
@@ -106,7 +106,7 @@ struct FlatParameterInfo {
   std::map<std::string, std::string> shared;  // other fqn of a tied weight -> fqn in `parameters`
   std::int64_t unpadded_numel = 0;
   std::int64_t sharded_numel = 0;  // of each rank, with padding
-  bool is_unsharded = false;       // gathered now
+  bool is_unsharded = false;       // true while the parameters are gathered
 };
 
 /// Returns the flat parameters of all fully sharded modules at and below `module`, in the order of
@@ -124,8 +124,8 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_mod
 
 /// Sets whether `module`'s unit is resharded after its forward (as by FULL_SHARD) or kept until its
 /// backward (as by SHARD_GRAD_OP). `recurse`: also for the units inside `module`. Takes effect at
-/// once. Not collective, but all ranks must call it alike. Throws: Error(invalid_argument) if the
-/// module is not fully sharded.
+/// once. Not collective, but all ranks must make the same calls. Throws: Error(invalid_argument) if
+/// the module is not fully sharded.
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
                                bool recurse = true);
 

@@ -15,7 +15,7 @@ class FsdpPolicy {
  public:
   virtual ~FsdpPolicy() = default;
   /// Returns whether to visit the children of `module`. `nonwrapped_numel`: the number of elements
-  /// of all parameters at and below the module that are not ignored.
+  /// of all parameters at and below the module, without ignored parameters.
   virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
   /// Returns whether `module` becomes a unit. `nonwrapped_numel`: as for `recurse`, but without the
   /// elements of units below `module`.

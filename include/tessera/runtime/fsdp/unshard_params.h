@@ -20,7 +20,7 @@ struct UnshardParamsOptions {
   bool rank0_only = false;
   /// Whether whole parameters are on the CPU, to save device memory.
   bool offload_to_cpu = false;
-  /// Whether gradients are shown whole and written back, too. False: `.grad` is undefined within
+  /// Whether gradients are also shown whole and written back. False: `.grad` is undefined within
   /// the scope.
   bool with_grads = false;
 };

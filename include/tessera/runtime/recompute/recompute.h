@@ -18,7 +18,7 @@ enum class Recomputation {
   /// torch::autograd::grad. As use_reentrant=False in PyTorch.
   saved_tensors,
   /// One autograd node for the whole function. The backward of this node runs the function again,
-  /// and then a nested backward through the second call. Not for torch::autograd::grad. As
+  /// and then runs a nested backward through the second call. Not for torch::autograd::grad. As
   /// use_reentrant=True in PyTorch.
   reentrant,
 };
@@ -92,14 +92,14 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 
 /// Calls `function(args...)` and keeps only the tensors among `args` for the backward (activation
 /// checkpointing). The backward calls `function` again to compute the other tensors that it needs.
-/// `function` is a callable, a module, its holder or a shared_ptr to it. `function` and the
-/// arguments are copied: what a lambda captures by reference must live until the backward.
-/// `function` returns a tensor, or a vector or tuple of tensors, and must do the same in both
-/// calls. Calls nest. In a pass of fully sharded modules, the second call all-gathers the units
-/// again; otherwise not collective. The backward throws: Error(mismatch) if the second call
-/// saves other tensors than the first; Error(unsupported) for torch::autograd::grad through a call
-/// with Recomputation::reentrant. Source: Chen et al., https://arxiv.org/abs/1604.06174;
-/// torch.utils.checkpoint.
+/// In a pass of fully sharded modules, the second call all-gathers the units again; otherwise not
+/// collective. `function` is a callable, a module, its holder or a shared_ptr to it. It returns a
+/// tensor, or a vector or tuple of tensors, and must do the same in both calls. It and `args` are
+/// copied: what a lambda captures by reference must live until the backward. Calls nest.
+///
+/// The backward throws: Error(mismatch) if the second call saves other tensors than the first;
+/// Error(unsupported) for torch::autograd::grad through a call with Recomputation::reentrant.
+/// Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
   using Result =

@@ -54,8 +54,8 @@ std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 /// Whether a backward averages gradients over the ranks.
 enum class GradientSync { on, off };  // off: gradients accumulate on each rank
 
-/// State that an API, such as fully_shard, stores for a module, to be called in each pass (forward
-/// and backward) over this module or a module above it.
+/// State that an API, such as fully_shard, stores for a module. Its functions are called in each
+/// pass (forward and backward) over this module or a module above it.
 class PassMember : public ModuleState {
  public:
   /// Called when a forward over the root begins.

@@ -58,8 +58,8 @@ struct LoadReport {
 };
 
 /// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
-/// entry is missing (does not report this if the options allow missing entries), is not a tensor,
-/// or has another shape, a dtype that may not be cast, or shards that do not fit.
+/// entry is missing (not reported if the options allow missing entries), is not a tensor, or has
+/// another shape, a dtype that may not be cast, or shards that do not fit.
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 

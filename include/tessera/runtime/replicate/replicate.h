@@ -28,13 +28,13 @@ struct ReplicateOptions {
 /// Averages the gradients of `module` over the ranks in every backward (data parallel, DDP), in
 /// buckets that are sent while the backward runs. The module keeps its type, names and `forward`.
 /// After a backward, `.grad` of a parameter that any rank used is part of the bucket's memory; a
-/// parameter that no rank used keeps its old gradient.
-/// A module inside a fully_shard module may be replicated; fully_shard then leaves this subtree
-/// alone. NoSyncScope postpones the averaging. Tables sharded by `shard` are left alone. All ranks
-/// must run equally many backwards, one at a time, and use some parameter of the module in each
-/// backward; with tessera::forward, a rank may use no parameter. Collective, and so is each
-/// backward. Makes a further connection between the ranks, so that these collectives and others may
-/// run in any order. Call it before creating the optimizer.
+/// parameter that no rank used keeps its old gradient. NoSyncScope postpones the averaging. Ignores
+/// tables that `shard` has sharded. If `module` is inside a fully_shard module, fully_shard ignores
+/// `module`. Call `replicate` before creating the optimizer.
+///
+/// Collective, and so is each backward. These collectives and others may run in any order. All
+/// ranks must run equally many backwards, one at a time, and use some parameter of the module in
+/// each backward. With tessera::forward, a rank may use no parameter.
 /// Throws:
 /// - Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module in it
 ///   is already sharded or replicated;

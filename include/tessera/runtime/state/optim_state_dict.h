@@ -11,14 +11,14 @@ namespace tessera {
 /// checkpoint: `state.<fqn>.exp_avg`, `param_groups.0.lr`, `param_groups.0.params` (a list of
 /// names). Elementwise state is sharded like its parameter. `step` is a 0-d float32 tensor, as in
 /// Python. Groups have all fields that Python's have, and fields of a loaded checkpoint that
-/// libtorch does not know. Parameters without state have no entries. A frozen parameter that has
-/// state keeps its entries. Parameters that a module updates during the backward
-/// (FusedEmbeddingBagCollection, `shard`) are included, in groups of their own after the groups of
-/// the optimizer.
+/// libtorch does not know. Parameters without state have no entries; frozen ones with state do.
+/// Parameters that a module updates during the backward (FusedEmbeddingBagCollection, `shard`) are
+/// included, in groups of their own after the groups of the optimizer.
+///
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL.
 /// Throws:
-/// - Error(unsupported) naming another optimizer;
+/// - Error(unsupported) naming an optimizer of another class;
 /// - Error(invalid_argument) naming a parameter that the model does not have, or state that was
 ///   created before the parameter was sharded.
 ///
@@ -26,8 +26,8 @@ namespace tessera {
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 
-/// Returns the optimizer state of a model whose modules update all parameters, without an
-/// optimizer.
+/// For a model without an optimizer, whose modules (fused tables) update all parameters: returns
+/// the state of these modules.
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
@@ -40,8 +40,8 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
-/// Replaces the optimizer state of a model whose modules update all parameters, without an
-/// optimizer.
+/// For a model without an optimizer, whose modules (fused tables) update all parameters: replaces
+/// the state of these modules.
 void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
                            const LoadStateDictOptions& options = {});
 

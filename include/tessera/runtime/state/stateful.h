@@ -77,7 +77,7 @@ concept HasStateDict = requires(T& object, const Value& value) {
 ///   Python and C++ keeps its learning rates. A StepLR refuses the state of a scheduler with
 ///   another step_size or gamma;
 /// - a torch::optim::ReduceLROnPlateauScheduler: all fields of Python's ReduceLROnPlateau but
-///   `_last_lr`. Loading replaces settings too (`factor`, `patience`, …), as in Python.
+///   `_last_lr`. Loading also replaces settings (`factor`, `patience`, …), as in Python.
 template <class T>
 Stateful stateful(T& object) {
   if constexpr (std::is_same_v<T, Stateful>) {

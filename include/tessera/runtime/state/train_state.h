@@ -27,7 +27,7 @@ enum class PerRank {
   refuse,     // throw an error that names the value
   replicate,  // rank r gets the value of rank r % N, where N ranks saved
   merge,      // each rank gets the list of all values
-  split,      // join all lists, divide the items equally; generators: Stateful::branch
+  split,      // join all lists, divide the items equally; values without lists: Stateful::branch
   drop,       // keep the present value
 };
 
@@ -83,8 +83,8 @@ struct LoadOptions {
   /// matches only some of their names is an error.
   std::vector<std::string> only{};
   /// Replaces prefixes of the checkpoint's names; of several renames that fit a name, the first is
-  /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) renames its optimizer state and its
-  /// name in the optimizer's groups, too.
+  /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) also renames its optimizer state and
+  /// its name in the optimizer's groups.
   std::vector<reshard::Rename> renames{};
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // of this rank's buffers; bytes
   const FileSystem* file_system = &FileSystem::posix();   // reads this rank's files

@@ -180,7 +180,7 @@ def open(path: PathLike, *, flat_layout: PathLike | None = None, as_dict: str | 
     FSDP1. `as_dict` names classes, such as "argparse.Namespace", whose objects are read as dicts of their attributes;
     names are compared as text, and nothing is imported. `recipe` is a JSON file with rules that give the tensors other
     names and shapes, `inverse` applies it backwards, from its new names to the old ones, and `set` gives values to its
-    variables. `endpoint` is the S3 that s3:// paths name, such as "http://localhost:9000"; None: AWS_ENDPOINT_URL, or else
-    AWS. Later calls for the same bucket need not repeat it. Raises Error if there is no checkpoint, or if it cannot be read.
+    variables. `endpoint` is the S3 server for s3:// paths, such as "http://localhost:9000"; None: AWS_ENDPOINT_URL, or else
+    AWS. Later calls for the same bucket use it too. Raises Error if there is no checkpoint, or if it cannot be read.
     """
     return Checkpoint(path, flat_layout=flat_layout, as_dict=as_dict, recipe=recipe, inverse=inverse, set=set, endpoint=endpoint)

@@ -33,7 +33,7 @@ def latest_valid(folder: PathLike, *, checksums: bool = False, endpoint: str | N
     `path` is None. Not collective: call it on rank 0 and send the path to the others, so that all ranks load the same.
 
     checksums: also read every stored byte and compare it with its checksum.
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
     """
     path, skipped = _core.latest_valid(stored_path_bytes("folder", folder, endpoint), flag("checksums", checksums))
     return LatestValid(path, [Skipped(*each) for each in skipped])

@@ -53,7 +53,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
     memory: bytes for the buffers of all threads of this rank.
     threads: the number of threads of this rank; None: as many as there are cores for each rank on this machine, at most 16.
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.

@@ -66,7 +66,7 @@ class Resharded(NamedTuple):
     extra_files: list[ExtraFile]  # by name
     left_files: list[LeftFile]  # by name
     notes: list[Problem]  # what allow_missing, allow_lossy or as_is permitted, and objects that were read as dicts
-    overflows: list[Overflow]  # what on_overflow let pass
+    overflows: list[Overflow]  # numbers that were too large for the cast, if on_overflow allows them
     underflows: dict[str, int]  # by tensor of the destination: how many elements that were not zero the cast made zero
     changes: dict[str, int]  # how often each kind of change by the formats happened: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # how many tensors, values and aliases only, prefix and drop_optimizer left out
@@ -190,7 +190,7 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
     memory: bytes for all buffers, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
     spool: a folder for the files of a destination s3://… before they are uploaded; None: TMPDIR, or /tmp.
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
     dry_run: plan the move, and raise the errors that it would raise at its start; write nothing.
     overwrite: replace the destination once the new one is complete. A RuntimeWarning names an old checkpoint that could
         not be removed.

@@ -22,7 +22,7 @@ class PerRank:
         value of the same rank; a new rank r gets `branch(saved, r)` of its object, where saved is the value of rank r mod N.
         "drop": nothing is loaded; the value stays as it is.
 
-    The checkpoint holds the values of all ranks as one list, named `NAME.ranks`. Tessera's C++ trainers save it so, too.
+    The checkpoint holds the values of all ranks as one list, named `NAME.ranks`, as checkpoints of Tessera's C++ library do.
     """
 
     def __init__(self, value: Any, policy: str = "refuse"):

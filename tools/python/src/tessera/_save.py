@@ -62,7 +62,7 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     the same bytes are not written again; hard links to the base's files hold them. The new checkpoint does not need the
     base afterwards. Every rank reads the base to compare its pieces. Native format only.
     memory: bytes for this rank's buffers, as a number or a size such as "64MiB".
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
 
     If a rank fails, raises Error on all ranks, and nothing appears at the path. If only the removal of older
     checkpoints fails, the Error says that the new one is complete. If an earlier async_save failed and
@@ -326,7 +326,7 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. If it failed, and a rank has not asked for its result, raises on all ranks."""
+        """Waits for the save of these ranks. If it failed, and a rank has not called `result()`, raises on all ranks."""
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
         if it is None or it.failure is None:

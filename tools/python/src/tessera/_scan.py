@@ -58,7 +58,7 @@ def scan(path: PathLike, *more: PathLike, endpoint: str | None = None) -> Scanne
     Runs and imports nothing. Looks into files of any kind, and continues after a problem. Searches folders and all
     folders below them.
 
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
 
     Raises Error if a path is missing.
     """

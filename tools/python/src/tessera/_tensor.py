@@ -36,8 +36,8 @@ class TensorMeta(NamedTuple):
 class Tensor:
     """A tensor of a checkpoint, or a slice of a tensor. Its elements are read only when a method needs them.
 
-    `t[10:20, :, 3]` is a Tensor too: the index may have ints, slices of step 1 and `...`, as in NumPy. `t.torch()` and
-    `t.numpy()` (or `numpy.asarray(t)`) read its elements, at each call again.
+    `t[10:20, :, 3]` is also a Tensor: the index may have ints, slices of step 1 and `...`, as in NumPy. Each call of
+    `t.torch()` or `t.numpy()` (or `numpy.asarray(t)`) reads the elements again.
     """
 
     __slots__ = ("_checkpoint", "_dims", "_meta", "_offsets", "_sizes", "_source", "name")

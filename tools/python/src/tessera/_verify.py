@@ -24,7 +24,7 @@ def verify(path: PathLike, *, values: bool = False, notes: bool = False, flat_la
     as_dict: a class, or several, such as "argparse.Namespace": its objects are read as dicts.
     memory: bytes for the elements of all threads together, as a number or a size such as "64MiB".
     threads: the number of threads; None: the number of cores, at most 16.
-    endpoint: the S3 that s3:// paths name, as for `open`.
+    endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes done and the total; True: a bar, with tqdm.
 
     Raises Error if it cannot check: the path is missing, is not a checkpoint, or its index cannot be read.
