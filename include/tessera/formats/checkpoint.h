@@ -208,7 +208,7 @@ struct CheckpointContents {
 struct PieceStorage {
   std::string file;                     // relative to the checkpoint; in a merge, its whole path
   std::optional<ByteRange> byte_range;  // empty if the piece is not one range of the file
-  std::string encoding;                 // `plain`, `zstd`, `big-endian`
+  std::string encoding;                 // `plain`, `zstd`, `big-endian`, `patched`
   std::uint64_t stored_nbytes = 0;
 };
 

@@ -51,7 +51,7 @@ struct NativeWriteOptions {
   /// See VirtualDatasets.
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 
-  /// Pieces that are not written, because an older checkpoint has them with the same bytes
+  /// Pieces that an older checkpoint has with the same bytes, or with only a few changed rows
   /// (base_checkpoint.h); null: none. The options above do not apply to these pieces.
   std::shared_ptr<const LinkedPieces> linked{};
 };
