@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/byte_buffer.h"
-#include "object_store/url.h"
 #include "tessera/base/error.h"
 
 namespace tessera::reshard {
@@ -154,10 +153,6 @@ std::shared_ptr<const BaseCheckpoint> open_base_of_move(const FileSystem& fs,
                                                         const std::string& base,
                                                         const std::string& destination,
                                                         const formats::CreateOptions& create) {
-  if (object_store::is_url(base)) {
-    throw Error::expected(ErrorKind::unsupported, {.path = base}, "base", "a local path", "a URL",
-                          "hard links need the file system of the destination");
-  }
   auto opened = BaseCheckpoint::open(fs, without_trailing_slashes(base), create.format);
   formats::check_base(fs, base, destination);
   return opened;

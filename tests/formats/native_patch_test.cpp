@@ -565,13 +565,13 @@ TEST_F(DamagedPatchTest, NumbersOfRowsThatAreWrongAreRefused) {
   set_numbers({5, 9, 1999});
   EXPECT_NO_THROW(whole_tensor(*open_native(FileSystem::posix(), folder_ / "2"), 0));
   set_numbers({5, 9, 2000});
-  expect_refused("row of a patch: expected a number from 10 to 1999, found 2000");
+  expect_refused("row of a patch: expected a number of at least 10 and below 2000, found 2000");
   expect_found("structure", "found 2000");
   set_numbers({9, 5, 1000});
   expect_refused("table: bytes");
-  expect_refused("row of a patch: expected a number from 10 to 1999, found 5");
+  expect_refused("row of a patch: expected a number of at least 10 and below 2000, found 5");
   set_numbers({5, 5, 1000});
-  expect_refused("row of a patch: expected a number from 6 to 1999, found 5");
+  expect_refused("row of a patch: expected a number of at least 6 and below 2000, found 5");
 }
 
 TEST_F(DamagedPatchTest, TheIndexIsRebuiltAllTheSame) {

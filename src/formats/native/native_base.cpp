@@ -111,7 +111,8 @@ void make_link(const std::string& from, const std::string& to) {
     throw Error(ErrorKind::unsupported, {.path = from},
                 "base: cannot make a hard link at " + printable(to) + ": " + why +
                     " (base and new checkpoint must be on one file system, which must support hard "
-                    "links; without a base, all pieces are written)");
+                    "links, and Linux may allow them only for files of the same user; without a "
+                    "base, all pieces are written)");
   }
   throw Error(ErrorKind::io, {.path = to}, "hard link to " + printable(from) + ": " + why);
 }

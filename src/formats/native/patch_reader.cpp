@@ -43,7 +43,8 @@ void read_row_numbers(const ReadableFile& file, const TensorMeta& meta, const St
           ErrorKind::corruption,
           {.path = file.path(), .fqn = meta.fqn, .byte_range = ByteRange{at, at + 8}},
           "row of a patch",
-          "a number from " + std::to_string(least) + " to " + std::to_string(rows.num_rows - 1),
+          "a number of at least " + std::to_string(least) + " and below " +
+              std::to_string(rows.num_rows),
           std::to_string(numbers[i]), "damaged");
     }
     sink(numbers);

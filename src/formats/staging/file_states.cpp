@@ -17,16 +17,26 @@ bool is_folder_of_a_format(const std::string& name) {
       format_drivers(), [&](const FormatDriver* driver) { return driver->may_own_folder(name); });
 }
 
+bool is_same_time(const std::timespec& a, const std::timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 }  // namespace
+
+bool is_unchanged(const FileState& before, const FileState& after) {
+  return before.inode == after.inode && before.nbytes == after.nbytes &&
+         is_same_time(before.modified, after.modified) &&
+         (before.num_links != 1 || after.num_links != 1 ||
+          is_same_time(before.changed, after.changed));
+}
 
 FileStates file_states_at(const FileSystem& fs, const std::string& path) {
   FileStates states;
   const auto add = [&](const std::string& file) {
     struct stat status {};
     if (::lstat(file.c_str(), &status) == 0) {
-      // A new or removed hard link changes the ctime of a file, but not its bytes.
-      states[file] = {status.st_ino, status.st_size,
-                      status.st_nlink > 1 ? status.st_mtim : status.st_ctim};
+      states[file] = {status.st_ino, status.st_nlink, status.st_size, status.st_mtim,
+                      status.st_ctim};
     } else if (errno != ENOENT && errno != ENOTDIR) {
       tessera::detail::throw_system_error(errno, file, "stat");
     }
@@ -50,7 +60,7 @@ void require_file_states(const FileSystem& fs, const std::string& path, const Fi
   for (const auto& [file, state] : file_states_at(fs, path)) {
     const auto known = before.find(file);
     const bool is_new = known == before.end();
-    if ((!is_new && known->second == state) || (is_kept && is_kept(file))) continue;
+    if ((!is_new && is_unchanged(known->second, state)) || (is_kept && is_kept(file))) continue;
     throw Error(ErrorKind::already_exists, {.path = file},
                 std::string("destination: this file has ") + (is_new ? "appeared" : "changed") +
                     " since this run started, and would be removed with the replaced checkpoint "

@@ -12,18 +12,18 @@
 
 namespace tessera::formats {
 
-/// The inode, size and ctime of a file. If it has several hard links: its mtime, not its ctime. A
-/// program that changes or replaces the file changes at least one of them: it cannot set the ctime.
+/// What a program changes when it changes or replaces a file.
 struct FileState {
   ino_t inode = 0;
+  nlink_t num_links = 0;
   off_t nbytes = 0;
-  std::timespec changed{};
-
-  friend bool operator==(const FileState& a, const FileState& b) {
-    return a.inode == b.inode && a.nbytes == b.nbytes && a.changed.tv_sec == b.changed.tv_sec &&
-           a.changed.tv_nsec == b.changed.tv_nsec;
-  }
+  std::timespec modified{};  // mtime, which a program can set
+  std::timespec changed{};   // ctime, which no program can set, but each new or removed hard link
 };
+
+/// Whether two states of a file, seen one after the other, show no change of its bytes. Compares
+/// the ctime only if the file had one name both times.
+bool is_unchanged(const FileState& before, const FileState& after);
 
 /// Files by their paths.
 using FileStates = std::map<std::string, FileState>;
