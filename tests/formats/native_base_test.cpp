@@ -78,23 +78,6 @@ NativeWriteOptions with_base(const CheckpointReader& source, const std::string& 
   return options;
 }
 
-std::vector<Finding> findings_of(const std::string& path) {
-  std::vector<Finding> findings;
-  open_native(FileSystem::posix(), path)
-      ->verify([&](const Finding& finding) { findings.push_back(finding); }, {}, 1);
-  return findings;
-}
-
-void expect_holds(const std::string& path, const CheckpointReader& source) {
-  EXPECT_THAT(findings_of(path), IsEmpty());
-  const auto reader = open_native(FileSystem::posix(), path);
-  for (std::size_t t = 0; t < source.contents().tensors.size(); ++t) {
-    ASSERT_EQ(reader->contents().tensors[t].meta, source.contents().tensors[t].meta);
-    EXPECT_EQ(whole_tensor(*reader, t), whole_tensor(source, t))
-        << source.contents().tensors[t].meta.fqn;
-  }
-}
-
 std::uint32_t version_of(const std::string& path) {
   return static_cast<unsigned char>(read_all(path)[8]);
 }

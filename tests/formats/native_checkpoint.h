@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -111,6 +113,25 @@ inline MemoryCheckpoint small_checkpoint() {
   checkpoint.contents_for_change().units = {
       make_flat_unit("layers", DType::float32, {{"layers.0.weight", {4, 6}}})};
   return checkpoint;
+}
+
+/// Returns what `verify` finds in the native checkpoint at `path`.
+inline std::vector<formats::Finding> findings_of(const std::string& path) {
+  std::vector<formats::Finding> findings;
+  formats::open_native(FileSystem::posix(), path)
+      ->verify([&](const formats::Finding& finding) { findings.push_back(finding); }, {}, 1);
+  return findings;
+}
+
+/// Expects a sound checkpoint at `path` with the tensors of `source`.
+inline void expect_holds(const std::string& path, const formats::CheckpointReader& source) {
+  EXPECT_TRUE(findings_of(path).empty());
+  const auto reader = formats::open_native(FileSystem::posix(), path);
+  for (std::size_t t = 0; t < source.contents().tensors.size(); ++t) {
+    ASSERT_EQ(reader->contents().tensors[t].meta, source.contents().tensors[t].meta);
+    EXPECT_EQ(whole_tensor(*reader, t), whole_tensor(source, t))
+        << source.contents().tensors[t].meta.fqn;
+  }
 }
 
 }  // namespace tessera::test

@@ -1,22 +1,19 @@
 """--changed-rows and tessera.save(..., base=..., changed_rows=True): tables of which a checkpoint stores the changed rows."""
 
 import json
-import resource
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import h5py
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ckpt_tools import BIN, ROOT, listing, reshard, run, succeed, tensors_by_name
+from ckpt_tools import ROOT, listing, reshard, run, succeed, tensors_by_name
 from on_ranks import run_function
 from python_package import tessera
-from test_incremental import disk_nbytes
+from test_incremental import disk_nbytes, interrupt
 from torch.distributed.device_mesh import init_device_mesh
 
 try:
@@ -225,18 +222,7 @@ def test_an_interrupted_run_is_resumed(tmp_path, is_killed):
     assert encoding(whole, "table") == "patched"
     options = [tmp_path / "2.pt", tmp_path / "out", "--threads", 1, *more]
     partial = tmp_path / "out.partial"
-
-    def limit():
-        if not is_killed:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, 10 << 20))
-
-    process = subprocess.Popen([BIN / "ckpt-reshard", *map(str, options)], preexec_fn=limit, stderr=subprocess.PIPE)
-    while is_killed and process.poll() is None and not (partial / "rank-00000.h5").exists():
-        time.sleep(0.001)
-    if is_killed:
-        process.kill()
-    process.communicate()
-    assert process.returncode == (-signal.SIGKILL if is_killed else 4)
+    interrupt(options, partial, is_killed)
     assert not (tmp_path / "out").exists()
     if not is_killed:
         other = run("ckpt-reshard", *options[:-1], "--resume")

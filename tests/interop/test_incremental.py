@@ -121,16 +121,8 @@ def test_the_tools_say_what_is_shared(tmp_path):
     assert "shared" not in succeed("ckpt-inspect", "ls", write(tmp_path / "alone", 1))
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_an_interrupted_run_is_resumed_with_the_same_base(tmp_path, is_killed):
-    """The run is killed, or a limit on the file size (10 MB) stops it."""
-    frozen, trained = torch.randn(2 << 20), torch.randn(3_500_000)
-    torch.save({"frozen": frozen}, tmp_path / "f.pt")
-    torch.save({"frozen": frozen, "trained": trained}, tmp_path / "s.pt")
-    base = reshard(tmp_path / "f.pt", tmp_path / "base", "--to", "native")
-    whole = reshard(tmp_path / "s.pt", tmp_path / "whole", "--to", "native", "--base", base)
-    options = [tmp_path / "s.pt", tmp_path / "out", "--to", "native", "--threads", 1, "--base", base]
-    partial = tmp_path / "out.partial"
+def interrupt(options, partial, is_killed):
+    """Starts ckpt-reshard. Kills it once it has a rank file in `partial`, or lets a limit on the file size (10 MB) stop it."""
 
     def limit():
         if not is_killed:
@@ -143,6 +135,19 @@ def test_an_interrupted_run_is_resumed_with_the_same_base(tmp_path, is_killed):
         process.kill()
     process.communicate()
     assert process.returncode == (-signal.SIGKILL if is_killed else 4)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_interrupted_run_is_resumed_with_the_same_base(tmp_path, is_killed):
+    """The run is killed, or a limit on the file size (10 MB) stops it."""
+    frozen, trained = torch.randn(2 << 20), torch.randn(3_500_000)
+    torch.save({"frozen": frozen}, tmp_path / "f.pt")
+    torch.save({"frozen": frozen, "trained": trained}, tmp_path / "s.pt")
+    base = reshard(tmp_path / "f.pt", tmp_path / "base", "--to", "native")
+    whole = reshard(tmp_path / "s.pt", tmp_path / "whole", "--to", "native", "--base", base)
+    options = [tmp_path / "s.pt", tmp_path / "out", "--to", "native", "--threads", 1, "--base", base]
+    partial = tmp_path / "out.partial"
+    interrupt(options, partial, is_killed)
     assert any(file.name.startswith("base-") for file in partial.iterdir())
     assert not (tmp_path / "out").exists()
     if not is_killed:
