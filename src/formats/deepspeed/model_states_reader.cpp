@@ -152,8 +152,8 @@ std::set<std::string> ModelStatesReader::buffer_names() const {
   return names;
 }
 
-bool ModelStatesReader::is_partitioned() const {
-  return model().name().starts_with(kModelOfRankBegin);
+bool ModelStatesReader::is_partitioned(const File& model) {
+  return model.name().starts_with(kModelOfRankBegin);
 }
 
 /// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.

@@ -83,7 +83,8 @@ class ModelStatesReader : public EntryReader {
   void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
   /// Returns whether the parameters in the module have no elements, as in stage 3.
-  bool is_partitioned() const;
+  bool is_partitioned() const { return is_partitioned(model()); }
+  static bool is_partitioned(const File& model);
 
  private:
   /// A tensor that is put together has the place that its name has in the module. The optimizer's

@@ -117,7 +117,10 @@ class ParallelReader final : public ModelRanksReader {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].models = models[i];
       ranks_[i].model = models[i].front();
-      if (models[i].size() != 1 && models[i].size() != num_data) {
+      const bool is_complete = is_partitioned(*models[i].front())
+                                   ? models[i].size() == num_data
+                                   : models[i].size() == 1 || models[i].size() == num_data;
+      if (!is_complete) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
             std::to_string(num_data) + " files of model states, as many as of optimizer states",
