@@ -325,6 +325,15 @@ def test_a_configuration_of_a_rank_alone_is_there(tmp_path, classes_of_deepspeed
     assert sum(name.startswith("per_rank") for name in values) == 1
 
 
+def test_ranks_of_runs_with_different_stages_are_refused(tmp_path, classes_of_deepspeed):
+    """Shows F2, E3. The shapes, groups and steps of the runs are equal."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda state: state["ds_config"]["zero_optimization"].update(stage=2))
+    result = run("ckpt-reshard", copy, tmp_path / "moved.pt", "--to", "torch")
+    assert result.returncode == 3 and ("zero_pp_rank_1_mp_rank_00_optim_states.pt: ds_config.zero_optimization.stage: expected 1, as in "
+                                       "zero_pp_rank_0_mp_rank_00_optim_states.pt, found 2") in result.stderr, result.stderr
+
+
 def notes_of_move(source, destination):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
     return [note["rule"] + ": " + note["found"] for note in document["notes"]]
