@@ -545,6 +545,9 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
 @pytest.mark.parametrize("change, words", [
     (lambda zero: (zero / "up.weight" / "fp32.pt").unlink(), ("up.weight", "zero/up.weight/fp32.pt, found none")),
     (lambda zero: shutil.rmtree(zero / "scale"), ("scale", "zero/scale/fp32.pt, found none")),
+    (lambda zero: (zero / "up.weight" / "exp_avg.pt").unlink(), ("up.weight", "expected zero/up.weight/exp_avg.pt, as", "found none")),
+    (lambda zero: torch.save({"param": torch.ones(5, 11)}, zero / "up.weight" / "fp32.pt"),
+     ("up.weight", "expected a tensor of the shape in param_shapes, [11, 5], or of one dimension, found [5, 11]")),
     (lambda zero: torch.save({"param": torch.ones(54)}, zero / "up.weight" / "exp_avg.pt"),
      ("up.weight", "expected a tensor of 55 elements, for [11, 5], found [54]")),
     (lambda zero: (zero / "up.weight").rename(zero / "other"), ("up.weight",)),
@@ -552,7 +555,7 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
     (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
     (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
      ("mp_rank_01_model_states.pt", "saved as mp_rank_00_model_states.pt")),
-], ids=["weights", "parameter", "size", "name", "another", "optimizer", "tensor_parallel"])
+], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel"])
 def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
     """Shows F2, E7."""
     write_universal(VALID / "zero1", tmp_path / "universal")
