@@ -334,6 +334,24 @@ def test_ranks_of_runs_with_different_stages_are_refused(tmp_path, classes_of_de
                                        "zero_pp_rank_0_mp_rank_00_optim_states.pt, found 2") in result.stderr, result.stderr
 
 
+def test_an_optimizer_without_state_gets_state_without_items(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. PyTorch's SGD without momentum loads what becomes of it."""
+    def drop_state(state):
+        of_optimizer = state["optimizer_state_dict"]
+        of_optimizer.get("base_optimizer_state", of_optimizer.get("optimizer_state_dict"))["state"] = {}
+
+    for name in ("zero1", "zero3", "tensor_pipeline"):
+        copy = shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile)
+        for file in copy.glob("*/*_optim_states.pt"):
+            edit(file, drop_state)
+        expected = list(listing(VALID / name)["values"])
+        assert sorted(expected + ["optim.state"]) == sorted(listing(copy)["values"])
+        run_folder = reshard(copy, tmp_path / f"{name}.run", "--to", "deepspeed")
+        for source in (copy, run_folder):
+            optim = torch.load(reshard(source, tmp_path / "whole.pt", "--to", "torch", "--overwrite"), weights_only=True)["optim"]
+            assert optim["state"] == {} and optim["param_groups"][0]["params"]
+
+
 def notes_of_move(source, destination):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
     return [note["rule"] + ": " + note["found"] for note in document["notes"]]

@@ -208,6 +208,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   void add_groups_and_members() {
     Path groups = deepspeed::path_of_optimizer(partition_.stage);
     groups.emplace_back("param_groups");
+    add_state_without_items(*optimizer_.front(), groups);
     add_param_groups(*optimizer_.front(), groups,
                      [&](std::int64_t vector) { return names_in(vector); });
     add_members_beside_state(optimizer_, partition_.stage);
