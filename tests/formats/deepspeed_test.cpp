@@ -308,6 +308,23 @@ TEST_F(DeepSpeedFolderTest, TheModelOfARunWithAnotherConfigurationIsRefused) {
                           "mp_rank_00_model_states.pt, found 1"));
 }
 
+// Shows F2, E13. Each rank of stage 3 has model states with values of its own.
+TEST_F(DeepSpeedFolderTest, MissingModelStatesOfARankOfStage3AreNamed) {
+  for (const int last : {2, 1}) {
+    stdfs::remove_all(directory_ / "global_step2");
+    stdfs::copy(kValid + "zero3/global_step2", directory_ / "global_step2");
+    for (int rank = last; rank < 3; ++rank) {
+      stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +
+                                  "_mp_rank_00_model_states.pt"));
+    }
+    EXPECT_THAT([&] { open(directory_.path()); },
+                ThrowsError(ErrorKind::corruption,
+                            "global_step2: files of ranks: expected model states of ranks 0 to 2, "
+                            "found none of rank " +
+                                std::to_string(last)));
+  }
+}
+
 // Shows F2, E4.
 TEST_F(DeepSpeedFolderTest, ItsFilesAreThoseOfDeepSpeed) {
   write("global_step2/config.json", "{}");

@@ -693,6 +693,32 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
       {"weights",
        kFolder + ": up.weight: files of parameters: expected zero/up.weight/fp32.pt, found none",
        [&] { stdfs::remove(path(kZero + "/up.weight/fp32.pt")); }},
+      {"moment",
+       kFolder + ": scale: files of parameters: expected zero/scale/exp_avg.pt, as 'up.weight' of "
+                 "the same group has, found none",
+       [&] { stdfs::remove(path(kZero + "/scale/exp_avg.pt")); }},
+      {"step", "scale: files of parameters: expected zero/scale/step.pt, as 'up.weight' of",
+       [&] { stdfs::remove(path(kZero + "/scale/step.pt")); }},
+      {"all state", "scale: files of parameters: expected zero/scale/exp_avg.pt, as 'up.weight' of",
+       [&] {
+         for (const char* const kind : {"exp_avg", "exp_avg_sq", "step"}) {
+           stdfs::remove(path(kZero + "/scale/" + kind + ".pt"));
+         }
+       }},
+      {"model states",
+       kFolder + ": files of ranks: expected mp_rank_00_model_states.pt, which has the buffers and "
+                 "frozen parameters, found none",
+       [&] { stdfs::remove(path(kFolder + "/mp_rank_00_model_states.pt")); }},
+      {"transposed",
+       "up.weight: files of parameters: expected a tensor of the shape in param_shapes, "
+       "[2, 3], or of one dimension, found [3, 2]",
+       [&] {
+         put_value(kFolder + "/mp_rank_00_model_states.pt",
+                   Value::Dict{{"module", Value::Dict{}},
+                               {"param_shapes",
+                                Value::List{Value::Dict{{"scale", Value::Tuple{{}}},
+                                                        {"up.weight", Value::Tuple{{2, 3}}}}}}});
+       }},
       {"folder", "scale: files of parameters: expected zero/scale/fp32.pt, found none",
        [&] { stdfs::remove_all(path(kZero + "/scale")); }},
       {"size",
@@ -755,6 +781,59 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
     clear();
     write(trained());
   }
+}
+
+/// A member of what Tessera's writer adds, and what the message says if it has this value.
+struct DamagedMember {
+  const char* member;
+  Value value;
+  std::string message;
+};
+
+// Shows F2, E7.
+TEST_F(UniversalDamageTest, ADamagedMemberOfTesseraIsRefusedByName) {
+  const std::vector<DamagedMember> members{
+      {"order", Value::List{5, "nope"}, ".order: expected names, found 5"},
+      {"order", "all", ".order: expected a list of plain values, found 'all'"},
+      {"order", Value::List{"optim.state.scale.max"},
+       "scale: files of parameters: expected zero/scale/max.pt, which 'tessera' in "
+       "zero/optimizer_state.pt lists, found none"},
+      {"neutral", "all", ".neutral: expected a list of plain values, found 'all'"},
+      {"paths", "all", ".paths: expected a list of plain values, found 'all'"},
+      {"paths", Value::List{1.5}, ".paths: expected key paths, found 1.5"},
+      {"groups", Value::List{3}, ".groups: expected a list of names for each group, found 3"},
+      {"groups", Value::List{Value::List{3}}, ".groups: expected names, found 3"},
+      {"groups", Value::List{},
+       ".groups: expected names of group 0, which has fields, found names of 0 groups"},
+  };
+  const Value groups = Value::List{Value::Dict{{"lr", 0.5}, {"params", Value::List{0}}},
+                                   Value::Dict{{"params", Value::List{1}}}};
+  const auto with = [&](Value tessera) {
+    return Value::Dict{{"param_groups", groups}, {"tessera", std::move(tessera)}};
+  };
+  const Value names = Value::List{Value::List{"up.weight", "scale"}};
+  const auto put_members = [&](const Value& members_of_file) {
+    put_value(kZero + "/optimizer_state.pt", members_of_file);
+  };
+  put_members(with(Value::Dict{{"groups", names}}));
+  EXPECT_EQ(told(*open()).at("optim.param_groups.0.params"), "['up.weight', 'scale']");
+  for (const DamagedMember& damaged : members) {
+    SCOPED_TRACE(damaged.message);
+    Value::Dict tessera;
+    if (std::string_view(damaged.member) != "groups") tessera.emplace_back("groups", names);
+    tessera.emplace_back(damaged.member, damaged.value);
+    put_members(with(std::move(tessera)));
+    const bool is_of_state = damaged.message.starts_with("scale");
+    const std::string front = is_of_state ? kFolder + ": " : "optimizer_state.pt: tessera";
+    EXPECT_THAT([&] { open(); }, ThrowsError(ErrorKind::corruption, front + damaged.message));
+  }
+  put_members(with(Value::Dict{{"order", Value::List{}}}));
+  EXPECT_THAT([&] { open(); },
+              ThrowsError(ErrorKind::corruption,
+                          "tessera.groups: expected a list of names for each group, found none"));
+  put_members(with(3));
+  EXPECT_THAT([&] { open(); },
+              ThrowsError(ErrorKind::corruption, "tessera: expected a dict with items, found"));
 }
 
 // Shows E3. No code of a pickle runs, and objects of other classes are no tensors.

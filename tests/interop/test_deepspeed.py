@@ -325,6 +325,33 @@ def test_a_configuration_of_a_rank_alone_is_there(tmp_path, classes_of_deepspeed
     assert sum(name.startswith("per_rank") for name in values) == 1
 
 
+def test_ranks_of_runs_with_different_stages_are_refused(tmp_path, classes_of_deepspeed):
+    """Shows F2, E3. The shapes, groups and steps of the runs are equal."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt", lambda state: state["ds_config"]["zero_optimization"].update(stage=2))
+    result = run("ckpt-reshard", copy, tmp_path / "moved.pt", "--to", "torch")
+    assert result.returncode == 3 and ("zero_pp_rank_1_mp_rank_00_optim_states.pt: ds_config.zero_optimization.stage: expected 1, as in "
+                                       "zero_pp_rank_0_mp_rank_00_optim_states.pt, found 2") in result.stderr, result.stderr
+
+
+def test_an_optimizer_without_state_gets_state_without_items(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. PyTorch's SGD without momentum loads what becomes of it."""
+    def drop_state(state):
+        of_optimizer = state["optimizer_state_dict"]
+        of_optimizer.get("base_optimizer_state", of_optimizer.get("optimizer_state_dict"))["state"] = {}
+
+    for name in ("zero1", "zero3", "tensor_pipeline"):
+        copy = shutil.copytree(VALID / name, tmp_path / name, copy_function=shutil.copyfile)
+        for file in copy.glob("*/*_optim_states.pt"):
+            edit(file, drop_state)
+        expected = list(listing(VALID / name)["values"])
+        assert sorted(expected + ["optim.state"]) == sorted(listing(copy)["values"])
+        run_folder = reshard(copy, tmp_path / f"{name}.run", "--to", "deepspeed")
+        for source in (copy, run_folder):
+            optim = torch.load(reshard(source, tmp_path / "whole.pt", "--to", "torch", "--overwrite"), weights_only=True)["optim"]
+            assert optim["state"] == {} and optim["param_groups"][0]["params"]
+
+
 def notes_of_move(source, destination):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
     return [note["rule"] + ": " + note["found"] for note in document["notes"]]
@@ -536,6 +563,9 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
 @pytest.mark.parametrize("change, words", [
     (lambda zero: (zero / "up.weight" / "fp32.pt").unlink(), ("up.weight", "zero/up.weight/fp32.pt, found none")),
     (lambda zero: shutil.rmtree(zero / "scale"), ("scale", "zero/scale/fp32.pt, found none")),
+    (lambda zero: (zero / "up.weight" / "exp_avg.pt").unlink(), ("up.weight", "expected zero/up.weight/exp_avg.pt, as", "found none")),
+    (lambda zero: torch.save({"param": torch.ones(5, 11)}, zero / "up.weight" / "fp32.pt"),
+     ("up.weight", "expected a tensor of the shape in param_shapes, [11, 5], or of one dimension, found [5, 11]")),
     (lambda zero: torch.save({"param": torch.ones(54)}, zero / "up.weight" / "exp_avg.pt"),
      ("up.weight", "expected a tensor of 55 elements, for [11, 5], found [54]")),
     (lambda zero: (zero / "up.weight").rename(zero / "other"), ("up.weight",)),
@@ -543,7 +573,7 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
     (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
     (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
      ("mp_rank_01_model_states.pt", "saved as mp_rank_00_model_states.pt")),
-], ids=["weights", "parameter", "size", "name", "another", "optimizer", "tensor_parallel"])
+], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel"])
 def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
     """Shows F2, E7."""
     write_universal(VALID / "zero1", tmp_path / "universal")

@@ -235,6 +235,16 @@ def test_frozen_parameters_of_a_universal_checkpoint_are_joined(step_of):
     assert torch.equal(moved["frozen.o_proj.weight"], torch.tensor([[0.0, 0, 1, 1]] * 3))
 
 
+def test_missing_model_states_of_data_ranks_are_refused_in_a_universal_checkpoint(step_of):
+    """Shows F2, E7. ds_to_universal.py copies those of all data ranks of stage 3."""
+    step = step_of("universal_autotp_zero3").parent / "global_step2_universal"
+    for file in step.glob("zero_pp_rank_1_*"):
+        file.unlink()
+    process = run("ckpt-inspect", "ls", step)
+    assert process.returncode == 3 and ("files of ranks: expected model states of 2 ranks, as dp_world_size of zero_pp_rank_0_mp_rank_00_model_states.pt "
+                                        "says, found model states of 1") in process.stderr, process.stderr
+
+
 def test_a_universal_checkpoint_needs_no_rules_but_for_frozen_parts(step_of):
     """Shows F2, E3. Trained parameters of a universal checkpoint are whole."""
     step = step_of("universal_autotp").parent / "global_step2_universal"

@@ -205,6 +205,16 @@ void require_zero_alone(const std::vector<std::string>& names, const std::string
   }
 }
 
+void refuse_other_ranks(const std::string& directory, std::size_t num_models,
+                        std::size_t num_optimizers) {
+  const std::string what = num_models < num_optimizers ? "model states" : "optimizer states";
+  throw Error::expected(
+      ErrorKind::corruption, {.path = directory}, "files of ranks",
+      what + " of ranks 0 to " + std::to_string(std::max(num_models, num_optimizers) - 1),
+      "none of rank " + std::to_string(std::min(num_models, num_optimizers)),
+      "not copied from its host?");
+}
+
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory) {
   require_zero_alone(names, directory);
   FileNames files;

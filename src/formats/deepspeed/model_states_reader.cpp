@@ -152,8 +152,8 @@ std::set<std::string> ModelStatesReader::buffer_names() const {
   return names;
 }
 
-bool ModelStatesReader::is_partitioned() const {
-  return model().name().starts_with(kModelOfRankBegin);
+bool ModelStatesReader::is_partitioned(const File& model) {
+  return model.name().starts_with(kModelOfRankBegin);
 }
 
 /// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.
@@ -267,6 +267,7 @@ void ModelStatesReader::add_members_of_optimizer(const std::vector<const File*>&
 void ModelStatesReader::add_state_entry(const std::string& fqn, const Path& name, const File& file,
                                         const Entry& entry, int rank,
                                         const std::function<void(const Path& target)>& add_parts) {
+  has_state_ = true;
   Path target{"optim", "state", fqn};
   target.insert(target.end(), name.begin(), name.end());
   if (name == Path{"step"}) {
@@ -276,6 +277,11 @@ void ModelStatesReader::add_state_entry(const std::string& fqn, const Path& name
   } else {
     add_parts(target);
   }
+}
+
+void ModelStatesReader::add_state_without_items(const File& file, const Path& path) {
+  if (has_state_ || file.below(path).empty()) return;
+  add_value({std::string("optim"), std::string("state")}, Value(Value::Dict()));
 }
 
 void ModelStatesReader::add_param_groups(

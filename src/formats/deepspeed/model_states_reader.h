@@ -83,7 +83,11 @@ class ModelStatesReader : public EntryReader {
   void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
   /// Returns whether the parameters in the module have no elements, as in stage 3.
-  bool is_partitioned() const;
+  bool is_partitioned() const { return is_partitioned(model()); }
+  static bool is_partitioned(const File& model);
+  /// Adds `optim.state` without items if the optimizer has groups at `path` in the file, and no
+  /// state was added: SGD without momentum has none. PyTorch's optimizers look for this key.
+  void add_state_without_items(const File& file, const Path& path);
 
  private:
   /// A tensor that is put together has the place that its name has in the module. The optimizer's
@@ -97,6 +101,7 @@ class ModelStatesReader : public EntryReader {
   bool is_same_tensor(const File& other, const Path& path) const;
 
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
+  bool has_state_ = false;           // whether state of a parameter was added
   std::map<std::string, std::uint32_t> places_in_module_;  // in the order of keys, by name
 };
 

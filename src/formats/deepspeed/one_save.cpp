@@ -134,6 +134,14 @@ void require_world_sizes(const std::string& folder, const File& model, std::size
                         "not copied from all hosts?");
 }
 
+/// Checks that both ranks' configurations have the same stage of ZeRO. Other numbers may differ.
+void require_equal_stage(const File& first, const File& other) {
+  const Path path{"ds_config", "zero_optimization", "stage"};
+  const auto expected = first.value_at(path);
+  const auto found = other.value_at(path);
+  if (expected && found && *expected != *found) require_equal(first, other, path);
+}
+
 void require_no_experts(const File& optimizer) {
   if (optimizer.below({"optimizer_state_dict", "ds_zero_partition_groups"}).empty()) return;
   throw Error::expected(ErrorKind::unsupported, {.path = optimizer.reader().path()}, "parallelism",
@@ -162,6 +170,7 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
     require_equal(first_model, *file, {"ds_version"});
     require_state_of_vectors(*file, stage);
     if (file == &first) continue;
+    require_equal_stage(first, *file);
     require_equal_below(first, *file, groups);
     require_equal_scalars(first, *file, path_of_state(first, stage));
     require_no_further_state(first, *file, path_of_state(first, stage));
@@ -179,6 +188,7 @@ void require_one_save(const File& first_model, const File& first_optimizer, cons
   require_equal(first_model, model, {"ds_version"});
   require_equal(first_model, model, {"global_steps"});
   require_equal_below(first_model, model, {"checkpoint_parallel_dimensions"});
+  require_equal_stage(first_optimizer, optimizer);
   Path groups = path_of_optimizer(stage);
   groups.emplace_back("param_groups");
   require_equal_below(first_optimizer, optimizer, groups);

@@ -117,7 +117,10 @@ class ParallelReader final : public ModelRanksReader {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       ranks_[i].models = models[i];
       ranks_[i].model = models[i].front();
-      if (models[i].size() != 1 && models[i].size() != num_data) {
+      const bool is_complete = is_partitioned(*models[i].front())
+                                   ? models[i].size() == num_data
+                                   : models[i].size() == 1 || models[i].size() == num_data;
+      if (!is_complete) {
         throw Error::expected(
             ErrorKind::corruption, {.path = folder()}, "files of ranks",
             std::to_string(num_data) + " files of model states, as many as of optimizer states",
@@ -247,6 +250,7 @@ class ParallelReader final : public ModelRanksReader {
       if (error.kind() != ErrorKind::unsupported) throw;
       add_refused(text_keys({"model", whole.fqn}), error);
       add_refused(text_keys({"optim", "state", whole.fqn}), error);
+      has_refused_ = true;
       return;
     }
     add_joined(whole, {"model", whole.fqn}, [&](const ModelRank& rank, const Slice& slice) {
@@ -341,6 +345,7 @@ class ParallelReader final : public ModelRanksReader {
   void add_groups() {
     Path groups = path_of_optimizer(at(0, 0).partition.stage);
     groups.emplace_back("param_groups");
+    if (!has_refused_) add_state_without_items(*at(0, 0).optimizer.front(), groups);
     add_param_groups(*at(0, 0).optimizer.front(), groups, [&](std::int64_t vector) {
       std::vector<std::string> names;
       for (const Whole& whole : wholes_) {
@@ -503,6 +508,7 @@ class ParallelReader final : public ModelRanksReader {
   std::map<std::string, std::size_t> whole_of_;  // by name, in wholes_
   /// By fqn, for tensors that are read as the mean of the tensor ranks' parts: the parts of each
   /// tensor rank.
+  bool has_refused_ = false;  // whether a parameter's state is listed as a value that is refused
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
   Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};

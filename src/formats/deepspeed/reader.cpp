@@ -129,7 +129,11 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   void open_files(const deepspeed::FileNames& names) {
     open_model_states(names.model);
     for (const std::string& name : names.optimizer) optimizer_.push_back(&open_file(name));
-    if (models().size() == 1 || models().size() == optimizer_.size()) return;
+    if (models().size() == optimizer_.size()) return;
+    if (is_partitioned()) {
+      deepspeed::refuse_other_ranks(folder(), models().size(), optimizer_.size());
+    }
+    if (models().size() == 1) return;
     throw Error::expected(
         ErrorKind::corruption, {.path = folder()}, "files of ranks",
         "model states of rank 0, or of all " + std::to_string(optimizer_.size()) + " ranks",
@@ -204,6 +208,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   void add_groups_and_members() {
     Path groups = deepspeed::path_of_optimizer(partition_.stage);
     groups.emplace_back("param_groups");
+    add_state_without_items(*optimizer_.front(), groups);
     add_param_groups(*optimizer_.front(), groups,
                      [&](std::int64_t vector) { return names_in(vector); });
     add_members_beside_state(optimizer_, partition_.stage);

@@ -1,6 +1,7 @@
 #include "formats/deepspeed/universal.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
@@ -53,45 +54,77 @@ struct Added {
   }
 };
 
-std::vector<std::string> texts_in(const Value& value) {
-  std::vector<std::string> texts;
-  const auto* const list = value.get_if<Value::List>();
-  for (const Value& item : list == nullptr ? Value::List() : *list) {
-    if (const auto* const text = item.get_if<std::string>()) texts.push_back(*text);
+/// Throws Error(corruption) about a member of what Tessera added.
+[[noreturn]] void refuse_added(const File& optimizer, std::string_view member,
+                               const std::string& expected, const std::string& found) {
+  std::string name(kTessera);
+  if (!member.empty()) name += "." + std::string(member);
+  throw Error::expected(ErrorKind::corruption, {.path = optimizer.reader().path()}, name, expected,
+                        found, "was the file changed after Tessera wrote it?");
+}
+
+/// Returns the items of a member; nothing if the file does not have it.
+std::optional<Value::List> read_list(const File& optimizer, std::string_view member) {
+  const Path path{std::string(kTessera), std::string(member)};
+  if (optimizer.find(path) == nullptr && optimizer.below(path).empty()) return std::nullopt;
+  const auto value = optimizer.value_at(path);
+  const auto* const list = value ? value->get_if<Value::List>() : nullptr;
+  if (list != nullptr) return *list;
+  refuse_added(optimizer, member, "a list of plain values",
+               value ? value_to_string(*value) : "an object of another class");
+}
+
+/// Returns the names in a list of the member.
+std::vector<std::string> read_names(const File& optimizer, std::string_view member,
+                                    const Value::List& list) {
+  std::vector<std::string> names;
+  for (const Value& item : list) {
+    const auto* const name = item.get_if<std::string>();
+    if (name == nullptr) refuse_added(optimizer, member, "names", value_to_string(item));
+    names.push_back(*name);
   }
-  return texts;
+  return names;
 }
 
 /// Returns the key paths that a member lists.
 std::vector<KeyPath> read_key_paths(const File& optimizer, std::string_view member) {
   std::vector<KeyPath> paths;
-  const auto value = optimizer.value_at({std::string(kTessera), std::string(member)});
-  const auto* const items = value ? value->get_if<Value::List>() : nullptr;
-  for (const Value& item : items == nullptr ? Value::List() : *items) {
+  for (const Value& item : read_list(optimizer, member).value_or(Value::List())) {
     auto path = key_path_from_value(item);
     if (!path || path->empty()) {
-      refuse(optimizer, {}, std::string(kTessera) + "." + std::string(member), "key paths",
-             value_to_string(item));
+      refuse_added(optimizer, member, "key paths", value_to_string(item));
     }
     paths.push_back(std::move(*path));
   }
   return paths;
 }
 
+bool is_by_tessera(const File& optimizer) {
+  const Path path{std::string(kTessera)};
+  return optimizer.find(path) != nullptr || !optimizer.below(path).empty();
+}
+
 Added read_added(const File& optimizer) {
   Added added;
-  const std::string member(kTessera);
-  const auto groups = optimizer.value_at({member, std::string(kGroups)});
-  if (const auto* const list = groups ? groups->get_if<Value::List>() : nullptr) {
-    added.groups.emplace();
-    for (const Value& group : *list) added.groups->push_back(texts_in(group));
+  if (!is_by_tessera(optimizer)) return added;
+  if (optimizer.find({std::string(kTessera)}) != nullptr) {
+    refuse_added(optimizer, {}, "a dict with items", "another value");
   }
-  if (const auto neutral = optimizer.value_at({member, std::string(kNeutral)})) {
-    for (std::string& name : texts_in(*neutral)) added.neutral.insert(std::move(name));
+  const auto groups = read_list(optimizer, kGroups);
+  if (!groups) refuse_added(optimizer, kGroups, "a list of names for each group", "none");
+  added.groups.emplace();
+  for (const Value& group : *groups) {
+    const auto* const names = group.get_if<Value::List>();
+    if (names == nullptr) {
+      refuse_added(optimizer, kGroups, "a list of names for each group", value_to_string(group));
+    }
+    added.groups->push_back(read_names(optimizer, kGroups, *names));
   }
-  if (const auto order = optimizer.value_at({member, std::string(kOrder)})) {
-    added.order = texts_in(*order);
-  }
+  const auto names_in = [&](std::string_view member) {
+    return read_names(optimizer, member, read_list(optimizer, member).value_or(Value::List()));
+  };
+  for (std::string& name : names_in(kNeutral)) added.neutral.insert(std::move(name));
+  added.order = names_in(kOrder);
   added.paths = read_key_paths(optimizer, kPaths);
   added.empty_dicts = read_key_paths(optimizer, kEmptyDicts);
   added.empty_lists = read_key_paths(optimizer, kEmptyLists);
@@ -114,7 +147,9 @@ class UniversalReader final : public ModelRanksReader {
     set_world_size(models().size());
     optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
     added_ = read_added(*optimizer_);
+    if (!has_model_ranks) require_model_states();
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
+    require_state_of_groups();
     require_no_others();
     add_groups_and_members();
     for (const KeyPath& keys : added_.empty_dicts) add_value(keys, Value(Value::Dict()));
@@ -136,6 +171,7 @@ class UniversalReader final : public ModelRanksReader {
     note_other_values_of_stage3();
     finish();
     set_key_paths(added_.paths);
+    require_listed_state();
     if (!added_.order.empty()) {
       set_order(added_.order);
     } else if (added_.groups) {
@@ -170,6 +206,9 @@ class UniversalReader final : public ModelRanksReader {
     const auto num_data = models.front()->number_at({"dp_world_size"}).value_or(1);
     const bool is_usual = num_data > 0 && num_data <= kMaxNumData;
     const bool has_rules = !CutRules(fs_, folder(), *models.front()).empty();
+    if (is_partitioned(*models.front())) {
+      require_data_ranks(*models.front(), of_data_ranks.front().size());
+    }
     std::size_t data_ranks = of_data_ranks.front().size();
     if (data_ranks == 1 && is_usual) data_ranks = static_cast<std::size_t>(num_data);
     set_model_ranks(of_data_ranks, num_tensor, data_ranks);
@@ -244,6 +283,31 @@ class UniversalReader final : public ModelRanksReader {
 
   // --- files
 
+  /// Throws if ZeRO stage 3 saved model states of more or fewer data ranks than there are files.
+  void require_data_ranks(const File& model, std::size_t num_files) const {
+    const auto recorded = model.number_at({"dp_world_size"});
+    if (!recorded || *recorded == static_cast<std::int64_t>(num_files)) return;
+    throw Error::expected(ErrorKind::corruption, {.path = folder()}, "files of ranks",
+                          "model states of " + std::to_string(*recorded) +
+                              " ranks, as dp_world_size of " + model.name() + " says",
+                          "model states of " + std::to_string(num_files),
+                          "not copied from all hosts?");
+  }
+
+  /// Throws if a file of model states is missing. DeepSpeed's script copies one file of stage 1
+  /// or 2, or those of all ranks of stage 3. Tessera's writer makes a file for the names of
+  /// stage 3, too, which has only the values.
+  void require_model_states() const {
+    if (!is_partitioned(model())) return;
+    if (is_by_tessera(*optimizer_)) {
+      throw Error::expected(
+          ErrorKind::corruption, {.path = folder()}, "files of ranks",
+          std::string(kModelStates) + ", which has the buffers and frozen parameters", "none",
+          "not copied whole?");
+    }
+    require_data_ranks(model(), models().size());
+  }
+
   /// Opens the file at `path` in the folder. A link is followed only within the folder.
   const File& open_member(const std::string& path) {
     if (fs_.kind_of(join_path(folder(), path))) require_contained(fs_, folder(), path);
@@ -270,6 +334,7 @@ class UniversalReader final : public ModelRanksReader {
         const std::string kind = name.substr(0, name.size() - kSuffix.size());
         if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
         add_file(parameter, kind, join_path(within, name));
+        if (kind != kWeights) kinds_[parameter.fqn].insert(kind);
         has_step = has_step || kind == "step";
       }
     }
@@ -280,6 +345,50 @@ class UniversalReader final : public ModelRanksReader {
                             "not copied whole?");
     }
     if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
+  }
+
+  /// Throws if a parameter lacks a kind of state that another parameter of its group has. The
+  /// optimizer keeps the state of a whole group, so all of its parameters have the same kinds. A
+  /// parameter without elements has no state.
+  void require_state_of_groups() {
+    std::map<std::string, std::map<std::string, const Parameter*>> first_of;  // group, kind
+    for (const Parameter& parameter : parameters_) {
+      for (const std::string& kind : kinds_[parameter.fqn]) {
+        first_of[parameter.vector].emplace(kind, &parameter);
+      }
+    }
+    for (const Parameter& parameter : parameters_) {
+      for (const auto& [kind, first] : first_of[parameter.vector]) {
+        if (kinds_[parameter.fqn].contains(kind) || numel_of(parameter.shape) == 0) continue;
+        refuse_missing_state(parameter.fqn, kind,
+                             "as '" + printable(first->fqn) + "' of the same group has");
+      }
+    }
+  }
+
+  /// Throws if state that Tessera's writer listed in the order of entries is missing.
+  void require_listed_state() const {
+    constexpr std::string_view kOfState = "optim.state.";
+    std::set<std::string_view> names;
+    for (const TensorEntry& tensor : contents().tensors) names.insert(tensor.meta.fqn);
+    for (const Alias& alias : contents().aliases) names.insert(alias.fqn);
+    for (const ValueEntry& value : contents().values) names.insert(value.name);
+    for (const std::string& name : added_.order) {
+      const std::size_t dot = name.rfind('.');
+      const bool is_state = name.starts_with(kOfState) && dot >= kOfState.size();
+      if (!is_state || names.contains(name)) continue;
+      refuse_missing_state(
+          name.substr(kOfState.size(), dot - kOfState.size()), name.substr(dot + 1),
+          "which '" + std::string(kTessera) + "' in " + optimizer_->name() + " lists");
+    }
+  }
+
+  [[noreturn]] void refuse_missing_state(const std::string& fqn, const std::string& kind,
+                                         const std::string& reason) const {
+    const std::string file = fqn + "/" + kind + std::string(kSuffix);
+    throw Error::expected(
+        ErrorKind::corruption, {.path = folder(), .fqn = fqn}, "files of parameters",
+        join_path(std::string(kZero), file) + ", " + reason, "none", "not copied whole?");
   }
 
   void add_file(const Parameter& parameter, const std::string& kind, const std::string& path) {
@@ -305,6 +414,14 @@ class UniversalReader final : public ModelRanksReader {
              "a tensor of " + std::to_string(numel) + " elements, for " +
                  shape_to_string(parameter.shape),
              is_tensor ? shape_to_string(file.tensor(*entry).shape) : "none");
+    }
+    // DeepSpeed's script makes flat tensors of the parameters of stage 3.
+    const Shape& shape = file.tensor(*entry).shape;
+    if (shape != parameter.shape && shape.size() != 1) {
+      refuse(file, parameter.fqn, "files of parameters",
+             "a tensor of the shape in param_shapes, " + shape_to_string(parameter.shape) +
+                 ", or of one dimension",
+             shape_to_string(shape));
     }
     const bool is_weight = kind == kWeights;
     Tensor tensor = named(is_weight ? text_keys({"model", parameter.fqn})
@@ -388,13 +505,26 @@ class UniversalReader final : public ModelRanksReader {
     std::optional<std::size_t> num_groups;
     if (added_.groups) num_groups = added_.groups->size();
     const bool has_groups = !optimizer_->below({kParamGroups}).empty();
+    const Path path = has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups};
+    if (num_groups) require_names_of_groups(path, *num_groups);
     add_param_groups(
-        *optimizer_, has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups},
-        [&](std::int64_t vector) { return names_in(vector); }, num_groups);
+        *optimizer_, path, [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
     used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
     add_members_of_optimizer({optimizer_}, {},
                              [&](const Entry& entry) { return used.contains(entry.path.front()); });
+  }
+
+  /// Throws if a group behind the first `num_groups` has fields. Tessera's writer gives none to the
+  /// groups that it adds.
+  void require_names_of_groups(const Path& path, std::size_t num_groups) const {
+    for (const Entry* const entry : optimizer_->below(path)) {
+      const std::string& group = entry->path[path.size()];
+      const bool is_added = entry->path.back() == "params";
+      if (is_added || std::strtoull(group.c_str(), nullptr, 10) < num_groups) continue;
+      refuse_added(*optimizer_, kGroups, "names of group " + group + ", which has fields",
+                   "names of " + std::to_string(num_groups) + " groups");
+    }
   }
 
   /// Returns the names of the parameters that a group lists as the number `vector`.
@@ -415,8 +545,9 @@ class UniversalReader final : public ModelRanksReader {
   static constexpr std::int64_t kMaxNumData = 65536;
 
   const FileSystem& fs_;
-  std::vector<Parameter> parameters_;    // each with the shape of the whole tensor
-  std::map<std::string, DType> dtypes_;  // of the weights, by name
+  std::vector<Parameter> parameters_;                   // each with the shape of the whole tensor
+  std::map<std::string, DType> dtypes_;                 // of the weights, by name
+  std::map<std::string, std::set<std::string>> kinds_;  // of state, by name of the parameter
   std::vector<std::string> members_left_;
   const File* optimizer_ = nullptr;
   Added added_;
