@@ -8,9 +8,4 @@ std::vector<const FormatDriver*> built_in_drivers() {
           &deepspeed_driver(),   &megatron_driver(), &torch_zip_driver()};
 }
 
-std::vector<const FormatWriter*> built_in_writers() {
-  return {&native_writer(),    &dcp_writer(),        &safetensors_writer(), &torch_zip_writer(),
-          &deepspeed_writer(), &rank_files_writer(), &megatron_writer()};
-}
-
 }  // namespace tessera::formats

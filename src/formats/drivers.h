@@ -11,10 +11,9 @@ namespace tessera::formats {
 /// asked whether a checkpoint is theirs. Formats that have a marker file in the directory come
 /// before formats that are recognized only by file names.
 std::vector<const FormatDriver*> built_in_drivers();
-/// Returns the writers of the formats that can be written.
-std::vector<const FormatWriter*> built_in_writers();
 
-// Each of these functions is defined in the folder of its format.
+// Each of these functions is defined in the folder of its format. The list of writers is in
+// format_writer.cpp, so that a program that only reads links no writer, and no HDF5.
 
 const FormatDriver& native_driver();
 const FormatDriver& dcp_driver();

@@ -8,7 +8,9 @@ namespace tessera::formats {
 namespace {
 
 std::vector<const FormatWriter*>& registered() {
-  static std::vector<const FormatWriter*> writers = built_in_writers();
+  static std::vector<const FormatWriter*> writers{
+      &native_writer(),    &dcp_writer(),        &safetensors_writer(), &torch_zip_writer(),
+      &deepspeed_writer(), &rank_files_writer(), &megatron_writer()};
   return writers;
 }
 
