@@ -114,6 +114,7 @@ class UniversalReader final : public ModelRanksReader {
     set_world_size(models().size());
     optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
     added_ = read_added(*optimizer_);
+    if (added_.groups) set_written_by_tessera();
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
     require_no_others();
     add_groups_and_members();
