@@ -23,12 +23,12 @@ struct NumberedName {
 /// or is followed by `-of-3`. If a name has several such numbers, returns the last one.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
-/// Returns which part of a checkpoint the file at `path` is, if files beside it have names that
-/// differ only in the number. Otherwise looks at the name of its folder, and the folders beside
-/// that. A `consolidated.01.pth` is a part even without other files. Returns nothing if no names
-/// differ only in the number, or if the numbers cannot be numbers of ranks or parts: these are
-/// padded with zeros, or have no gap from 0 or 1 on. (The numbers in
-/// `lora_rank_8.pt` and `lora_rank_16.pt` are not.)
+/// Returns which part of a checkpoint the file at `path` is. It is a part if the names of files
+/// beside it differ from its name only in the number. If none does, looks in the same way at the
+/// name of its folder and at the folders beside that. A `consolidated.01.pth` is a part even
+/// without other files. The numbers of parts are padded with zeros, or are 0, 1, 2, … or 1, 2, 3, …
+/// without a gap. Returns nothing for other numbers, as in `lora_rank_8.pt` and `lora_rank_16.pt`,
+/// and if the file is no part.
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

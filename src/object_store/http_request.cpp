@@ -20,6 +20,7 @@
 namespace tessera::object_store {
 namespace {
 
+// Limits of time and of attempts: HttpRequest and RetryPolicy in http_request.h.
 constexpr std::size_t kMaxErrorBodyNbytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxHeaderNbytes = std::size_t{64} << 10;
 constexpr long kConnectTimeoutSeconds = 10;

@@ -4,6 +4,8 @@
 
 namespace tessera::object_store {
 
+// How many parts are uploaded at the same time: UploadLimits in upload_workers.h.
+
 UploadWorkers::~UploadWorkers() {
   {
     const std::scoped_lock lock(mutex_);

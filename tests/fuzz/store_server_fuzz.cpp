@@ -26,9 +26,10 @@ using namespace tessera;
 
 constexpr std::string_view kSeparator = "\n====\n";
 
-/// A proxy for all servers, on this machine. It answers the n-th request with the n-th part of an
-/// input, each `<status>\n{<header>\n}\n<body>`, and all later ones with status 404. An answer
-/// whose headers state no length gets the right length, and the connection can then be used again.
+/// A proxy on this machine that answers the requests to all servers. kSeparator divides an input
+/// into answers, each `<status>\n{<header>\n}\n<body>`. The n-th request gets the n-th answer, and
+/// requests after the last answer get status 404. If the headers of an answer state no length, the
+/// proxy adds the right length, and keeps the connection open.
 class Proxy {
  public:
   Proxy() : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {

@@ -126,6 +126,48 @@ def test_two_entries_of_one_name_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def of_client_state(folder, **members):
+    """Copies a checkpoint of ZeRO 1 and adds what the trainer saved."""
+    copy = shutil.copytree(VALID / "zero1", folder, copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state.update(members))
+    return copy
+
+
+@pytest.mark.parametrize("members", [
+    {"deepspeed": {"foo": 1, "global_steps": 99}}, {"deepspeed": {}}, {"deepspeed": 5}, {"deepspeed": []}, {"optim": {}}, {"optim": 3},
+    {"optim": {"foo": 1}}, {"model": None}, {"model": {"up.weight": 3}}, {"per_rank": [1, 2]}, {"per_rank": {"0": {"epoch": 99}}, "epoch": 4},
+    {"deepspeed": {"global_steps": 99}, "client_state": 7}, {"deepspeed": {"global_steps": 99}, "per_rank": {"0": {"a": 5}}}], ids=str)
+def test_client_state_that_clashes_is_told_apart(members, tmp_path, classes_of_deepspeed):
+    """Shows A2, F2. It is read as `client_state.<member>`, and a note says so. No other value changes."""
+    run_ = of_client_state(tmp_path / "run", **members)
+    assert "client_state: expected members with other names" in succeed("ckpt-inspect", "verify", run_)
+    state = load(reshard(run_, tmp_path / "run.pt"))
+    expected = load(reshard(VALID / "zero1", tmp_path / "without.pt"))
+    key = "client_state2" if "client_state" in members else "client_state"
+    clashing = {name: value for name, value in members.items() if name in ("deepspeed", "optim", "model", "per_rank")}
+    assert state.pop(key) == clashing
+    others = {name: value for name, value in members.items() if name not in clashing}
+    assert str(state) == str({name: state[name] for name in state if name in expected or name in others})
+    for name, value in (expected | others).items():
+        assert str(state[name]) == str(value), name
+    reshard(run_, tmp_path / "ranks", "--to", "rank_files", "--world-size", "3")
+    of_ranks, again = (load(reshard(source, tmp_path / f"{source.name}-again.pt")) for source in (tmp_path / "ranks", run_))
+    assert sorted(map(str, flatten(of_ranks))) == sorted(map(str, flatten(again)))
+    reshard(run_, tmp_path / "universal", "--to", "deepspeed")
+    back = load(reshard(tmp_path / "universal", tmp_path / "back.pt"))
+    assert back.pop(key) == clashing and str(back) == str(state)
+    saved = torch.load(next((tmp_path / "universal").glob("*/mp_rank_00_model_states.pt")), weights_only=False)
+    if key == "client_state":
+        assert saved.get(key, {}) | {name: saved[name] for name in clashing if name in saved} == clashing
+        assert set(saved.get(key, {})) <= {"per_rank"}
+    succeed("ckpt-reshard", run_, tmp_path / "left.pt", "--quiet", "--only", "!" + key)
+    assert key not in load(tmp_path / "left.pt")
+
+
 def test_names_of_a_model_without_its_key_are_told(tmp_path):
     """Shows A2, F2. DeepSpeed's files have a module, so a bare state dict gets the names of one."""
     torch.save({"w": torch.ones(2), "b": torch.ones(2), "epoch": 3}, tmp_path / "bare.pt")

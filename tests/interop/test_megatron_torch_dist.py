@@ -174,6 +174,21 @@ def test_verify_finds_damage_beside_the_tensors(tmp_path, damage, found):
     assert sorted(part.returncode for part in parts) == [0, 0, 1]
 
 
+class Hostile:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit",))
+
+
+def test_verify_notes_foreign_names_of_common(tmp_path):
+    """Shows F3. Megatron's own classes get no note: `args` is an argparse.Namespace in each of its files."""
+    folder = shutil.copytree(WRITTEN / "llama", tmp_path / "run", copy_function=shutil.copyfile)
+    assert succeed("ckpt-inspect", "verify", folder).startswith("sound:")
+    common = torch.load(folder / "common.pt", weights_only=False)
+    torch.save(common | {"other": Hostile()}, folder / "common.pt")
+    verified = succeed("ckpt-inspect", "verify", folder)
+    assert "common.pt: foreign: expected only classes" in verified and "argparse.Namespace, builtins.exec; nothing was executed" in verified, verified
+
+
 def test_a_dry_run_refuses_steps_that_differ(tmp_path):
     """Shows F3. Megatron's format has one number of steps for all parameters."""
     weights = {f"decoder.layers.{i}.mlp.linear_fc2.weight": torch.randn(4, 4) for i in range(2)}

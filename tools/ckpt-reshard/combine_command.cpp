@@ -114,7 +114,8 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   for (const std::string& text : options.linear) add(parse_linear(text));
   for (const std::string& path : options.subtracted) add({path, {.weight = -1.0}});
   if (formula.sources.empty()) {
-    throw UsageError("combine: one of --linear, --base, --average and --ema is missing", kHelp);
+    throw UsageError("combine: expected --linear, --base, --average or --ema, found none of them",
+                     kHelp);
   }
   if (!options.normalizes) return formula;
   // A sum below this share of its terms counts as 0: 0.1 + 0.2 - 0.3 is 0, but rounding leaves a

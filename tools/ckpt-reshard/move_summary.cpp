@@ -193,8 +193,11 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
       return words("dict gets its keys in the order of names",
                    "dicts get their keys in the order of names");
     case Change::nested_keys:
-      return words("outermost key such as 'model.w' becomes a key in a dict",
-                   "outermost keys such as 'model.w' become keys in a dict");
+      return words(
+          "outermost key that begins with 'model.', 'optim.' or 'extra_state.' becomes a key in a "
+          "dict",
+          "outermost keys that begin with 'model.', 'optim.' or 'extra_state.' become keys in a "
+          "dict");
     case Change::model_names:
       return words("tensor gets 'model.' before its name",
                    "tensors get 'model.' before their names");

@@ -149,6 +149,16 @@ void parse_arguments(CLI::App& app, std::vector<std::string> arguments,
   }
 }
 
+/// Returns the message about an argument that is missing. If the command takes several arguments of
+/// one name, as `merge SRC SRC DST` does, the message says how many it needs.
+std::string missing_argument(const Command& command, const std::string& name,
+                             std::size_t num_found) {
+  const std::vector<Command::Argument>& all = command.arguments();
+  if (all.size() < 3 || all[0].name != all[1].name) return name + " is missing";
+  return "expected at least two " + all[0].name + " and " + all.back().name + ", found " +
+         counted(num_found, "argument");
+}
+
 /// Assigns each word of `positionals` to an argument of the command. An argument that takes any
 /// number of values gets all words that the other arguments do not need.
 void assign_positionals(const Command& command, const std::vector<std::string>& positionals,
@@ -162,7 +172,7 @@ void assign_positionals(const Command& command, const std::vector<std::string>& 
         argument.many->push_back(positionals[next]);
       }
     } else if (next == positionals.size()) {
-      throw UsageError(argument.name + " is missing", help_command);
+      throw UsageError(missing_argument(command, argument.name, positionals.size()), help_command);
     } else {
       *argument.one = positionals[next++];
     }

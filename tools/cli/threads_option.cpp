@@ -11,6 +11,7 @@ void add_threads_option(Command& command, int& num_threads) {
 }
 
 int checked_num_threads(int num_threads, const std::string& help_command) {
+  // One per core, at most 16: src/base/parallel.cpp. 16 with URLs: src/object_store/files.cpp.
   if (num_threads == kDefaultThreads) return object_store::default_num_threads();
   if (num_threads >= 1) return num_threads;
   throw UsageError(

@@ -6,8 +6,10 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/size_text.h"
+#include "formats/deepspeed/client_state.h"
 #include "formats/deepspeed/cut_rules.h"
 #include "formats/deepspeed/partition.h"
 #include "tessera/base/error.h"
@@ -202,15 +204,68 @@ void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& ten
   }
 }
 
-void ModelStatesReader::add_members_of_model_states(const std::set<std::string>& left_out) {
+void ModelStatesReader::add_members_of_model_states(std::set<std::string> left_out) {
+  left_out_ = std::move(left_out);
   add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
     const bool is_of_module = member == "module" && entry.path.size() > 1;
     if (is_of_module && !is_plain_tensor(entry)) return extended({"model"}, entry, 1);
-    if (is_consumed_member(member) || left_out.contains(member)) return KeyPath{};
-    const KeyPath front = is_member_of_deepspeed(member) ? KeyPath{"deepspeed"} : KeyPath{};
-    return extended(front, entry, 0);
+    if (is_consumed_member(member) || left_out_.contains(member)) return KeyPath{};
+    return is_member_of_deepspeed(member) ? extended({"deepspeed"}, entry, 0) : KeyPath{};
   });
+}
+
+bool ModelStatesReader::is_of_user(const std::string& member) const {
+  return !is_consumed_member(member) && !is_member_of_deepspeed(member) &&
+         !left_out_.contains(member);
+}
+
+std::set<std::string> ModelStatesReader::clashing_members() const {
+  const OwnNames own(added_names());
+  std::set<std::string> members;
+  for (const File* const file : models_) {
+    if (file == nullptr) continue;
+    for (const Entry& entry : file->entries()) {
+      const std::string& member = entry.path.front();
+      if (!is_of_user(member) || members.contains(member)) continue;
+      const bool is_per_rank = member == "per_rank" && !is_written_by_tessera_;
+      if (is_per_rank || own.clashes(spell(entry.keys))) members.insert(member);
+    }
+  }
+  return members;
+}
+
+std::string ModelStatesReader::key_for(const std::set<std::string>& clashing) const {
+  std::set<std::string> taken;
+  for (const File* const file : models_) {
+    if (file == nullptr) continue;
+    for (const Entry& entry : file->entries()) {
+      const bool has_room = entry.path.size() > 1 && !clashing.contains(entry.path[1]);
+      if (!has_room) taken.insert(entry.path.front());
+    }
+  }
+  std::string key(kClientState);
+  for (int i = 2; taken.contains(key); ++i) key = std::string(kClientState) + std::to_string(i);
+  return key;
+}
+
+void ModelStatesReader::add_client_state() {
+  const std::set<std::string> clashing = clashing_members();
+  const std::string key = key_for(clashing);
+  add_of_each_rank(models_, [&](const Entry& entry) {
+    const std::string& member = entry.path.front();
+    if (!is_of_user(member)) return KeyPath{};
+    return extended(clashing.contains(member) ? KeyPath{key} : KeyPath{}, entry, 0);
+  });
+  for (const std::string& member : clashing) {
+    note(std::string(kClientState), "members with other names than the entries that Tessera adds",
+         "'" + printable(member) + "', read as '" + key + "." + printable(member) + "'");
+  }
+}
+
+void ModelStatesReader::finish() {
+  add_client_state();
+  EntryReader::finish();
 }
 
 void ModelStatesReader::add_members_beside_state(const std::vector<const File*>& files, int stage) {

@@ -43,10 +43,14 @@ class ModelStatesReader : public EntryReader {
   void add_rest_of_module(
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
-  /// Adds the members of the model states other than the module: what the user saved, and what
-  /// DeepSpeed records of the run. Also adds members that only some ranks have. Leaves out the
-  /// members `left_out`.
-  void add_members_of_model_states(const std::set<std::string>& left_out = {});
+  /// Adds the members of the model states other than the module: what DeepSpeed records of the run
+  /// and, in `finish`, what the user saved. Also adds members that only some ranks have. Leaves out
+  /// the members `left_out`.
+  void add_members_of_model_states(std::set<std::string> left_out = {});
+  /// Says that Tessera wrote the checkpoint. A member `per_rank` is then not the user's.
+  void set_written_by_tessera() { is_written_by_tessera_ = true; }
+  /// Adds what the user saved, and calls EntryReader::finish.
+  void finish();
   /// Adds the members of the optimizer's files that are neither parameter groups nor the state of
   /// parameters. `files`: one for each rank.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
@@ -94,6 +98,13 @@ class ModelStatesReader : public EntryReader {
   /// state has the order in which it is added: that of the optimizer's parameters.
   std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
   void add_ties(std::set<std::string>& known);
+  bool is_of_user(const std::string& member) const;
+  /// Returns the user's members that clash with other entries ([Note: Members that clash]).
+  std::set<std::string> clashing_members() const;
+  /// Returns the outermost key below which the members `clashing` are added: `client_state`, unless
+  /// the user has a value there or a dict with one of these members.
+  std::string key_for(const std::set<std::string>& clashing) const;
+  void add_client_state();
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::set<std::string>& known);
   void add_parts_of_frozen(const std::string& name, Tensor& tensor);
@@ -103,6 +114,8 @@ class ModelStatesReader : public EntryReader {
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
   bool has_state_ = false;           // whether state of a parameter was added
   std::map<std::string, std::uint32_t> places_in_module_;  // in the order of keys, by name
+  std::set<std::string> left_out_;                         // members of the model states
+  bool is_written_by_tessera_ = false;
 };
 
 }  // namespace tessera::formats::deepspeed

@@ -148,6 +148,7 @@ class UniversalReader final : public ModelRanksReader {
     optimizer_ = &open_member(join_path(std::string(kZero), std::string(kOptimizerState)));
     added_ = read_added(*optimizer_);
     if (!has_model_ranks) require_model_states();
+    if (added_.groups) set_written_by_tessera();
     for (const Parameter& parameter : parameters_) add_parameter(parameter);
     require_state_of_groups();
     require_no_others();

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/deepspeed/client_state.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/key_order.h"
 #include "tessera/base/error.h"
@@ -110,7 +111,8 @@ class Sorter {
       : contents_(contents),
         values_(values),
         destination_(destination),
-        is_bare_(is_bare(contents)) {
+        is_bare_(is_bare(contents)),
+        restored_(members_to_restore()) {
     const std::vector<std::uint32_t> numbers = entries_in_dict_order(contents);
     places_.resize(numbers.size());
     for (std::size_t i = 0; i < numbers.size(); ++i) places_[numbers[i]] = i;
@@ -262,19 +264,56 @@ class Sorter {
     if (!is_told) sorted_.paths.push_back(path);
   }
 
+  /// Returns the members `<member>` of the entries `client_state.<member>` that get their own name
+  /// back ([Note: Members that clash]): those that clash with an entry, and that no other entry
+  /// becomes a part of.
+  std::set<std::string> members_to_restore() const {
+    std::map<std::string, std::vector<std::string>> names_of;  // names without `client_state`
+    std::vector<std::string> own;
+    std::set<std::string> others;
+    const auto look_at = [&](const auto& entry) {
+      const KeyPath path = path_of(name_of(entry), entry.key_path);
+      if (path.size() > 1 && is_text(path[0], kClientState)) {
+        names_of[spell({path[1]})].push_back(spell(behind(path, 1)));
+        return;
+      }
+      own.push_back(spell(path));
+      const bool is_of_user = !is_text(path[0], kModel) && !is_text(path[0], kOptim) &&
+                              (!is_text(path[0], kDeepSpeed) || num_keys_of_deepspeed(path) == 0);
+      if (is_of_user) others.insert(spell({path[0]}));
+    };
+    for (const TensorEntry& tensor : contents_.tensors) look_at(tensor);
+    for (const Alias& alias : contents_.aliases) look_at(alias);
+    for (const ValueEntry& value : contents_.values) look_at(value);
+    const OwnNames own_names(std::move(own));
+    std::set<std::string> restored;
+    for (const auto& [member, names] : names_of) {
+      const auto clashes = [&](const std::string& name) { return own_names.clashes(name); };
+      if (!others.contains(member) && std::ranges::any_of(names, clashes)) restored.insert(member);
+    }
+    return restored;
+  }
+
+  /// Returns how many keys an entry `deepspeed.<member>` loses in DeepSpeed's files. What DeepSpeed
+  /// does not write itself stays in a dict `deepspeed`.
+  static std::size_t num_keys_of_deepspeed(const KeyPath& path) {
+    if (path.size() < 2) return 0;
+    if (is_text(path[1], kOptimizerStates) && path.size() > 2) return 2;
+    const auto* const member = std::get_if<std::string>(&path[1]);
+    return member != nullptr && is_member_of_deepspeed(*member) ? 1 : 0;
+  }
+
   /// Adds an entry that is no tensor of the module.
   void add(const std::string& name, const KeyPath& path, std::variant<std::size_t, Value> content) {
-    if (is_text(path[0], kModel)) {
+    if (path.size() > 1 && is_text(path[0], kClientState) && restored_.contains(spell({path[1]}))) {
+      sorted_.model_members.push_back({name, behind(path, 1), std::move(content)});
+    } else if (is_text(path[0], kModel)) {
       sorted_.module_values.push_back({name, behind(path, 1), std::move(content)});
     } else if (is_text(path[0], kOptim) && path.size() > 1) {
       add_of_optimizer(name, path, std::move(content));
     } else if (is_text(path[0], kDeepSpeed) && path.size() > 1) {
-      const auto* const member = std::get_if<std::string>(&path[1]);
-      const bool is_of_optimizer = is_text(path[1], kOptimizerStates) && path.size() > 2;
-      const bool is_its_own = member != nullptr && is_member_of_deepspeed(*member);
-      auto& members = is_of_optimizer ? sorted_.optimizer_members : sorted_.model_members;
-      // What DeepSpeed does not write itself stays in a dict `deepspeed`.
-      const std::size_t num_keys = is_of_optimizer ? 2 : is_its_own ? 1 : 0;
+      const std::size_t num_keys = num_keys_of_deepspeed(path);
+      auto& members = num_keys == 2 ? sorted_.optimizer_members : sorted_.model_members;
       members.push_back({name, behind(path, num_keys), std::move(content)});
     } else {
       require_of_user(name, path[0]);
@@ -331,6 +370,7 @@ class Sorter {
   const std::vector<Value>& values_;
   const std::string& destination_;
   bool is_bare_;
+  std::set<std::string> restored_;
   struct PlaceOfLeaf {
     std::size_t place;
     KeyPath path;

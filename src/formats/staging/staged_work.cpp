@@ -286,9 +286,9 @@ std::vector<const SideFiles*> StagedWork::replaced_side_files() {
   return replaced;
 }
 
-/// Empties the journal, then calls `publish`. Otherwise the replaced checkpoint, which `publish`
-/// moves to the staging path, could be mistaken for unfinished work. If `publish` fails, restores
-/// the journal.
+/// `publish` moves the replaced checkpoint to the staging path. A journal beside it would make it
+/// look like unfinished work, so the journal is emptied first. If `publish` fails before the
+/// exchange, the journal is restored.
 void StagedWork::publish_in_exchange() {
   journal_->flush();
   const std::string text =

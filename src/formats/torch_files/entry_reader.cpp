@@ -329,6 +329,15 @@ Finding EntryReader::note_of(std::string rule, std::string expected, std::string
           .found = std::move(found)};
 }
 
+std::vector<std::string> EntryReader::added_names() const {
+  std::vector<std::string> names;
+  names.reserve(tensors_.size() + values_.size() + contents_.aliases.size());
+  for (const Tensor& tensor : tensors_) names.push_back(tensor.entry.meta.fqn);
+  for (const NamedValue& value : values_) names.push_back(value.name);
+  for (const Alias& alias : contents_.aliases) names.push_back(alias.fqn);
+  return names;
+}
+
 void EntryReader::finish() {
   std::ranges::sort(tensors_, {},
                     [](const Tensor& t) { return std::string_view(t.entry.meta.fqn); });

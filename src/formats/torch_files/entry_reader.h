@@ -129,6 +129,8 @@ class EntryReader : public DividedReader {
   void add_refused(KeyPath path, const Error& refusal);
   void add_alias(const std::string& name, const std::string& target);
   void note(std::string rule, std::string expected, std::string found);
+  /// Returns the names of the entries that were added until now. Requires: `finish` was not called.
+  std::vector<std::string> added_names() const;
   /// Returns the note that `note` adds.
   Finding note_of(std::string rule, std::string expected, std::string found) const;
   void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }

@@ -136,8 +136,8 @@ void FileScan::not_looked_at(const std::string& member, std::string expected, st
                        .found = std::move(found)});
 }
 
-/// Subtracts `nbytes` from the number of bytes that the scan may still read. Returns false if fewer
-/// are left. This limits the work for an archive whose members share the same bytes.
+/// Takes `nbytes` from what the scan may still read. If less is left, takes all of it, reports once
+/// that members overlap (naming `member`), and returns false.
 bool FileScan::spend(const std::string& member, std::uint64_t nbytes) {
   const bool is_enough = nbytes <= budget_nbytes_;
   budget_nbytes_ -= is_enough ? nbytes : budget_nbytes_;

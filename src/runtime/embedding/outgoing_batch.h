@@ -7,7 +7,8 @@
 
 namespace tessera::embedding {
 
-/// The ids that this rank sends to another rank, for one output of one of that rank's shards.
+/// The ids of one output (one feature of a table) that this rank sends to `rank`, which has a shard
+/// of that table.
 struct Outgoing {
   const Assignment* assignment;
   TableBatch::Slice slice;

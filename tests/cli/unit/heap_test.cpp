@@ -12,8 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-/// Returns the flags that the kernel keeps for the part of this process's memory with an address
-/// in it, as /proc/self/smaps lists them.
+/// Returns the VmFlags line of the mapping that contains `address`, from /proc/self/smaps.
 std::string memory_flags(const void* address) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   std::ifstream smaps("/proc/self/smaps");
