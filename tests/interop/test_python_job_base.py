@@ -182,7 +182,7 @@ def test_two_ranks_share_files_with_a_base_of_any_layout(tmp_path):
 
 
 def test_a_base_at_a_url_is_refused(tmp_path):
-    """Shows A30. Hard links need files on the destination's file system."""
+    """Hard links need files on the destination's file system."""
     with pytest.raises(tessera.Error, match="base: expected a local path, found a URL"):
         tessera.save(trainer(1, 1024), tmp_path / "new", base="s3://bucket/old", changed_rows=True)
     assert list(tmp_path.iterdir()) == []
