@@ -27,7 +27,7 @@ std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
 
 /// Returns the matches that the texts of all ranks or workers name. A piece whose rows its text
 /// leaves out gets an empty set. `contents`: of the new checkpoint. Throws: Error(mismatch) with
-/// `path` if a text was made with another base than `base`, or is none for these pairs.
+/// `path` if a text was made with another base than `base`, or does not fit `pairs`.
 formats::PieceMatches equal_pieces_from_texts(const formats::BaseCheckpoint& base,
                                               const formats::CheckpointContents& contents,
                                               std::span<const formats::PiecePair> pairs,

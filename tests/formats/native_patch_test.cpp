@@ -98,6 +98,15 @@ NativeWriteOptions with_base(const CheckpointReader& source, const std::string& 
   return options;
 }
 
+/// Writes the model's checkpoint `step` into the folder, with the one before as its base. Returns
+/// what was written.
+MemoryCheckpoint write_step(const Model& model, const TemporaryDirectory& folder, int step) {
+  MemoryCheckpoint checkpoint = model.checkpoint();
+  write_native(checkpoint, folder / std::to_string(step),
+               with_base(checkpoint, folder / std::to_string(step - 1)));
+  return checkpoint;
+}
+
 native::Index index_of(const std::string& path) {
   return native::open_native_checkpoint(FileSystem::posix(), path)->index();
 }
@@ -191,8 +200,7 @@ TEST(NativePatchTest, AnEqualCheckpointKeepsThePatchOfItsBase) {
   Model model;
   write_native(model.checkpoint(), folder / "1");
   model.train(150);
-  const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  const MemoryCheckpoint second = write_step(model, folder, 2);
   write_native(second, folder / "3", with_base(second, folder / "2"));
   expect_holds(folder / "3", second);
   EXPECT_EQ(patched(folder / "3"), patched(folder / "2"));
@@ -209,16 +217,13 @@ TEST(NativePatchTest, TablesThatChangeMuchAreWrittenWholeAndThenPatchedAgain) {
   Model model;
   write_native(model.checkpoint(), folder / "1");
   model.train(150);
-  const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  const MemoryCheckpoint second = write_step(model, folder, 2);
   model.change_all_rows();
-  const MemoryCheckpoint third = model.checkpoint();
-  write_native(third, folder / "3", with_base(third, folder / "2"));
+  const MemoryCheckpoint third = write_step(model, folder, 3);
   expect_holds(folder / "3", third);
   EXPECT_THAT(patched(folder / "3"), IsEmpty());
   model.train(150);
-  const MemoryCheckpoint fourth = model.checkpoint();
-  write_native(fourth, folder / "4", with_base(fourth, folder / "3"));
+  const MemoryCheckpoint fourth = write_step(model, folder, 4);
   expect_holds(folder / "4", fourth);
   EXPECT_THAT(patched(folder / "4"), SizeIs(3));
 }
@@ -299,8 +304,7 @@ TEST(NativePatchTest, AnyRangeOfAPatchedPieceIsRead) {
   Model model;
   write_native(model.checkpoint(), folder / "1", zstd_options());
   model.train(900);
-  const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  const MemoryCheckpoint second = write_step(model, folder, 2);
   const auto reader = open_native(FileSystem::posix(), folder / "2");
   Random random(3);
   const auto& tensors = second.contents().tensors;
@@ -354,8 +358,7 @@ TEST(NativePatchTest, TheIndexIsRebuiltByteForByte) {
   Model model;
   write_native(model.checkpoint(), folder / "1");
   model.train(150);
-  const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  const MemoryCheckpoint second = write_step(model, folder, 2);
   const auto before = files_of(folder / "2");
   std::filesystem::remove(folder / "2/index.h5");
   rebuild_native_index(FileSystem::posix(), folder / "2");
@@ -416,8 +419,7 @@ TEST(NativePatchTest, MissingFilesOfAPatchedPieceAreNamed) {
   Model model;
   write_native(model.checkpoint(), folder / "1");
   model.train(100);
-  const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  const MemoryCheckpoint second = write_step(model, folder, 2);
   std::filesystem::remove(folder / "2/rank-00001.h5");
   const auto reader = open_native(FileSystem::posix(), folder / "2");
   const MissingData missing = reader->find_missing_data();

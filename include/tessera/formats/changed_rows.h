@@ -60,7 +60,7 @@ class RowSet {
  private:
   static constexpr std::size_t kBits = 64;
 
-  /// Returns the first row of the set from `row` on; the number of rows if there is none.
+  /// Returns the first row of the set that is at or after `row`; num_rows() if the set has none.
   std::int64_t next(std::int64_t row) const;
 
   std::int64_t num_rows_ = 0;

@@ -334,7 +334,7 @@ class MegatronReader final : public EntryReader {
 
   /// Adds a whole tensor that consists of the ranks' parts. `source_of` returns the elements of a
   /// part; nothing if the rank has none, because another rank has the same part. `order`: the
-  /// tensor's `dict_order`; if there is none, takes that of the first elements.
+  /// tensor's `dict_order`; without a value, the part with the first elements gives the order.
   template <class SourceOf>
   void add_joined(const Path& path, std::optional<std::uint32_t> order,
                   const std::vector<Part>& parts, const Joint& joint, const SourceOf& source_of) {

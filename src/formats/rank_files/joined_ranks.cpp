@@ -237,7 +237,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     }
   }
 
-  /// Returns an entry that is in the dict or list `outer`; null if there is none.
+  /// Returns an entry that is in the dict or list `outer`; null if no rank has one.
   const Gathered* find_within(const std::string& name, const Gathered& outer) const {
     const KeyPath& path = outer.key_path;
     const KeyPath whole = path.empty() ? KeyPath{name} : path;
