@@ -45,12 +45,13 @@ std::vector<reshard::Rename> parse_renames(const std::vector<std::string>& texts
   return renames;
 }
 
-/// Returns the number that was given for an option; 0 if the option is not given. Throws if it is
-/// below 1.
-int count_option(const std::string& name, int number) {
-  if (number == MoveOptions::kNotGiven) return 0;
-  if (number < 1) refuse_option(name, "a number of 1 or more", std::to_string(number));
-  return number;
+/// Returns the world size that was given; 0 if none was. Throws if it is below 1.
+int given_world_size(const MoveOptions& options) {
+  if (options.world_size == MoveOptions::kNotGiven) return 0;
+  if (options.world_size < 1) {
+    refuse_option("--world-size", "a number of 1 or more", std::to_string(options.world_size));
+  }
+  return options.world_size;
 }
 
 /// Adds the options that say how a move runs. They do not change what it writes.
@@ -228,7 +229,7 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files) {
   PlanOptions plan;
   plan.format = *options.format;
-  plan.world_size = count_option("--world-size", options.world_size);
+  plan.world_size = given_world_size(options);
   plan.strategy = options.strategy;
   plan.only = NameSelection(options.only);
   if (options.drop_optimizer) plan.optimizer = reshard::OptimizerSelection::leave_out;
