@@ -75,7 +75,7 @@ def move_many_names(tools: Path, folder: Path, *, quick: bool) -> list[Result]:
 def count_operations(tools: Path, folder: Path, *, quick: bool) -> None:
     """Runs one of many workers under strace, from files and from a store."""
     source_ranks, ranks, workers = (64, 32, 16) if quick else (4096, 2048, 1000)
-    model, dcp = folder / "model.safetensors", folder / "dcp"
+    model, dcp = folder / "model.safetensors", folder / "many-ranks"
     write_names(model, 8, source_ranks)
     run_once([tools / "ckpt-reshard", model, dcp, "--to", "dcp", "--world-size", source_ranks, "--quiet"])
     part = ["--to", "dcp", "--world-size", ranks, "--part", f"{workers // 2}/{workers}", "--quiet"]
