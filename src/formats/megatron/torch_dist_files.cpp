@@ -109,16 +109,26 @@ void check_files(const FileSystem& fs, const std::string& directory,
   }
 }
 
-/// Whether a note `foreign` about `common.pt` names something that Megatron does not save itself.
-/// It saves its arguments (argparse.Namespace), with objects of its own classes in them.
-bool names_other_code(const Finding& note) {
-  std::string_view rest = std::string_view(note.found).substr(0, note.found.find(';'));
-  while (!rest.empty()) {
-    const std::string_view name = rest.substr(0, rest.find(", "));
-    if (name != "argparse.Namespace" && !name.starts_with("megatron.")) return true;
-    rest.remove_prefix(std::min(rest.size(), name.size() + 2));
+/// Whether Megatron saves objects of a class itself: its arguments, with its own classes in them.
+bool is_saved_by_megatron(const std::string& class_name) {
+  return class_name == "argparse.Namespace" || class_name.starts_with("megatron.");
+}
+
+/// Reads all of `common.pt`. Reports errors, and the classes and functions that it names and that
+/// Megatron does not save itself. Leaves out the other notes: they are about values of Megatron's
+/// classes, which every `common.pt` has.
+void verify_common(const FileSystem& fs, const std::string& path, const FindingSink& sink,
+                   const ProgressSink& progress, PartOfCheck& part) {
+  const auto pass_on_errors = [&](const Finding& found) {
+    if (found.severity == Finding::Severity::error) sink(found);
+  };
+  PartOfCheck whole(0, 1);
+  verify_part(*open_torch_zip(fs, path), pass_on_errors, progress, 1, whole);
+  for (CountedNote note : whole.notes()) {
+    if (note.kind != CountedNote::Kind::foreign_names) continue;
+    std::erase_if(note.names, is_saved_by_megatron);
+    part.report(std::move(note), sink);
   }
-  return false;
 }
 
 }  // namespace
@@ -145,13 +155,8 @@ void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
   const std::string path = join_path(directory, kCommonFile);
   if (!has_file(fs, directory, kCommonFile)) return;
   if (!part.takes(fs.open(path)->nbytes())) return;
-  // Notes about values of classes are left out: all of Megatron's common.pt have such values.
-  const auto pass_on = [&](const Finding& found) {
-    const bool is_error = found.severity == Finding::Severity::error;
-    if (is_error || (found.rule == "foreign" && names_other_code(found))) sink(found);
-  };
   try {
-    open_torch_zip(fs, path)->verify(pass_on, progress, 1);
+    verify_common(fs, path, sink, progress, part);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     sink({.severity = Finding::Severity::error,

@@ -181,7 +181,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
       verify_bytes(names, sink, progress, part);
     }
     if (!part.takes(0)) return;
-    note_refused_values(sink);
+    note_refused_values(sink, part);
     for (const Finding& finding : contents_.opening_findings) sink(finding);
   }
 
@@ -345,7 +345,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
 
   /// Reports a note for each value that Tessera refuses to read, and one for the classes and
   /// functions that the pickle names.
-  void note_refused_values(const FindingSink& sink) const {
+  void note_refused_values(const FindingSink& sink, PartOfCheck& part) const {
     for (const auto& [index, refusal] : refusals_) {
       sink({.severity = Finding::Severity::note,
             .rule = "value",
@@ -355,7 +355,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     }
     CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = path_};
     for (const std::string& name : foreign_names_) foreign.add_name(name);
-    if (const auto note = foreign.finding()) sink(*note);  // a note about all names
+    part.report(std::move(foreign), sink);
   }
 
   std::optional<Finding> find_other_records() const {
