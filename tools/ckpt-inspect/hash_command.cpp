@@ -204,8 +204,10 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   check_options(options);
   const bool checks = !options.manifest_path.empty();
   if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
-    throw UsageError("--check: expected - for the manifest or for the checkpoint, found - for both",
-                     "ckpt-inspect hash --help");
+    throw UsageError(
+        "--check: expected one of the manifest and the checkpoint from standard input (-), "
+        "found both",
+        "ckpt-inspect hash --help");
   }
   const Manifest expected = checks ? read_expected(options) : Manifest{};
   const auto* const reader = open_source(options.source, terminal);

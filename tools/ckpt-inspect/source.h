@@ -73,8 +73,8 @@ struct TwoSources {
 };
 TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal);
 
-/// Writes the members that each document about a checkpoint begins with: its format, and its
-/// missing files.
+/// Writes the members that each document about a checkpoint begins with: its format, which part it
+/// is if it is one part of a checkpoint, and its missing files if there are any.
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
