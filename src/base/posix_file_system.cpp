@@ -1,6 +1,8 @@
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -109,11 +111,7 @@ class PosixWritableFile final : public WritableFile {
     if (retry_on_interrupt([&] { return ::ftruncate(file_.get(), size); }) != 0) {
       throw_system_error(errno, path_, "resize");
     }
-    if (size == 0) return;
-    if (retry_on_interrupt([&] { return ::fallocate(file_.get(), 0, 0, size); }) != 0 &&
-        errno != EOPNOTSUPP && errno != ENOSYS) {
-      throw_system_error(errno, path_, "reserve " + std::to_string(nbytes) + " bytes");
-    }
+    if (size > 0) reserve(nbytes);
   }
 
   void sync() override {
@@ -132,6 +130,27 @@ class PosixWritableFile final : public WritableFile {
   static constexpr std::size_t kDirectAlignment = 4096;  // of offset, length and memory
   static constexpr std::size_t kMinDirectNbytes = std::size_t{256} << 10;
   static constexpr std::size_t kDirectBufferNbytes = std::size_t{4} << 20;
+
+  /// Reserves the blocks of `nbytes` bytes, if the file system can. On tmpfs, only checks that they
+  /// are free: writes to reserved memory take longer than writes that get their own.
+  void reserve(std::uint64_t nbytes) const {
+    int error = 0;
+    struct statfs system {};
+    if (::fstatfs(file_.get(), &system) == 0 && system.f_type == TMPFS_MAGIC) {
+      const auto used = static_cast<std::uint64_t>(status_of(file_, path_).st_blocks) * 512;
+      const auto free =
+          static_cast<std::uint64_t>(system.f_bavail) * static_cast<std::uint64_t>(system.f_bsize);
+      const bool has_limit = system.f_blocks > 0;
+      if (has_limit && nbytes > used && nbytes - used > free) error = ENOSPC;
+    } else if (retry_on_interrupt([&] {
+                 return ::fallocate(file_.get(), 0, 0, static_cast<off_t>(nbytes));
+               }) != 0) {
+      error = errno;
+    }
+    if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) {
+      throw_system_error(error, path_, "reserve " + std::to_string(nbytes) + " bytes");
+    }
+  }
 
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }

@@ -64,6 +64,18 @@ TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
   EXPECT_TRUE(read_file(fs_, tmp_ / "a", expected.size()) == expected);
 }
 
+TEST_F(FileSystemTest, ResizeInMemoryReservesNothingButNoticesThatMemoryIsFull) {
+  const std::string path = "/dev/shm/tessera-test-" + std::to_string(::getpid());  // tmpfs
+  const auto file = fs_.create(path);
+  file->resize(1 << 20);
+  struct stat status {};
+  EXPECT_EQ(::stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_blocks, 0);
+  EXPECT_THAT([&] { file->resize(std::uint64_t{1} << 50); },
+              ThrowsError(ErrorKind::io, "reserve 1125899906842624 bytes: No space left"));
+  std::filesystem::remove(path);
+}
+
 TEST_F(FileSystemTest, ReadingPastTheEndNamesPathAndRange) {
   write_file(tmp_ / "a", "12345");
   const auto file = fs_.open(tmp_ / "a");
