@@ -91,9 +91,9 @@ void check_staging(FileSystem& fs, const std::string& destination,
 /// Checks that a move from `source` may write to the destination. `option`: the name of the option
 /// that allows replacing, for messages. A directory that is replaced may hold files with the names
 /// in `extra_files`, but only if the new checkpoint gets the same bytes, so that nothing is lost.
-/// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
-/// checkpoint would be replaced; Error(already_exists) if something exists and `overwrite` is
-/// `refuse`, or if the destination is a broken link.
+/// Throws: Error(invalid_argument) if one path is inside the other, if `source` is in
+/// `DST.partial`, or if something other than a checkpoint would be replaced; Error(already_exists)
+/// if something exists and `overwrite` is `refuse`, or if the destination is a broken link.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option, const std::vector<ExtraFile>& extra_files = {});

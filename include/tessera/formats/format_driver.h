@@ -240,18 +240,18 @@ void register_format(const FormatDriver& driver);
 const FormatDriver& driver_of(Format format);
 /// Returns what a format can hold. Throws: as driver_of.
 FormatTraits traits_of(Format format);
-/// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
+/// Says whether writers of a format store whole tensors only, and so no ranks.
 bool holds_whole_tensors(Format format);
 
 /// Returns the format of that name, or nothing.
 std::optional<Format> parse_format(std::string_view name);
 /// Returns the names of the formats that can be written.
 std::vector<std::string> writable_format_names();
-/// Returns the names of these formats as a text: "native, dcp or torch". `suits` picks the formats;
-/// null: all.
+/// Returns the names of the formats that can be written as a text: "native, dcp or torch". `suits`
+/// picks the formats; null: all.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the format whose suffix the destination has; native if no format has this suffix.
+/// Returns the writable format with a suffix that `path` ends in; native if there is none.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats
