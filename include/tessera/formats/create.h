@@ -34,8 +34,8 @@ enum class KeptWork {
 };
 
 /// How a writer uses a journal. The journal is a file beside the staging path that lists finished
-/// blocks, so that a later writer can skip them. If an interrupted run has finished no block, its
-/// work is removed.
+/// blocks, so that a later writer can skip them. If an interrupted run has finished no block, the
+/// next run removes its work.
 /// Format of the file: docs/formats/journal.md.
 struct JournalOptions {
   ResumeIdentity identity{};              // must equal the kept work's identity

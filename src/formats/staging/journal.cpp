@@ -50,8 +50,8 @@ class JournalLines {
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
       : file_(file), end_nbytes_(first_byte), read_nbytes_(first_byte) {}
 
-  /// Returns the next line without its checksum, valid until the next call; nothing if the line is
-  /// torn, damaged or longer than `max_nbytes`.
+  /// Returns the next line without its checksum, valid until the next call; nothing at the end of
+  /// the file, or if the line is torn, damaged or longer than `max_nbytes`.
   std::optional<std::string_view> take(std::size_t max_nbytes) {
     std::size_t end = text_.find('\n', taken_nbytes_);
     while (end == std::string::npos && text_.size() - taken_nbytes_ < max_nbytes &&
