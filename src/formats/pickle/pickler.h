@@ -76,8 +76,8 @@ class Pickler {
 };
 
 /// Pushes a value as Python would pickle the object. A symbol is a dtype, layout or device of
-/// torch, or a complex number.
-/// Throws: Error(unsupported) for any other symbol.
+/// torch, or a complex number. Throws: Error(unsupported) for any other symbol, for text that is no
+/// Python str, and for a dict key or an item of a set that Python cannot hash.
 void pickle_value(Pickler& pickler, const Value& value);
 
 }  // namespace tessera::formats::pickle
