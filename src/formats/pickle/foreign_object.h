@@ -22,7 +22,7 @@ std::string foreign_name(Object object);
 std::string foreign_in_words(Object object);
 
 /// Says whether a foreign object is the result of a function call, as far as its name tells.
-/// Returns false for an object of a class, also of a class of the standard library or NumPy.
+/// Returns false for objects of classes, which some modules (datetime, NumPy) pickle as calls.
 bool is_foreign_function_call(Object object);
 
 /// Returns the object whose entries are the attributes of a foreign object: the dict given to BUILD
