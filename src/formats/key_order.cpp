@@ -83,7 +83,7 @@ class Walk {
 
   /// Requires: all entries have the same first `depth` keys, and are sorted.
   void visit(std::span<const Entry> entries, std::size_t depth) {
-    // A tensor or a value at the place of a dict; writers refuse such paths later.
+    // This entry is a tensor or a value where others have a dict. Writers refuse such paths.
     while (!entries.empty() && entries.front().num_keys() <= depth) {
       result_.numbers.push_back(entries.front().number);
       entries = entries.subspan(1);

@@ -22,7 +22,7 @@ struct CountedNote {
   Kind kind;
   std::string path;
   std::uint64_t unit = 0;         // the last one that had begun (PartOfCheck::num_units)
-  std::uint64_t num_members = 0;  // absent_crcs: that were checked
+  std::uint64_t num_members = 0;  // absent_crcs: members that were checked
   std::uint64_t num_without_crc = 0;
   /// foreign_names: the classes and functions that the pickles name. Another loader may look them
   /// up. At most kMaxNames, the first in byte order.

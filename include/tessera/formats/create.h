@@ -69,8 +69,8 @@ struct CreateOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
   NativeWriteOptions native{};                          // for native only
   SafetensorsWriteOptions safetensors{};                // for safetensors only
-  DeviceMeshOptions device_mesh{};                      // for files of ranks only
-  std::optional<JournalOptions> journal{};              // empty: uncommitted work is removed
+  DeviceMeshOptions device_mesh{};                      // for one file per rank only
+  std::optional<JournalOptions> journal{};              // empty: removes uncommitted work
   std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };
 

@@ -26,7 +26,7 @@ namespace tessera::formats {
 /// opens it.
 enum class Match {
   none,
-  hint,     // the path looks like a file of such a checkpoint
+  hint,     // the names suggest such a checkpoint, or one file of it
   by_name,  // the names of the files say so
   remains,  // files of such a checkpoint are there, but its index is missing
   certain,  // the index file is there, or the first bytes say so
@@ -73,8 +73,8 @@ struct FormatTraits {
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
   bool holds_key_order = true;    // false: the keys of every dict get the order of Key
-  /// The annotation that each writer of the format adds: `format=pt`. A move does not report its
-  /// loss.
+  /// The annotation that each writer of the format adds: `format=pt`. A move that drops it does not
+  /// report this.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
@@ -129,7 +129,7 @@ class SideFiles {
   /// this file.
   virtual std::optional<std::string> left_beside(const FileSystem& fs,
                                                  const std::string& path) const = 0;
-  /// Undoes what a writer that died did to the side file of the checkpoint at `path`.
+  /// Restores the side file of the checkpoint at `path`, if a writer died while it replaced it.
   virtual void restore(FileSystem& fs, const std::string& path) const = 0;
   /// Removes the side files of an earlier checkpoint at `path`, after another one has replaced it.
   virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;

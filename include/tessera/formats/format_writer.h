@@ -143,9 +143,9 @@ class FormatWriter {
     return nullptr;
   }
 
-  /// As `start`, for one of several processes that start at any time and send each other no
-  /// messages. Returns null if the format does not allow this. Requires: `options.journal`.
-  /// Throws: what `start` throws; what StagedWork throws about shares.
+  /// Starts a checkpoint as `start` does, for one of several processes that start at any time and
+  /// send each other no messages. Returns null if the format does not allow this. Requires:
+  /// `options.journal`. Throws: what `start` throws; what StagedWork throws about shares.
   virtual std::unique_ptr<ShareWriter> start_share(FileSystem& /*fs*/,
                                                    const std::string& /*destination*/,
                                                    SharedContents /*contents*/,

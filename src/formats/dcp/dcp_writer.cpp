@@ -162,7 +162,7 @@ struct FileLayout {
     std::uint64_t nbytes = 0;
   };
   std::vector<File> files;  // parallel to storage.files
-  /// Of each tensor, for each piece: where its data begin in its item.
+  /// For each piece of each tensor: where its data begin in its item.
   std::vector<SharedVector<std::uint32_t>> data_begins;
 
   std::size_t number_of(CheckpointWriter::PieceId piece) const {

@@ -68,14 +68,14 @@ struct StoredPatch {
   friend bool operator==(const StoredPatch&, const StoredPatch&) = default;
 };
 
-/// Returns the patch of `num_rows` rows of a piece with `rows`, without places.
+/// Returns a patch of `num_rows` rows of a piece (`rows`) that has no places in a file yet.
 StoredPatch empty_patch(std::uint64_t num_rows, const PieceRows& rows);
 
 /// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
 /// of them are plain and in their rank's own file: these take 16 bytes each.
 ///
-/// Threads may set different pieces at the same time. Call `keep_all_members` before the threads
-/// start if they set a piece that is compressed or linked, or has another position than here.
+/// Threads may set different pieces at the same time. Call `keep_all_members` first if they set a
+/// piece that is compressed or linked, or whose `position` is not its `piece_index`.
 class StoredPieces {
  public:
   /// Bits of `begin`. A file with greater offsets (64 PiB) is refused.
@@ -103,8 +103,8 @@ class StoredPieces {
     slots_[id.tensor_index][id.piece_index].checksum_or_table = checksum;
   }
 
-  /// Allocates the members that `set` needs for a piece that is compressed or linked, or has
-  /// another position than here (in the index of a rank file). Other pieces do not need them.
+  /// Allocates the members that `set` needs for a piece that is compressed or linked, or whose
+  /// `position` is not its `piece_index` (in the index of a rank file). Others do not need them.
   void keep_all_members();
 
  private:

@@ -57,7 +57,7 @@ class Pickler {
   /// Returns the bytes that were written since the last call of this function. So a long pickle
   /// need not be in memory as a whole.
   std::string take_bytes() { return std::exchange(out_, {}); }
-  std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes returns
+  std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes will return
 
   /// Ends the pickle and returns its bytes, without those that take_bytes has returned.
   std::string finish() &&;

@@ -70,7 +70,7 @@ class JournalLines {
     return content;
   }
 
-  /// Returns the end of the last line taken.
+  /// Returns where in the file the last line taken ends.
   std::uint64_t end_nbytes() const { return end_nbytes_; }
 
  private:
@@ -245,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // Ignored: a run that resumes this work writes blocks without a line again.
+    // Ignored: a run that resumes this work writes again every block that has no line.
   }
 }
 

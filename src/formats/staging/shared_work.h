@@ -85,7 +85,7 @@ class SharedWork {
   [[noreturn]] void refuse_held(int share) const;
   enum class Mark {
     synced,    // stays after a power failure
-    unsynced,  // may be lost in one; for a share without blocks, which costs nothing to repeat
+    unsynced,  // may be lost then; for a share without blocks, which costs nothing to repeat
   };
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share, Mark mark = Mark::synced);
