@@ -10,10 +10,10 @@
 namespace tessera::formats {
 
 /// Opens a model that is saved as `.bin` files, each written by `torch.save`. `path` is an index
-/// file, or a directory that has an index `pytorch_model.bin.index.json`, files named
-/// `…-00001-of-00003.bin`, or one `pytorch_model.bin`. Reads the index and the pickle of each file.
-/// Opens the files again when tensors are read. The checkpoint has one rank, which holds
-/// everything. `as_dict`: see OpenOptions::as_dict. `fs` must outlive the reader.
+/// (`*.bin.index.json`), or a directory that has an index, files named `…-00001-of-00003.bin`, one
+/// `pytorch_model.bin`, or PEFT's `adapter_model.bin`. Reads the index and the pickle of each file.
+/// The checkpoint has one rank, which holds everything. `as_dict`: see OpenOptions::as_dict. `fs`
+/// must outlive the reader.
 /// Throws: Error(not_found); Error(corruption) naming a missing file, a tensor that its file does
 /// not hold, or a tensor that two files hold; whatever open_torch_zip throws.
 std::unique_ptr<CheckpointReader> open_bin(const FileSystem& fs, std::string path,

@@ -76,8 +76,8 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
   return names;
 }
 
-/// Says whether this process can never open `path`: the system reports a loop of links, or missing
-/// permission. (A failing disk reports other errors.)
+/// Whether the system refuses to open `path` because of a loop of links, or missing permission. (A
+/// failing disk reports other errors.)
 bool is_closed(const FileSystem& fs, const std::string& path) {
   const auto is_refused = [&](int mode) {
     return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) != 0 &&
@@ -93,7 +93,7 @@ struct Examined {
   std::string why{};     // why it is invalid
 };
 
-/// Returns the first error of a reader's check; empty if there is none.
+/// Returns the first error of a reader's check, or an empty text. Throws it if it is an I/O error.
 template <class Check>
 std::string first_error(const Check& check) {
   std::mutex mutex;
@@ -148,7 +148,7 @@ bool may_be_removed(const FileSystem& fs, const std::string& directory, const st
 }
 
 /// Returns the first directory inside the directory `path`. Returns nothing if `path` is a file.
-/// Tessera writes no directory into a checkpoint, so a directory there may be a user's.
+/// Such a directory may be a user's, so `keep_last` does not remove the checkpoint.
 std::optional<std::string> first_directory_in(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
   for (std::string& entry : fs.list_directory(path)) {

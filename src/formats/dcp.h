@@ -11,13 +11,13 @@
 namespace tessera::formats {
 
 /// Opens a checkpoint that torch.distributed.checkpoint (DCP) saved: a directory with `.metadata`
-/// and `.distcp` files. Reads `.metadata` only; the other files are opened when a piece or a value
-/// is asked for. `path` may also be a file `__<rank>.metadata`, which each rank writes in a save
-/// without coordination between ranks; the checkpoint then consists of what this rank saved. `fs`
-/// must outlive the reader. The layout on disk: docs/formats/dcp.md.
+/// and `.distcp` files. Reads `.metadata`, and all values if the state dict was saved without
+/// flattening. Reads all else when it is asked for. `path` may also be a file `__<rank>.metadata`,
+/// which each rank writes in a save without coordination between ranks; the checkpoint then
+/// consists of what this rank saved. `fs` must outlive the reader. The layout on disk:
+/// docs/formats/dcp.md.
 /// Throws: Error(not_found) if there is no `.metadata`; Error(corruption); Error(unsupported)
-/// naming a class that DCP's metadata does not need, or an extension of DCP (compression,
-/// encryption).
+/// naming a foreign function or class, or an extension of DCP (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
 
 /// Opens a checkpoint as open_dcp does, and reads objects of the classes in `as_dict` as dicts
@@ -27,11 +27,11 @@ std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, st
 
 /// Starts a DCP checkpoint that PyTorch's default planner can load. It has a file
 /// `__<rank>_0.distcp` for each rank that holds something, and `.metadata`, which is written last.
-/// `values` is parallel to `contents.values`. If a piece has replicas, only one of them is written:
-/// the one on the rank that has the least to write.
-/// Throws: Error(invalid_argument) if the contents hold aliases, a piece that is not a Box,
-/// different boxes at the same offsets, or a key path that does not spell its name;
-/// Error(already_exists).
+/// `values` is parallel to `contents.values`. If a piece has replicas, only one is written: the one
+/// on the rank that has the least to write so far. Throws: Error(invalid_argument) if the contents
+/// hold aliases, a piece that is not a Box, different boxes at the same offsets, or a key path that
+/// does not spell its name; Error(unsupported) if two keys become one text, or a value cannot be
+/// pickled; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite = OverwritePolicy::refuse);

@@ -41,9 +41,9 @@ std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::stri
 std::set<std::string> list_own_folders(const std::string& directory,
                                        const std::set<std::string>& opened);
 
-/// Returns the entries of a folder that could not belong to any checkpoint in the folder. Judges
-/// only by names: leaves out every file whose name some format could use, and unfinished
-/// checkpoints of Tessera's writers.
+/// Returns the entries of a folder that could not belong to any checkpoint in the folder. Leaves
+/// out every entry whose name some format could use, and unfinished checkpoints of Tessera's
+/// writers with their journals. Does not open the other files.
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory);
 

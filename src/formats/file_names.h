@@ -6,7 +6,7 @@
 
 namespace tessera::formats {
 
-/// Whether a file's name matches `pattern`, in which each `#` stands for one number.
+/// Whether a file's name matches `pattern`, in which each `#` stands for one or more digits.
 inline bool is_name_like(std::string_view name, std::string_view pattern) {
   for (const char expected : pattern) {
     const std::size_t num_taken = expected == '#'

@@ -38,10 +38,10 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 /// same way; state without dimensions, and state that is a value, is repeated. In the lists of
 /// parameter groups, the names of parameters replace the vector's name. Tied parameters become
 /// aliases; the optimizer has only the first name. If the checkpoint has no tensor `<key>`, but
-/// exactly one `<word>.<key>`, all names of the layout get the prefix `<word>.`.
-/// `contents().units` names the units. All else is unchanged.
-/// Throws: Error(mismatch) naming the vector if the checkpoint does not have it, has it with
-/// another dtype or length, or already has one of its parameters.
+/// exactly one `<word>.<key>`, this vector and its parameters get the prefix `<word>.`.
+/// `contents().units` names the units. All else is unchanged. Throws: Error(mismatch) if a vector
+/// is missing or has another dtype or length, if its state has another length, if a name occurs
+/// twice, or if the layout leaves out elements.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout);
 

@@ -14,7 +14,7 @@ namespace tessera::formats::detail {
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 
 /// Reads elements of one tensor from several of its pieces, and puts them into the order of a
-/// region. Reads runs that are close together in a piece in one call. The reader and `scratch` must
+/// region. Reads runs that are close together in a piece in one call. `source` and `scratch` must
 /// outlive the Gatherer. Not thread-safe.
 class Gatherer {
  public:

@@ -83,7 +83,7 @@ class Walk {
 
   /// Requires: all entries have the same first `depth` keys, and are sorted.
   void visit(std::span<const Entry> entries, std::size_t depth) {
-    // A tensor or a value at the place of a dict; writers refuse such paths later.
+    // This entry is a tensor or a value where others have a dict. Writers refuse such paths.
     while (!entries.empty() && entries.front().num_keys() <= depth) {
       result_.numbers.push_back(entries.front().number);
       entries = entries.subspan(1);
@@ -151,8 +151,8 @@ class MergeWalk final : public Walk {
     Places places;
   };
 
-  /// Returns the sources of the entries of a dict, without those whose entries are all taken from
-  /// other sources.
+  /// Returns the sources from which the merge takes entries of a dict. Leaves out a source whose
+  /// entries are all taken from other sources.
   std::set<std::size_t> sources_of(const std::vector<Item>& items) const {
     std::set<std::size_t> sources;
     for (const Item& item : items) {
@@ -184,9 +184,9 @@ class MergeWalk final : public Walk {
     return true;
   }
 
-  /// Returns whether some source says how the keys of two sources follow each other. None does if a
-  /// source has the dict below its outermost one, or if two sources have tensors as items of it:
-  /// then the files are parts of one state dict, whose order tells the numbers of parameters.
+  /// Whether the dict is the outermost one of all its sources. Then its keys can follow each other
+  /// as the sources do. Returns false if two sources have tensors as its items: such files are
+  /// parts of one state dict, and no file tells the order of parameters in it.
   bool is_outermost_dict(const std::vector<Item>& items, const std::set<std::size_t>& sources,
                          std::size_t depth) const {
     const auto has_it_inside = [&](std::size_t source) { return root_depths_[source] < depth; };

@@ -36,14 +36,14 @@ struct PlaceInSource {
   std::uint32_t dict_order;  // in this source
 };
 
-/// Sets the `dict_order` of all entries of a merge, and returns how many dicts lose the order of
-/// their keys: they get the order of Key. A dict of which one source has all keys keeps the order
-/// that they have there. Otherwise, the outermost dict of several sources has the keys of the first
-/// source, then those that the next source adds, unless two sources have tensors as its items. Of
-/// any other dict no source says how the keys follow each other, so it loses its order unless that
-/// is the order of Key. A dict also loses its order if its sources have keys in different orders.
-/// `places[i]`: where the sources have entry `i`; the first place is that of the source from which
-/// the merge takes it. `root_depths[s]`: how many keys the merge puts before those of source `s`.
+/// Sets the `dict_order` of all entries of a merge. Returns how many dicts lose the order of their
+/// keys, and get the order of Key. If one source has all keys of a dict, the dict keeps that
+/// source's order. Otherwise, if it is the outermost dict of all its sources, and at most one of
+/// them has tensors as items, it has the keys of the first source, then those that the next one
+/// adds. Any other dict loses its order, unless that is the order of Key. So does a dict whose
+/// sources have different orders. `places[i]`: where the sources have entry `i`; the merge takes
+/// it from the first place. `root_depths[s]`: how many keys the merge puts before those of source
+/// `s`.
 std::size_t merge_key_orders(CheckpointContents& contents,
                              const std::vector<std::vector<PlaceInSource>>& places,
                              std::span<const std::size_t> root_depths);

@@ -215,8 +215,8 @@ class MergedReader final : public CheckpointReader {
   }
 
   /// Finds entries of one source within which another source has entries, such as a value `s` and a
-  /// tensor `s.w`. Leaves out the outer entry if it is an empty dict. Otherwise reports a
-  /// collision.
+  /// tensor `s.w`. Leaves out the outer entry; reports a collision, unless this entry is an empty
+  /// dict.
   void find_nested() {
     std::vector<Named> kept;
     for (Named& named : chosen_) {

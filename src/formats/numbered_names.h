@@ -19,16 +19,16 @@ struct NumberedName {
   std::optional<std::uint64_t> count{};  // if the name states it: 3 of `model-1-of-3.pt`
 };
 
-/// Returns the number in a name, if it follows the word `rank`, `shard`, `part` or `consolidated`,
-/// or is followed by `-of-3`. If a name has several such numbers, returns the last one.
+/// Returns the last number in a name that follows the word `rank`, `shard`, `part` or
+/// `consolidated`. If there is none, returns the last number before `-of-3` or `_of_3`.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
-/// Returns which part of a checkpoint the file at `path` is. It is a part if the names of files
-/// beside it differ from its name only in the number. If none does, looks in the same way at the
-/// name of its folder and at the folders beside that. A `consolidated.01.pth` is a part even
-/// without other files. The numbers of parts are padded with zeros, or are 0, 1, 2, … or 1, 2, 3, …
-/// without a gap. Returns nothing for other numbers, as in `lora_rank_8.pt` and `lora_rank_16.pt`,
-/// and if the file is no part.
+/// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. It is a part
+/// if names of files beside it differ from its name only in the number. If none does, looks in the
+/// same way at the folders beside its own, if that is named after a rank. `consolidated.01.pth`
+/// (not `00`) is a part even without other files. Numbers of parts have leading zeros, or `-of-3`
+/// after them, or are 0, 1, 2, … or 1, 2, 3, … without a gap; so `lora_rank_8.pt` and
+/// `lora_rank_16.pt` are no parts.
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -9,8 +9,8 @@ namespace tessera::formats {
 /// file of another format has it, an older release of Tessera, which did show it, wrote that file.
 inline constexpr std::string_view kKeyOrderAnnotation = "tessera.key_order";
 
-/// Whether a format itself asks for this annotation (FormatTraits::own_annotation), such as
-/// `format=pt` of safetensors, or it is kKeyOrderAnnotation. All others may be a user's.
+/// Whether the writer of a format adds this annotation by itself (FormatTraits::own_annotation), as
+/// safetensors adds `format=pt`, or it is kKeyOrderAnnotation. All others may be a user's.
 bool is_own_annotation(const std::string& name, const std::string& text);
 
 }  // namespace tessera::formats

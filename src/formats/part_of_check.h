@@ -22,7 +22,7 @@ struct CountedNote {
   Kind kind;
   std::string path;
   std::uint64_t unit = 0;         // the last one that had begun (PartOfCheck::num_units)
-  std::uint64_t num_members = 0;  // absent_crcs: that were checked
+  std::uint64_t num_members = 0;  // absent_crcs: members that were checked
   std::uint64_t num_without_crc = 0;
   /// foreign_names: the classes and functions that the pickles name. Another loader may look them
   /// up. At most kMaxNames, the first in byte order.
@@ -56,7 +56,7 @@ class PartOfCheck {
   /// Reports a note that sums up several units: to `sink` if this part is the whole check; else
   /// keeps it for `notes`, also if this part found nothing.
   void report(CountedNote note, const FindingSink& sink);
-  /// Drops all notes that were reported since there were `num_notes`.
+  /// Keeps the first `num_notes` notes, and drops all later ones.
   void drop_notes(std::size_t num_notes) {
     notes_.erase(notes_.begin() + static_cast<std::ptrdiff_t>(num_notes), notes_.end());
   }

@@ -27,8 +27,8 @@ inline constexpr std::string_view kCodesRole = "codes";
 /// outlive it. Immutable, so thread-safe.
 class QuantizedTensors {
  public:
-  /// Looks for the quantized weights. `method` is what read_quantization_method returned, for
-  /// messages. Cost: O(n log n) for n tensors.
+  /// Looks for the quantized weights. `method` is what read_quantization_method returned: for
+  /// messages and for doubt_in_words. Cost: O(n log n) for n tensors.
   explicit QuantizedTensors(const CheckpointContents& contents, std::string method = {});
 
   bool empty() const { return parts_.empty(); }
@@ -37,8 +37,8 @@ class QuantizedTensors {
   const QuantizedPart* find(std::size_t tensor_index) const;
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
-  /// Returns why a tensor that is part of no known scheme may still be codes: `float8_e4m3fn of a
-  /// model that config.json calls quantized (fbgemm), …`. Returns nothing if it is numbers.
+  /// Returns why a tensor that is no QuantizedPart may be codes: `float8_e4m3fn of a model that
+  /// config.json calls quantized (fbgemm), …`. Nothing if `method` is empty, or for other dtypes.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
   /// config.json)`.

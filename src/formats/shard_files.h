@@ -41,8 +41,8 @@ struct ShardNaming {
 std::optional<std::string> index_among(const std::vector<std::string>& names,
                                        const ShardNaming& naming);
 
-/// Whether the file at `path` is an index, or one file of several, as its name or an index beside
-/// it shows. `names_file` says whether an index names a file.
+/// Whether the file at `path` is an index, or one file of several: an index beside it names it, or
+/// another file of its series is beside it. `names_file` says whether an index names a file.
 bool is_one_of_several(
     const FileSystem& fs, const std::string& path, const ShardNaming& naming,
     const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
@@ -69,8 +69,8 @@ struct ShardIndex {
 
   std::unordered_map<std::string, std::string> weight_map{};  // tensor to file
   std::vector<std::string> names{};                           // of the files, sorted
-  /// The entries of `metadata`, except `total_size` and Tessera's own. A value that is not a text
-  /// is here as JSON.
+  /// The entries of `metadata`, except `total_size`. An entry that is not a text is here as its
+  /// JSON text.
   std::map<std::string, std::string> texts{};
   Value whole{};  // the JSON document
   /// What the index has besides `weight_map` and the `texts` of `metadata`.

@@ -38,7 +38,7 @@ bool differ_in_one_size(const Shape& a, const Shape& b) {
   return num_different == 1;
 }
 
-/// Returns the first bytes of a tensor; nothing if they cannot be read.
+/// Returns the first bytes of a tensor's first piece; nothing if they cannot be read.
 std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) {
   constexpr std::int64_t kMaxNbytes = 65536;
   const TensorEntry& entry = entry_of(tensor);
@@ -108,7 +108,7 @@ bool are_equal(const TensorOfSource& a, const TensorOfSource& b, ComparedBytes c
   if (first.meta.dtype != second.meta.dtype || first.meta.shape != second.meta.shape) return false;
   if (compared == ComparedBytes::all) return have_equal_elements(a, b);
   if (first.pieces.empty() || second.pieces.empty()) return true;
-  if (first.pieces.front().region != second.pieces.front().region) return true;  // other elements
+  if (first.pieces.front().region != second.pieces.front().region) return true;  // not comparable
   const auto bytes = first_bytes(a);
   return bytes && bytes == first_bytes(b);
 }

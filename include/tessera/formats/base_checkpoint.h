@@ -34,8 +34,8 @@ struct PiecePair {
 
 class BaseCheckpoint;
 
-/// The rows of a new checkpoint's pieces that differ from the base, of each piece that is stored as
-/// a patch ([Note: Changed rows]). The set of a piece that another rank writes may be empty.
+/// For each piece of a new checkpoint that is stored as a patch ([Note: Changed rows]): its rows
+/// that differ from the base. The set of a piece that another rank writes may be empty.
 using ChangedRows = std::map<CheckpointWriter::PieceId, RowSet>;
 
 /// What a comparison with a base found.
@@ -49,7 +49,7 @@ struct LinkedPieces {
   std::shared_ptr<const BaseCheckpoint> base;
   std::vector<PiecePair> pairs;  // sorted by `piece`
   ChangedRows changed_rows;      // of the patched ones among these pieces
-  std::uint64_t nbytes = 0;      // of these pieces without changed rows, before compression
+  std::uint64_t nbytes = 0;      // of these pieces, less the changed rows; before compression
 };
 
 /// Returns the bytes of a linked piece of a new checkpoint that are in a file of the base, before
@@ -85,8 +85,8 @@ class BaseCheckpoint {
   }
 };
 
-/// Returns all pieces of a new checkpoint for which the base has a piece with the same tensor name,
-/// dtype, shape, kind and region. Their bytes may differ. Sorted by `piece`.
+/// Returns all non-empty pieces of a new checkpoint for which the base has a piece with the same
+/// tensor name, dtype, shape, kind and region. Their bytes may differ. Sorted by `piece`.
 std::vector<PiecePair> pair_pieces(const CheckpointContents& contents,
                                    const CheckpointContents& base);
 

@@ -21,14 +21,14 @@ struct PieceRows {
   std::int64_t row_numel = 0;
   std::uint64_t row_nbytes = 0;
 
-  /// Returns how many rows a patch may have at most. A patch with more rows, of which each also
-  /// takes 8 bytes for its number, has more than a quarter of the piece's bytes.
+  /// Returns how many rows a patch may have at most. A row of a patch takes its own bytes and 8
+  /// bytes for its number; a patch may take a quarter of the piece's bytes.
   std::int64_t max_patch_rows() const;
   friend bool operator==(const PieceRows&, const PieceRows&) = default;
 };
 
-/// Returns the rows of a piece, or nothing if the piece cannot be patched. It can if it is a box
-/// with two or more rows and all columns of the tensor, and no row has more than 1 MiB.
+/// Returns the rows of a piece, or nothing if it cannot be patched. A piece can be patched if it is
+/// a box with two or more rows, all columns of the tensor, and 1 byte to 1 MiB in each row.
 std::optional<PieceRows> rows_of(const Region& region, const TensorMeta& meta);
 
 /// Does the same, and returns nothing for a piece of less than 64 KiB, because a patch of it would

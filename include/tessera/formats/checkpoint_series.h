@@ -48,9 +48,9 @@ using LeftCheckpointSink =
 
 /// Removes the checkpoints that are older than the `num_kept` newest valid ones (by
 /// Validation::structure), and returns their paths, newest first. Invalid checkpoints do not count
-/// as kept; those that are older than the kept checkpoints are also removed. Never removes: what
-/// does not open as a checkpoint, links, what this process has no permission to open, directories
-/// that contain directories or files that are not of the checkpoint, a save in progress.
+/// as kept; if they are older than the kept ones, they are removed too. Never removes: what does
+/// not open as a checkpoint, links, what this process has no permission to open, directories that
+/// contain a folder or a file that is not of the checkpoint, a save in progress.
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call

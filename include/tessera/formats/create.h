@@ -34,8 +34,8 @@ enum class KeptWork {
 };
 
 /// How a writer uses a journal. The journal is a file beside the staging path that lists finished
-/// blocks, so that a later writer can skip them. If an interrupted run has finished no block, its
-/// work is removed.
+/// blocks, so that a later writer can skip them. If an interrupted run has finished no block, the
+/// next run removes its work.
 /// Format of the file: docs/formats/journal.md.
 struct JournalOptions {
   ResumeIdentity identity{};              // must equal the kept work's identity
@@ -69,8 +69,8 @@ struct CreateOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
   NativeWriteOptions native{};                          // for native only
   SafetensorsWriteOptions safetensors{};                // for safetensors only
-  DeviceMeshOptions device_mesh{};                      // for files of ranks only
-  std::optional<JournalOptions> journal{};              // empty: uncommitted work is removed
+  DeviceMeshOptions device_mesh{};                      // for one file per rank only
+  std::optional<JournalOptions> journal{};              // empty: removes uncommitted work
   std::vector<ExtraFile> extra_files{};                 // to copy; for directories only
 };
 
@@ -91,9 +91,9 @@ void check_staging(FileSystem& fs, const std::string& destination,
 /// Checks that a move from `source` may write to the destination. `option`: the name of the option
 /// that allows replacing, for messages. A directory that is replaced may hold files with the names
 /// in `extra_files`, but only if the new checkpoint gets the same bytes, so that nothing is lost.
-/// Throws: Error(invalid_argument) if one path is inside the other, or if something other than a
-/// checkpoint would be replaced; Error(already_exists) if something exists and `overwrite` is
-/// `refuse`, or if the destination is a broken link.
+/// Throws: Error(invalid_argument) if one path is inside the other, if `source` is in
+/// `DST.partial`, or if something other than a checkpoint would be replaced; Error(already_exists)
+/// if something exists and `overwrite` is `refuse`, or if the destination is a broken link.
 void check_destination(const FileSystem& fs, const std::string& source,
                        const std::string& destination, OverwritePolicy overwrite,
                        const std::string& option, const std::vector<ExtraFile>& extra_files = {});

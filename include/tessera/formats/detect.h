@@ -10,10 +10,10 @@
 
 namespace tessera::formats {
 
-/// Returns the format of the checkpoint at `path`. Judges by the names of the files in a directory,
-/// or by the first bytes of a file.
-/// Throws: Error(not_found) if the path does not exist; Error(corruption) for an empty file, or a
-/// checkpoint without its index; Error(unsupported) for anything else, naming what was expected.
+/// Returns the format of the checkpoint at `path`. Judges a directory by the names of its files,
+/// and a file by its name and its first bytes. Throws: Error(not_found) if the path does not exist;
+/// Error(corruption) for an empty file, or a checkpoint without its index; Error(unsupported) for
+/// anything else, naming what was expected.
 Format detect_format(const FileSystem& fs, const std::string& path);
 
 /// Accepts a path that does not exist, an empty directory, or a checkpoint (damaged or not). Each
@@ -51,10 +51,10 @@ void require_no_work_in_progress(const FileSystem& fs, const std::string& path);
 std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const std::string& path,
                                                   const OpenOptions& options = {});
 
-/// Returns the quantization method (`fp8`, `gptq`) that `quantization_config` in `config.json`
-/// names for the model or a part of it; empty if there is no such file or member. If the file is
-/// not strict JSON, returns the first `quant_method` in its text. The file is in the checkpoint's
-/// directory, or beside a checkpoint that is a file.
+/// Returns the quantization method (`fp8`, `gptq`) that `quantization_config` or
+/// `compression_config` in `config.json` names for the model or a part of it; empty if it names
+/// none, or cannot be read. If the file is not strict JSON, returns the first `quant_method` in its
+/// text. The file is in the checkpoint's directory, or beside a checkpoint that is a file.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path);
 
 }  // namespace tessera::formats

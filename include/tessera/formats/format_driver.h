@@ -26,7 +26,7 @@ namespace tessera::formats {
 /// opens it.
 enum class Match {
   none,
-  hint,     // the path looks like a file of such a checkpoint
+  hint,     // the names suggest such a checkpoint, or one file of it
   by_name,  // the names of the files say so
   remains,  // files of such a checkpoint are there, but its index is missing
   certain,  // the index file is there, or the first bytes say so
@@ -73,8 +73,8 @@ struct FormatTraits {
   bool holds_list_roots = true;   // false: an outermost list becomes a dict
   bool holds_annotations = true;  // CheckpointContents::annotations
   bool holds_key_order = true;    // false: the keys of every dict get the order of Key
-  /// The annotation that each writer of the format adds: `format=pt`. A move does not report its
-  /// loss.
+  /// The annotation that each writer of the format adds: `format=pt`. A move that drops it does not
+  /// report this.
   std::string_view own_annotation{};
   bool has_ranks_when_read = false;  // readers show ranks, even if writers write whole tensors
   bool can_be_written = true;        // false: the format is read only
@@ -129,7 +129,7 @@ class SideFiles {
   /// this file.
   virtual std::optional<std::string> left_beside(const FileSystem& fs,
                                                  const std::string& path) const = 0;
-  /// Undoes what a writer that died did to the side file of the checkpoint at `path`.
+  /// Restores the side file of the checkpoint at `path`, if a writer died while it replaced it.
   virtual void restore(FileSystem& fs, const std::string& path) const = 0;
   /// Removes the side files of an earlier checkpoint at `path`, after another one has replaced it.
   virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;
@@ -240,18 +240,18 @@ void register_format(const FormatDriver& driver);
 const FormatDriver& driver_of(Format format);
 /// Returns what a format can hold. Throws: as driver_of.
 FormatTraits traits_of(Format format);
-/// Says whether a format holds whole tensors only, so that its checkpoints have no ranks.
+/// Says whether writers of a format store whole tensors only, and so no ranks.
 bool holds_whole_tensors(Format format);
 
 /// Returns the format of that name, or nothing.
 std::optional<Format> parse_format(std::string_view name);
 /// Returns the names of the formats that can be written.
 std::vector<std::string> writable_format_names();
-/// Returns the names of these formats as a text: "native, dcp or torch". `suits` picks the formats;
-/// null: all.
+/// Returns the names of the formats that can be written as a text: "native, dcp or torch". `suits`
+/// picks the formats; null: all.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the format whose suffix the destination has; native if no format has this suffix.
+/// Returns the writable format with a suffix that `path` ends in; native if there is none.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats

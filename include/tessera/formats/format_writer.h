@@ -53,7 +53,7 @@ struct ShareOptions {
     finish,  // makes the checkpoint appear, once all shares are complete
   };
 
-  Step step = Step::write;  // of the work
+  Step step = Step::write;  // what to do
   int index = 0;            // of the share, from 0; for `write`
   int num_shares = 1;       // number of shares of the work
   std::string command{};    // stored for the process that finishes the work; not compared
@@ -125,7 +125,7 @@ class FormatWriter {
     return {};
   }
   /// Returns the options that change the bytes of the files, in words; empty if none is set. A run
-  /// cannot resume the work of a run with a different text (JournalOptions). The text is stored in
+  /// cannot resume the work of a run whose text differs (JournalOptions). The text is stored in
   /// journals.
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
@@ -143,9 +143,9 @@ class FormatWriter {
     return nullptr;
   }
 
-  /// As `start`, for one of several processes that start at any time and send each other no
-  /// messages. Returns null if the format does not allow this. Requires: `options.journal`.
-  /// Throws: what `start` throws; what StagedWork throws about shares.
+  /// Starts a checkpoint as `start` does, for one of several processes that start at any time and
+  /// send each other no messages. Returns null if the format does not allow this. Requires:
+  /// `options.journal`. Throws: what `start` throws; what StagedWork throws about shares.
   virtual std::unique_ptr<ShareWriter> start_share(FileSystem& /*fs*/,
                                                    const std::string& /*destination*/,
                                                    SharedContents /*contents*/,

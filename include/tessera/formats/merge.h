@@ -26,8 +26,8 @@ enum class MergePreference {
 /// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
-  /// Names that several sources have, sorted (rule `merge`). If there is a preference, only entries
-  /// of one source that contain entries of another source, such as `s` and `s.w`.
+  /// Contradictions (rule `merge`): without a preference, names in several sources, and different
+  /// annotations; always, an entry inside a tensor or value of another source (`s.w` inside `s`).
   std::vector<Finding> collisions;
   /// How many dicts lose the order of their keys: several sources have keys of such a dict, and no
   /// source says how they follow each other.
@@ -38,11 +38,11 @@ struct MergedCheckpoint {
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each
 /// under its source's prefix. Pieces keep their ranks. Annotations get no prefix.
 ///
-/// Optimizer state belongs to the parameter of that name in the same source. If that source does
-/// not hold the parameter (model and optimizer saved apart), the state belongs to the parameter of
-/// that name in the first source that holds one. An alias of a tensor that comes from another
-/// source becomes a tensor, so that every name keeps its bytes. The format is the first source's.
-/// `preference`: which source wins if several have a name. Requires: at least one source.
+/// Optimizer state keeps its parameter (TensorEntry::parameter), under the prefix of its source. If
+/// the merge has no such tensor (model and optimizer saved apart), the state belongs to the
+/// parameter of that name in the first source that has one. An alias of a tensor that comes from
+/// another source becomes a tensor, so that every name keeps its bytes. The format is the first
+/// source's. `preference`: which source wins if several have a name. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

@@ -16,14 +16,14 @@ namespace tessera::formats {
 struct LinkedPieces;
 
 /// Opens a checkpoint in Tessera's own format: a directory with `index.h5` and one `rank-00000.h5`
-/// per rank. Reads only the index, in two reads. A rank file is opened, and compared with the
-/// index, when its first byte is needed. `fs` must outlive the reader.
+/// per rank. Reads only the index, in two reads. A rank file is opened, and its header is compared
+/// with the index, when its first byte is needed. `fs` must outlive the reader.
 /// The layout on disk: docs/formats/native.md.
 /// Throws:
 /// - Error(not_found) if the directory or its index does not exist;
-/// - Error(unsupported) if `index.h5` is not a Tessera index, or if a later version of Tessera
-///   wrote it;
-/// - Error(corruption) if the index is damaged, or if there are rank files but no index.
+/// - Error(unsupported) if `path` is a file, if `index.h5` is not a Tessera index, or if a later
+///   version of Tessera wrote it;
+/// - Error(corruption) if the index is damaged, or missing beside a `rank-00000.h5`.
 std::unique_ptr<CheckpointReader> open_native(const FileSystem& fs, std::string path);
 
 /// How native files are written. Readers need none of these options, because the files record them.
@@ -32,17 +32,17 @@ struct NativeWriteOptions {
   enum class Compression { none, zstd };
   Compression compression = Compression::none;  // of pieces of 64 KiB and more
 
-  /// One of zstd's own levels, -100 to 19. Empty: the writer chooses for each chunk. Chunks of
-  /// weights get only zstd's entropy stage, because its search for matches finds nothing in them;
-  /// chunks with runs get level 1.
+  /// One of zstd's own levels, -100 to 19. Empty: the writer uses only zstd's entropy stage,
+  /// because a search for matches finds nothing in weights. If that more than halves a chunk, the
+  /// writer also tries level 1, and stores the smaller result.
   std::optional<int> zstd_level{};
 
-  /// Bytes of a compressed chunk before compression. Even the read of a small range decodes a whole
-  /// chunk. A multiple of 16, at most 64 MiB. Pieces below 64 KiB are never compressed.
+  /// Bytes of a compressed chunk before compression: a multiple of 64 KiB, at most 64 MiB. Even the
+  /// read of a small range decodes a whole chunk. Pieces below 64 KiB are never compressed.
   std::uint64_t chunk_nbytes = std::uint64_t{1} << 20;
 
-  /// Bytes of a block (`write_block`) of a piece without compression: a multiple of 64 KiB. Does
-  /// not change the files.
+  /// Bytes of a block (`write_block`) of a piece without compression: a multiple of 64 KiB, at most
+  /// 1 GiB. Does not change the files.
   std::uint64_t plain_block_nbytes = std::uint64_t{4} << 20;
 
   /// Whether `index.h5` shows every tensor as a virtual dataset to other HDF5 readers. Costs about
@@ -52,7 +52,7 @@ struct NativeWriteOptions {
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 
   /// Pieces that an older checkpoint has with the same bytes, or with only a few changed rows
-  /// (base_checkpoint.h); null: none. The options above do not apply to these pieces.
+  /// (base_checkpoint.h); null: none. Their bytes stay compressed, or not, as they are there.
   std::shared_ptr<const LinkedPieces> linked{};
 };
 
@@ -82,8 +82,8 @@ std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string dest
 /// - Error(corruption) that lists the rank files that are missing, damaged, or from another
 ///   checkpoint, and the tensors that are incomplete without them;
 /// - Error(corruption) if a writer with a journal has not finished the checkpoint;
-/// - Error(already_exists) if `index.h5.partial` exists and is not an index that Tessera began to
-///   write.
+/// - Error(already_exists) if `index.h5` or `index.h5.partial` exists and is not a Tessera index,
+///   complete or unfinished.
 void rebuild_native_index(FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -27,7 +27,7 @@
 // Until `finish_parts` has returned, no reader takes the directory for a checkpoint, even if a
 // process dies at any point, because `index.h5` or `.metadata` is missing. This file appears last,
 // and complete. Until then `open_native` and `open_dcp` throw Error(not_found), or
-// Error(corruption) if there are native rank files but no index. `open_checkpoint`, which first
+// Error(corruption) if there is a `rank-00000.h5` but no index. `open_checkpoint`, which first
 // detects the format, throws Error(unsupported) or Error(corruption). `rebuild_native_index`
 // refuses rank files that were not sealed.
 namespace tessera::formats {
@@ -65,8 +65,8 @@ void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint
                const PartOptions& options);
 
 /// Writes and syncs the file that makes the directory a checkpoint: `index.h5` or `.metadata`. If
-/// it throws, neither file exists. Requires: every rank has sealed. Throws: Error(corruption)
-/// naming a rank file that is missing or was not sealed.
+/// the call throws, this file does not exist. Requires: every rank has sealed. Throws:
+/// Error(corruption) naming a rank file that is missing or was not sealed.
 void finish_parts(FileSystem& fs, const std::string& directory, const CheckpointContents& contents,
                   const std::vector<Value>& values, const PartOptions& options);
 

@@ -243,9 +243,9 @@ std::uint64_t DcpReader::stored_nbytes() const {
   return nbytes;
 }
 
-/// Throws if the tensor is over the limit. The size of the files limits the bytes of all tensors
-/// together. Counts the tensors in the order of their names; those that no longer fit are over the
-/// limit.
+/// Throws if the tensor is over the limit: max_tensor_nbytes for all tensors together. There is a
+/// limit only if `describes_more_than_items`. Counts the tensors in the order of their names; a
+/// tensor that does not fit any more is over the limit.
 void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const auto& tensors = metadata_.contents.tensors;
   limit_found_.run([&] {

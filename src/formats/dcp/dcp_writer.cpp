@@ -57,8 +57,8 @@ std::string in_words(const Key& key) {
   return std::holds_alternative<std::string>(key) ? "'" + text + "'" : text;
 }
 
-/// Checks that no dict has two keys that become one text, such as 1 and "1": a reader would take
-/// what they hold for one dict, or for a dict and a tensor of one name.
+/// Throws if a dict has two keys that become the same text, such as 1 and "1": a reader could not
+/// tell the entries under them apart.
 void check_keys_as_text(const std::string& destination, const CheckpointContents& contents) {
   const auto is_other = [](const Key& key) { return std::holds_alternative<NonStringKey>(key); };
   const auto has_other = [&](const auto& entry) {
@@ -162,7 +162,7 @@ struct FileLayout {
     std::uint64_t nbytes = 0;
   };
   std::vector<File> files;  // parallel to storage.files
-  /// Of each tensor, for each piece: where its data begin in its item.
+  /// For each piece of each tensor: where its data begin in its item.
   std::vector<SharedVector<std::uint32_t>> data_begins;
 
   std::size_t number_of(CheckpointWriter::PieceId piece) const {
@@ -351,7 +351,7 @@ class RankFilesWriter : public ShareWriter {
   const std::string suffix_;
   Journal* const journal_;
   std::vector<PieceId> order_;
-  /// Whether a piece is complete, by its number. A byte each: the files' threads share no byte.
+  /// Whether a piece is complete, by its number. One byte each: threads share no byte.
   std::vector<std::uint8_t> are_complete_;
   std::vector<std::unique_ptr<RankFile>> files_;  // by file; pointers, as a mutex cannot move
   FileSyncs syncs_;

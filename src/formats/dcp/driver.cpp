@@ -11,7 +11,7 @@ namespace tessera::formats {
 namespace {
 
 /// Returns whether `begin` can be the first bytes of a `.metadata` file: a pickle, of any protocol,
-/// that begins with the name of the class.
+/// that begins with the module of DCP's classes.
 bool begins_as_metadata(std::string_view begin) {
   return begin.find("torch.distributed.checkpoint.metadata") != std::string_view::npos;
 }

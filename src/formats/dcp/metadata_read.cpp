@@ -166,7 +166,7 @@ class Dataclass {
     note_keys();
   }
 
-  /// Returns the attribute `names[number]` of the instance; nothing if it has none.
+  /// Returns the attribute `names[number]`; nothing if the instance does not have it.
   std::optional<Object> find(std::size_t number) const {
     if (places_[number] == kNone) return std::nullopt;
     return state_->entry_value(places_[number]);
@@ -584,10 +584,10 @@ class Parser final : public pickle::EntryTaker {
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
 
-  /// Finds the item that an entry of storage_data, or of the planner's data, names. An entry often
-  /// names the same item as the entry before it, or the item after that. So first tries these two.
-  /// Then tries the item that followed the last time that this item was named (`followers_`). Looks
-  /// up the name only if all three fail.
+  /// Finds the item that an entry of storage_data, or of the planner's data, names; nothing if
+  /// there is none. Tries the item P of the entry before, then the item after P, then the item that
+  /// an earlier entry named after P (`followers_`): most entries name one of these three. Looks up
+  /// the name only if all three fail.
   std::optional<Place> find_place(std::string_view fqn) {
     const auto is_at = [&](std::size_t item) {
       return item < items_.size() && name_at(items_[item]) == fqn;
@@ -628,8 +628,8 @@ class Parser final : public pickle::EntryTaker {
     return std::get<Box>(result_.contents.tensors[tensor].pieces[piece].region).offsets;
   }
 
-  /// Returns the tensor's chunks in the order of their offsets. Needed if a MetadataIndex has no
-  /// usable hint.
+  /// Returns the tensor's chunks in the order of their offsets. Needed if the `index` of a
+  /// MetadataIndex is missing or wrong.
   const std::vector<std::size_t>& pieces_by_offset(std::size_t tensor) {
     const auto [at, is_new] = by_offset_.try_emplace(tensor);
     if (is_new) {
@@ -791,8 +791,8 @@ class Parser final : public pickle::EntryTaker {
     return path;
   }
 
-  /// Throws if one of the keys above the item is an item itself, because a tensor or a value cannot
-  /// contain another item.
+  /// Throws if a dict or list on the item's path is an item itself, because a tensor or a value
+  /// cannot contain another item.
   void check_no_key_above(std::string_view name, const KeyPath& path) {
     std::size_t nbytes = 0;
     for (std::size_t depth = 1; depth < path.size(); ++depth) {

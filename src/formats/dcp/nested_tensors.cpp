@@ -29,8 +29,8 @@ struct ValueRow {
   std::uint32_t place_in_value = 0;
 };
 
-/// Says whether a value must be taken apart: it holds a tensor, or something that Tessera refuses
-/// to read.
+/// Says whether a value must be taken apart: whether an item of it is a tensor, or something that
+/// Tessera refuses to read.
 bool holds_more_than_values(const std::vector<Leaf>& leaves) {
   return std::ranges::any_of(leaves, [](const Leaf& leaf) {
     return !leaf.path.empty() && !std::holds_alternative<Value>(leaf.content);
@@ -130,7 +130,7 @@ class Parts {
         {std::move(entry), {info}, std::make_shared<const Chunk>(Chunk{item, std::move(record)})});
   }
 
-  /// Numbers all entries again, so that the parts of a value come in their order at its place.
+  /// Numbers all entries again: the parts of a value get its place, in their own order.
   void number_entries() {
     std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t*>> numbers;
     for (TensorRow& row : tensors_) {

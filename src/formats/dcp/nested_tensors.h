@@ -15,8 +15,8 @@
 
 namespace tessera::formats::dcp {
 
-/// A value that holds tensors and was split into tensors and values, as a torch.save file is. Only
-/// checkpoints that were saved without flattening have such values.
+/// A value that was split into tensors and values, because it holds a tensor, or something that
+/// Tessera refuses to read. Only checkpoints that were saved without flattening have such values.
 struct NestedValue {
   std::string name;
   StorageInfo info;
@@ -24,8 +24,8 @@ struct NestedValue {
   std::vector<OpenedClass> opened_classes;
 };
 
-/// The tensors and values into which take_values_apart has split values that hold tensors. The keys
-/// are indices into the contents after that call.
+/// The tensors and values into which take_values_apart has split values (NestedValue). The keys are
+/// indices into the contents after that call.
 struct NestedTensors {
   std::vector<NestedValue> taken_apart;
   std::map<std::size_t, std::shared_ptr<const Chunk>> tensors;
@@ -35,9 +35,9 @@ struct NestedTensors {
 /// Returns an item, or throws.
 using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 
-/// Replaces each value that holds a tensor by the tensors and values in it, each named by its key
-/// path. A value whose item cannot be opened stays unchanged, and reading it later throws the
-/// reason.
+/// Splits each value that holds a tensor, or something that Tessera refuses to read, into its
+/// tensors and values, each named by its key path. A value whose item cannot be opened stays
+/// unchanged, and reading it later throws the reason.
 /// Throws: Error(unsupported) if two entries get the same name; Error(io).
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open);
 

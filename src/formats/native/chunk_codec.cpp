@@ -17,10 +17,10 @@ namespace {
 /// A chunk is stored compressed if this saves at least 1/16 of its size.
 constexpr std::uint64_t kMinSavingDivisor = 16;
 
-/// If Huffman codes alone halve the size of a chunk, a search for repetitions is worth a try.
-/// Trained weights are mostly noise, which has no repetitions and keeps at least half of its size.
+/// A search for repetitions is tried if Huffman codes alone more than halve a chunk. Trained
+/// weights are mostly noise, which has no repetitions and keeps at least half of its size.
 constexpr std::uint64_t kRegularDivisor = 2;
-/// The zstd level that is also tried for a chunk that Huffman codes alone halve.
+/// The zstd level of that search.
 constexpr int kMatchingLevel = 1;
 
 constexpr std::size_t kBlockHeaderNbytes = 3;

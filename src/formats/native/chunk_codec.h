@@ -27,10 +27,10 @@ class ChunkEncoder {
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
   /// Encodes one chunk. If `zstd_level` is empty, compresses each plane of bytes with Huffman codes
-  /// only. If that at least halves the chunk, also tries a zstd level that searches for
-  /// repetitions, and keeps the smaller result. If compression saves too little, returns the chunk
-  /// as it is. The result is valid until the next call. Equal bytes give equal results, whatever
-  /// was encoded before.
+  /// only. If that more than halves the chunk, also tries a zstd level that searches for
+  /// repetitions, and keeps the smaller result. If compression saves less than 1/16, returns the
+  /// chunk as it is. The result is valid until the next call. Equal bytes give equal results,
+  /// whatever was encoded before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                       std::uint64_t chunk_nbytes, std::optional<int> zstd_level);
 
@@ -50,8 +50,8 @@ class ChunkEncoder {
   tessera::detail::ByteBuffer coded_frame_;
 };
 
-/// Throws Error(corruption), with an empty `where`, unless the stored bytes are a chunk of
-/// `chunk_nbytes`. Checks the size of a raw chunk, and the frame of a compressed chunk.
+/// Throws Error(corruption), with an empty `where`, unless the stored bytes are `chunk_nbytes` long
+/// (a raw chunk), or begin with the header of a zstd frame of this size. Decodes nothing.
 void require_chunk_nbytes(std::span<const std::byte> stored, std::uint64_t chunk_nbytes);
 
 /// Decodes what ChunkEncoder encodes. Uses its buffers again for the next chunk. Not thread-safe:

@@ -19,7 +19,7 @@ namespace {
 
 constexpr H5Z_filter_t kZstdFilter = 32015;  // registered with The HDF Group
 
-// Pieces of at least this size begin at a multiple of the alignment, so that direct I/O is
+// Allocations of at least this size begin at a multiple of the alignment, so that direct I/O is
 // possible.
 constexpr hsize_t kAlignThresholdNbytes = 65536;
 constexpr hsize_t kAlignmentNbytes = 4096;
@@ -55,7 +55,7 @@ herr_t keep_description(unsigned /*depth*/, const H5E_error2_t* error, void* out
   return 0;
 }
 
-/// Throws the innermost error of the library's error stack.
+/// Throws the file system's error, if one is pending; otherwise the library's innermost error.
 [[noreturn]] void throw_library_error(const std::string& path, const char* call) {
   Channel::rethrow_pending_error();
   std::string reason = "no reason given";

@@ -19,9 +19,9 @@
 
 namespace tessera::formats::native::h5 {
 
-// All calls of the HDF5 library in Tessera are in these functions. Each function holds the
-// library's mutex while it runs. If a call fails, the function throws the file system's exception,
-// if there is one; otherwise Error(io) with the path and the library's innermost reason.
+// All calls of the HDF5 library are in these functions and in h5_file_driver.cpp. Each function
+// here holds the library's mutex. If a call fails, it throws the file system's exception, if there
+// is one; otherwise Error(io) with the path and the library's innermost reason.
 
 /// Objects that every dataset and attribute needs. They are shared, because making them each time
 /// would be costly.

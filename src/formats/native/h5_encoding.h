@@ -45,7 +45,7 @@ std::string shape_message(std::span<const std::int64_t> shape);
 std::string fill_message(std::string_view element);
 
 /// Returns the bytes of HDF5's data layout message (type 8) for a dataset whose data is one range
-/// of the file. Address `kNoAddress`: no place yet.
+/// of the file. `kNoAddress`: no data is stored, and HDF5 shows the fill value.
 std::string contiguous_layout_message(std::uint64_t address, std::uint64_t nbytes);
 
 /// Returns the bytes of HDF5's data layout message (type 8) for a virtual dataset: where in the

@@ -44,7 +44,7 @@ VirtualFile::VirtualFile(FileSystem& fs, const std::string& path, std::uint64_t 
       file_(open_file(fs, path)),
       end_(user_block_nbytes + kSuperblockNbytes) {}
 
-/// Writes the bytes at the next multiple of 8, and returns their address.
+/// Appends the bytes and zeros up to a multiple of 8. Returns the address of the bytes.
 std::uint64_t VirtualFile::append(std::string_view bytes) {
   const std::uint64_t begin = end_;
   buffer_.append(bytes);
@@ -55,7 +55,7 @@ std::uint64_t VirtualFile::append(std::string_view bytes) {
   return begin - user_block_nbytes_;
 }
 
-/// Writes bytes without padding.
+/// Appends bytes without padding.
 void VirtualFile::append_part(std::string_view bytes) {
   buffer_.append(bytes);
   end_ += bytes.size();
@@ -79,7 +79,7 @@ VirtualFile::HeapObject VirtualFile::add_heap_object(std::string_view object) {
   const std::uint64_t nbytes = kHeapHeaderNbytes + round_up_to_8(object.size());
   if (collection_.size() + nbytes > collection_nbytes_) {
     finish_collection();
-    flush();  // the next object does not follow directly
+    flush();  // the collection's bytes come next in the file
     collection_nbytes_ = std::max(kCollectionNbytes, kHeapHeaderNbytes + nbytes);
     collection_begin_ = end_;
     end_ += collection_nbytes_;

@@ -28,7 +28,7 @@ constexpr std::uint8_t kMaxEncoding = static_cast<std::uint8_t>(Encoding::zstd);
 constexpr std::uint8_t kLinkedTag = 3;   // comes before the encoding of a linked piece
 constexpr std::uint8_t kPatchedTag = 4;  // of a linked piece with a patch
 
-/// So that no size of a patch overflows.
+/// The most rows of a patch. With more, its size in bytes could overflow.
 constexpr std::uint64_t kMaxPatchRows = std::uint64_t{1} << (StoredPieces::kBeginBits - 3);
 
 constexpr std::size_t kIndexPartNbytes = std::size_t{1} << 20;

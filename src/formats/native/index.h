@@ -58,8 +58,8 @@ struct StoredPiece {
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
 
-/// The places of a patch in the file of the piece's rank. Both members are plain; their `position`
-/// and `file` are not used.
+/// The places of a patch in the file of the piece's rank. `numbers` and `rows` are plain; their
+/// `position` and `file` are not used.
 struct StoredPatch {
   std::uint64_t num_rows = 0;  // of the patch
   StoredPiece numbers{};       // of the rows in the piece, ascending, 8 bytes each
@@ -68,14 +68,14 @@ struct StoredPatch {
   friend bool operator==(const StoredPatch&, const StoredPatch&) = default;
 };
 
-/// Returns the patch of `num_rows` rows of a piece with `rows`, without places.
+/// Returns a patch of `num_rows` rows of a piece (`rows`) that has no places in a file yet.
 StoredPatch empty_patch(std::uint64_t num_rows, const PieceRows& rows);
 
 /// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
 /// of them are plain and in their rank's own file: these take 16 bytes each.
 ///
-/// Threads may set different pieces at the same time. If a piece is compressed, linked, or at
-/// another position, call `keep_all_members` before the threads start.
+/// Threads may set different pieces at the same time. Call `keep_all_members` first if they set a
+/// piece that is compressed or linked, or whose `position` is not its `piece_index`.
 class StoredPieces {
  public:
   /// Bits of `begin`. A file with greater offsets (64 PiB) is refused.
@@ -103,8 +103,8 @@ class StoredPieces {
     slots_[id.tensor_index][id.piece_index].checksum_or_table = checksum;
   }
 
-  /// Allocates the members that `set` needs for a piece that is compressed, linked, or at another
-  /// position than in this index. Other pieces do not need these members.
+  /// Allocates the members that `set` needs for a piece that is compressed or linked, or whose
+  /// `position` is not its `piece_index` (in the index of a rank file). Others do not need them.
   void keep_all_members();
 
  private:
@@ -222,8 +222,8 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
 
-/// Throws Error(kind) unless names are sorted and unique, aliases have targets, regions are within
-/// their tensors, and ranks are below the world size.
+/// Throws Error(kind) unless the world size and the shapes are valid, names are sorted and unique,
+/// aliases have targets, regions are within their tensors, and ranks are below the world size.
 void validate_contents(const CheckpointContents& contents, ErrorKind kind, const std::string& path);
 
 /// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of

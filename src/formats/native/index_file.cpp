@@ -60,8 +60,8 @@ void read_runs(const ReadableFile& file, const Index& index, PieceId id, RowRuns
                    });
 }
 
-/// Reads the rows of all patches from the rank files in `directory`. A damaged patch does not
-/// prevent that the index is rebuilt.
+/// Reads the rows of all patches from the rank files in `directory`. If a patch is damaged, its
+/// tensor gets no virtual dataset, so that the index can still be rebuilt.
 PatchRuns find_runs(const FileSystem& fs, const std::string& directory, const Index& index) {
   PatchRuns found;
   std::map<std::size_t, std::size_t> num_runs;  // of each patched tensor
@@ -239,8 +239,8 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
   }
 }
 
-/// Adds the same datasets as `write_virtual_datasets`; faster if there are many tensors. Returns
-/// the links of the root group.
+/// Adds the same datasets as `write_virtual_datasets`, except those of hidden tensors; faster for
+/// many tensors. Returns the links of the root group.
 std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, const Index& index,
                                                         const PatchRuns& patches) {
   const CheckpointContents& contents = index.contents;

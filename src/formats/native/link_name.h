@@ -14,7 +14,7 @@ inline constexpr const char* kIndexDataset = "index";
 inline constexpr const char* kBlocksDataset = "blocks";
 inline constexpr const char* kValuesDataset = "values";
 inline constexpr const char* kHiddenDataset = "hidden";
-/// What the datasets of a patch have behind the link name of their piece.
+/// The ends of the link names of a patch's datasets; the piece's link name comes before.
 inline constexpr const char* kRowNumbersSuffix = "~row_numbers";
 inline constexpr const char* kRowsSuffix = "~rows";
 

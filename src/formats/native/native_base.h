@@ -20,8 +20,8 @@ void enter_linked_pieces(Index& index, const LinkedPieces& linked);
 
 /// Makes hard links in `directory` to the files of the base that hold some of `pieces`. Keeps a
 /// link that already exists. Throws: Error(not_found) if a file of the base has been removed;
-/// Error(mismatch) if another file has its name; Error(unsupported) if the file system cannot make
-/// the link.
+/// Error(mismatch) if it has changed, or the link's name is that of another file;
+/// Error(unsupported) if the file system cannot make the link.
 void link_files(const FileSystem& fs, const std::string& directory, const Index& index,
                 const LinkedPieces& linked, std::span<const PieceId> pieces);
 

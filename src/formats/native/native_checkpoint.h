@@ -18,7 +18,7 @@ class NativeCheckpoint : public DividedReader {
  public:
   virtual std::uint64_t checkpoint_id() const = 0;
   virtual const Index& index() const = 0;
-  /// As `read_piece`, but of a patched piece reads the linked piece without its patch.
+  /// Reads a piece as `read_piece` does, but without its patch, if it has one.
   virtual void read_unpatched(PieceId id, FlatRange range, std::span<std::byte> out) const = 0;
 };
 

@@ -14,7 +14,7 @@
 
 namespace tessera::formats::native {
 
-// Implements parts.h for this format, whose last step is `rebuild_native_index`.
+// Implements parts.h for this format; `finish_parts` is `rebuild_native_index`.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,

@@ -13,9 +13,9 @@ namespace tessera::formats::native {
 
 // [Note: Packed pieces] HDF5 takes tens of microseconds for each dataset. A checkpoint with many
 // small pieces therefore has version 2: each rank file packs its small pieces into one dataset per
-// dtype, without gaps, in the order of the file's index. So the first element of a piece there
-// has as its index the number of elements of all pieces before it. Each larger piece still has a
-// dataset of its own. See docs/formats/native.md.
+// dtype, without gaps, in the order of the file's index. The index of a piece's first element there
+// is the number of elements in all pieces before it. Each larger piece still has a dataset of its
+// own. See docs/formats/native.md.
 
 /// A checkpoint with at least this number of small pieces packs them.
 inline constexpr std::int64_t kMinPackedPieces = 1000;

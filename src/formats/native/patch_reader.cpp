@@ -80,8 +80,8 @@ void PatchReader::apply(FlatRange range, std::span<std::byte> bytes) const {
   }
 }
 
-/// Copies rows of the patch, from number `first` on, to their place in `bytes`. `numbers`: of these
-/// rows. `wanted`: the range of the piece that `bytes` is.
+/// Copies rows of the patch to `bytes`, which are the bytes `wanted` of the piece. `first`: index
+/// in the patch of the first of these rows. `numbers`: their numbers in the piece.
 void PatchReader::read_rows(std::uint64_t first, std::span<const std::uint64_t> numbers,
                             ByteRange wanted, std::span<std::byte> bytes) const {
   thread_local tessera::detail::ByteBuffer buffer;

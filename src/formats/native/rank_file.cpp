@@ -371,7 +371,7 @@ void RankFileWriter::put_patch(std::size_t piece_number, std::int64_t begin,
   note(piece_number, begin, {.range = place, .checksum = xxh3_64(rows)});
 }
 
-/// As `resume_block`, for a patched piece.
+/// Does what `resume_block` does for a patched piece.
 bool RankFileWriter::resume_patch(std::size_t piece_number, std::int64_t begin,
                                   const FinishedBlock& finished) {
   thread_local tessera::detail::ByteBuffer buffer;
@@ -579,8 +579,8 @@ std::uint64_t RankFileWriter::settle_storage() {
   return settle_patches(tables_nbytes);
 }
 
-/// Does the same for the patches, whose tables follow those of pieces: first the table of the
-/// numbers, then that of the rows. `tables_nbytes`: of the tables of pieces.
+/// Does the same for the patches. Their tables follow those of pieces, which have `tables_nbytes`
+/// in all: for each patch first that of its numbers, then that of its rows.
 std::uint64_t RankFileWriter::settle_patches(std::uint64_t tables_nbytes) {
   const auto settle = [&](StoredPiece& part, const std::vector<std::uint64_t>& checksums) {
     part.checksum_or_table = checksums.size() == 1 ? checksums.front() : tables_nbytes;

@@ -11,7 +11,7 @@
 
 namespace tessera::formats::native {
 
-/// How many table entries are in memory at a time.
+/// How many table entries a reader reads, and has in memory, at a time.
 inline constexpr std::uint64_t kEntriesPerRead = 4096;
 
 /// The place of a block or chunk in the file, and its checksum.
@@ -32,7 +32,7 @@ std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std:
 void require_checksum(const ReadableFile& file, const std::string& fqn, const StoredBlock& block,
                       std::span<const std::byte> bytes);
 
-/// Reads the bytes `wanted` of a plain piece into `out`, and checks the blocks that have them.
+/// Reads the bytes `wanted` of a plain piece into `out`, and checks the blocks that contain them.
 void read_plain_range(const ReadableFile& file, const std::string& fqn, const StoredPiece& stored,
                       const BlockGrid& grid, ByteRange wanted, std::span<std::byte> out);
 

@@ -22,12 +22,12 @@ std::string foreign_name(Object object);
 std::string foreign_in_words(Object object);
 
 /// Says whether a foreign object is the result of a function call, as far as its name tells.
-/// Returns false for an object of a class, also of a class of the standard library or NumPy.
+/// Returns false for objects of classes, which some modules (datetime, NumPy) pickle as calls.
 bool is_foreign_function_call(Object object);
 
 /// Returns the object whose entries are the attributes of a foreign object: the dict given to BUILD
-/// or, for a class derived from dict, `object` itself. Returns nothing unless the caller asked to
-/// read its class as a dict (`as_dict`) and its state is a dict.
+/// or, without one, `object` itself (a class derived from dict). Returns nothing if the caller did
+/// not ask to read its class as a dict (`as_dict`), or if it has other parts than such entries.
 std::optional<Object> entries_as_dict(Object object);
 
 /// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.

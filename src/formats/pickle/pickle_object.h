@@ -116,7 +116,7 @@ class Object {
   std::string_view global_module(std::string_view rule) const;
   std::string_view global_name(std::string_view rule) const;
   /// Returns the allow-list's number for a global, or for the global that a call names. Returns
-  /// kForeignMeaning if the global is not listed.
+  /// kForeignMeaning or kAsDictMeaning if the list lacks the global.
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple

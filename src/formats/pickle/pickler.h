@@ -57,7 +57,7 @@ class Pickler {
   /// Returns the bytes that were written since the last call of this function. So a long pickle
   /// need not be in memory as a whole.
   std::string take_bytes() { return std::exchange(out_, {}); }
-  std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes returns
+  std::size_t num_held_bytes() const { return out_.size(); }  // that take_bytes will return
 
   /// Ends the pickle and returns its bytes, without those that take_bytes has returned.
   std::string finish() &&;
@@ -76,8 +76,8 @@ class Pickler {
 };
 
 /// Pushes a value as Python would pickle the object. A symbol is a dtype, layout or device of
-/// torch, or a complex number.
-/// Throws: Error(unsupported) for any other symbol.
+/// torch, or a complex number. Throws: Error(unsupported) for any other symbol, for text that is no
+/// Python str, and for a dict key or an item of a set that Python cannot hash.
 void pickle_value(Pickler& pickler, const Value& value);
 
 }  // namespace tessera::formats::pickle

@@ -16,7 +16,7 @@ std::string canonical_decimal(std::string_view decimal);
 /// is malformed.
 std::optional<std::string> unescape_python_string(std::string_view text);
 
-/// Returns the UTF-8 of text in Python's raw-unicode-escape: Latin-1 with `\uXXXX`, `\UXXXXXXXX`.
+/// Returns the UTF-8 of Python's raw-unicode-escape (Latin-1 with `\uXXXX`); nothing if malformed.
 std::optional<std::string> unescape_raw_unicode(std::string_view text);
 
 /// Returns the bytes that `text.encode('latin1')` gives, or nothing if a character is above U+00FF.

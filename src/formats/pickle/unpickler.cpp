@@ -800,8 +800,8 @@ class Machine {
     taken_end_ = static_cast<std::uint32_t>(graph_.nodes_.size());
   }
 
-  /// Returns whether to keep an object that a batch puts into the memo, because a later opcode
-  /// fetches it.
+  /// Returns whether to keep an object that a batch puts into the memo: whether an opcode may fetch
+  /// its slot.
   bool is_kept(std::uint64_t slot, std::uint32_t id) {
     const ObjectKind kind = node(id).kind;
     const bool is_atom = kind == ObjectKind::str || kind == ObjectKind::global;

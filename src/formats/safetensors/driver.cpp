@@ -72,8 +72,8 @@ bool is_foreign_values_file(const FileSystem& fs, const std::string& directory,
          !detail::may_be_values_file(fs, join_path(directory, name));
 }
 
-/// Returns those of `names` that belong to the checkpoint of an index. These are the files that the
-/// index names; if the index is damaged, the files whose names show that they are of its series.
+/// Returns those of `names` that belong to the checkpoint of an index: the index, its values file,
+/// and the files that it names or, if it is damaged, the files of its series.
 std::vector<std::string> names_of_index(const FileSystem& fs, const std::string& directory,
                                         const std::string& index,
                                         const std::vector<std::string>& names) {

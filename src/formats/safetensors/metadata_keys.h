@@ -12,7 +12,7 @@ inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: ann
 inline constexpr std::string_view kDcpShardingInfoKey = "DCP_SHARDING_INFO";
 inline constexpr std::string_view kDcpVersionKey = "DCP_VERSION";
 
-/// Whether a key of `__metadata__` has a meaning for Tessera or PyTorch, now or in later versions.
+/// Whether a key of `__metadata__` begins with `tessera.`, or is one of PyTorch's DCP.
 inline bool is_reserved_key(std::string_view key) {
   return key.starts_with("tessera.") || key == kDcpShardingInfoKey || key == kDcpVersionKey;
 }

@@ -241,7 +241,7 @@ bool has_offset(const std::unordered_map<std::string, Shape>& saved_offsets) {
 }
 
 /// Returns the beginning that the names of all files of one rank share. DCP's file names contain
-/// the rank: it is `shard-00002-` in `shard-00002-model-00001-of-00003.safetensors`. For any other
+/// the rank: it is `shard-00002` in `shard-00002-model-00001-of-00003.safetensors`. For any other
 /// name, returns the whole name.
 std::string rank_prefix(const std::string& name) {
   const std::string base = last_component(name);

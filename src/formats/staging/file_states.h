@@ -18,7 +18,7 @@ struct FileState {
   nlink_t num_links = 0;
   off_t nbytes = 0;
   std::timespec modified{};  // mtime, which a program can set
-  std::timespec changed{};   // ctime, which no program can set, but each new or removed hard link
+  std::timespec changed{};   // ctime, which no program can set; hard links change it
 };
 
 /// Whether two states of a file, seen one after the other, show no change of its bytes. Compares
@@ -29,12 +29,12 @@ bool is_unchanged(const FileState& before, const FileState& after);
 using FileStates = std::map<std::string, FileState>;
 
 /// Returns the state of the file or link at `path`. If `path` is a directory, returns the states of
-/// all its entries, and of the entries of folders that belong to a format. Empty if nothing is
-/// there.
+/// all its entries, and of all files within its folders that belong to a format. Empty if nothing
+/// is there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
-/// Throws Error(already_exists) naming the first file at `path` that is new or has another state
-/// than in `before`. Ignores files for which `is_kept` returns true.
+/// Throws Error(already_exists) naming the first file at `path` that is new or has changed since
+/// `before`. Ignores files for which `is_kept` returns true. Does not notice removed files.
 void require_file_states(const FileSystem& fs, const std::string& path, const FileStates& before,
                          const std::function<bool(const std::string& file)>& is_kept = {});
 

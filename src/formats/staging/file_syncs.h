@@ -34,7 +34,7 @@ class FileSyncs {
   /// Syncs and closes `file`, or passes it to a thread that does. Waits while the queue of files is
   /// full. Throws: what the sync or close of this file, or of an earlier one, throws.
   void add(std::unique_ptr<WritableFile> file);
-  /// Waits until all files are on the disk. Throws: as `add`.
+  /// Waits until all added files are synced. Throws: as `add`.
   void wait();
 
  private:

@@ -50,8 +50,8 @@ class JournalLines {
   JournalLines(const ReadableFile& file, std::uint64_t first_byte)
       : file_(file), end_nbytes_(first_byte), read_nbytes_(first_byte) {}
 
-  /// Returns the next line without its checksum, valid until the next call; nothing if the line is
-  /// torn, damaged or longer than `max_nbytes`.
+  /// Returns the next line without its checksum, valid until the next call; nothing at the end of
+  /// the file, or if the line is torn, damaged or longer than `max_nbytes`.
   std::optional<std::string_view> take(std::size_t max_nbytes) {
     std::size_t end = text_.find('\n', taken_nbytes_);
     while (end == std::string::npos && text_.size() - taken_nbytes_ < max_nbytes &&
@@ -70,7 +70,7 @@ class JournalLines {
     return content;
   }
 
-  /// Returns the end of the last line taken.
+  /// Returns where in the file the last line taken ends.
   std::uint64_t end_nbytes() const { return end_nbytes_; }
 
  private:
@@ -245,7 +245,7 @@ Journal::~Journal() {
     flush_locked();
     file_->close();
   } catch (...) {
-    // Ignored: a run that resumes this work writes blocks without a line again.
+    // Ignored: a run that resumes this work writes again every block that has no line.
   }
 }
 

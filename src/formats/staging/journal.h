@@ -79,9 +79,9 @@ std::string exchange_line();
 
 /// Records finished blocks, and finds the blocks that an interrupted run recorded.
 ///
-/// The line of a block is written after the block; lines of small blocks are written together. The
-/// journal is not synced, so after a crash it may list blocks that are not on the disk. This does
-/// no harm, because a run that resumes checks each block against its checksum. Thread-safe.
+/// The line of a block is written after the block; lines of small blocks are written together. Only
+/// `sync` syncs the journal, so after a crash it may list blocks that are not on the disk. This
+/// does no harm: a run that resumes checks each block against its checksum. Thread-safe.
 class Journal {
  public:
   /// Creates a journal at `path`. Requires: nothing exists there.

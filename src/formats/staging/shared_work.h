@@ -29,9 +29,9 @@ namespace tessera::formats {
 //
 // The first process makes the staging path, with its main journal, and then `work`. Each process
 // writes the blocks of its share into the files at the staging path, and records them in the
-// journal of its share. When all shares are complete, one process takes over all blocks from the
-// journals without reading them, and commits like a writer that works alone. It removes the folder
-// after the checkpoint has appeared. If a process dies in between, the folder stays without a
+// journal of its share. When all shares are complete, one process takes over the blocks that the
+// journals list, without reading the blocks, and commits like a writer that works alone. It removes
+// the folder after the checkpoint has appeared. If it dies in between, the folder stays without a
 // staging path.
 //
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
@@ -85,7 +85,7 @@ class SharedWork {
   [[noreturn]] void refuse_held(int share) const;
   enum class Mark {
     synced,    // stays after a power failure
-    unsynced,  // may be lost in one; for a share without blocks, which is written again in no time
+    unsynced,  // may be lost then; for a share without blocks, which costs nothing to repeat
   };
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share, Mark mark = Mark::synced);
@@ -137,9 +137,9 @@ struct IdentityDifference {
   std::string before;
   std::string now;
 };
-/// Returns the first difference of two identities; nothing if they are equal. If a digest differs,
-/// returns an explanation of the plan that differs, if there is one, because digests tell a user
-/// nothing.
+/// Returns the first difference of two identities; nothing if there is none. Looks at explanations
+/// of the plan only if a digest differs: then returns the first explanation that differs, if there
+/// is one, because digests tell a user nothing.
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now);
 

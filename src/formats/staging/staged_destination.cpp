@@ -60,7 +60,7 @@ void require_short_name(const std::string& destination, const std::string& longe
   throw Error(ErrorKind::already_exists, {.path = path}, "staging: " + what, {action});
 }
 
-/// Throws if a directory that is to be removed holds a file that no writer made.
+/// Throws if a directory that is to be removed holds an entry outside `names` and `is_extra`.
 void require_no_foreign_entry(const FileSystem& fs, const std::string& path, FileNames names,
                               const std::string& rule, const std::string& why,
                               const std::function<bool(const std::string&)>& is_extra) {
@@ -140,8 +140,8 @@ bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
   return true;
 }
 
-/// Opens and locks the object at a staging path. Returns an empty descriptor if the object does not
-/// exist any more.
+/// Opens and locks the object at a staging path; throws if another process holds the lock. Returns
+/// an empty descriptor if the object does not exist any more.
 FileDescriptor lock_object(const std::string& path, bool is_new) {
   FileDescriptor object = open_object(path);
   if (!object) {
@@ -262,7 +262,7 @@ bool StagedDestination::is_left_over() const {
   return has_journal() || is_empty(fs_, staging_path_);
 }
 
-/// Throws if a directory that a dead process left holds files that no writer made.
+/// Throws if a directory that a dead process left holds an entry that may not be removed.
 void StagedDestination::require_only_removable_entries() const {
   const JournalHead head = read_journal_head(fs_, journal_path());
   const std::set<std::string> extra_names = extra_names_in(head.identity);

@@ -15,13 +15,13 @@ namespace tessera::formats {
 /// A destination that appears complete or not at all.
 ///
 /// The work is done at `staging_path()`, the sibling `<destination>.partial`. This class makes it
-/// (an empty directory, or an empty file to be opened with `open_for_update`) and holds an advisory
-/// lock on it. `commit()` syncs the directory (each file was synced by its writer), renames it into
-/// place (an exchange if something is replaced), and syncs the parent. If `commit()` throws, the
-/// destination is unchanged. If this object is destroyed without commit, the destination is
-/// unchanged and the staging path is removed, unless `keep` was called. In a directory, only files
-/// with a writer's names are removed. If the directory holds other files, it stays with them, but
-/// without a journal.
+/// (an empty directory, or an empty file to be opened with `open_for_update`) and holds an
+/// advisory lock on it. `commit()` syncs the directory (each file was synced by its writer),
+/// renames it into place (an exchange if something is replaced), and syncs the parent. If this
+/// object is destroyed and no `commit()` has succeeded, the destination is as it was before, and
+/// the staging path is removed, unless `keep` was called. In a directory, only files with a
+/// writer's names are removed. If the directory holds other files, it stays with them, but without
+/// a journal.
 ///
 /// [Note: Left over] While a staging path holds anything, a journal is beside it: the file
 /// `<destination>.partial.journal`. The journal marks the staging path as a writer's. If a dead
@@ -71,8 +71,8 @@ class StagedDestination {
   /// Whether `path`, or the target of a link at `path`, is a staging path with a journal that
   /// describes its work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
-  /// Whether a living process has locked the staging path `path`, or the target of a link at
-  /// `path`.
+  /// Whether a living process has locked the staging path `path`. Does not follow a link at `path`:
+  /// returns false for it.
   static bool is_being_written(const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
@@ -86,7 +86,7 @@ class StagedDestination {
   /// Throws: Error(already_exists) if the destination exists and `overwrite` is `refuse`, if the
   /// destination is a dangling link, if another living process holds the staging path, or if the
   /// object at the staging path, or the object with the journal's name, is refused; what `judge`
-  /// throws. If it throws, nothing is changed.
+  /// throws. After these errors, nothing has changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   /// Throws the errors that the constructor would throw, and changes nothing.
@@ -115,8 +115,8 @@ class StagedDestination {
   /// journal still names the extra files.
   void reset_journal_for_exchange();
   /// Sets the names of the extra files that the caller copies into the staging directory. Requires:
-  /// the journal names them already. `publish` then refuses to replace a file that is neither a
-  /// checkpoint's nor an extra file.
+  /// the journal names them already. `publish` then refuses to remove a file that belongs to no
+  /// checkpoint, unless it equals the extra file of the same name.
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps the staging path and the journal if this object is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }

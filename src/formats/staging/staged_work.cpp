@@ -75,7 +75,7 @@ void require_writable(FileSystem& fs, const std::string& path) {
 /// The files that a writer makes in its directory.
 struct OwnFiles {
   std::set<std::string> names;
-  std::set<std::string> linked_names;  // of these, the hard links, which it does not write into
+  std::set<std::string> linked_names;  // those of `names` that are hard links; never written into
 };
 
 void require_own_file(FileSystem& fs, const std::string& directory, const std::string& name,

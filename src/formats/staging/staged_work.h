@@ -28,7 +28,7 @@ struct WorkOptions {
 
 /// Returns the options of a writer. Adds the extra files to the journal's identity.
 WorkOptions work_options(const CreateOptions& options);
-/// As above, for one of several processes that write together.
+/// Does the same for one of several processes that write together.
 WorkOptions work_options(const CreateOptions& options, const ShareOptions& share);
 
 /// What to do with the files beside a single-file checkpoint that is replaced (SideFiles): `keep`
@@ -81,9 +81,9 @@ class StagedWork {
   bool is_share() const { return !staged_; }
 
   /// Sets the names of all files that the writer makes in the directory, apart from the extra
-  /// files. A file with another name would become part of the destination. So `commit` throws if
-  /// there is one, and for resumed work this function does too. This function also throws if a file
-  /// of resumed work cannot be written into.
+  /// files. A file with another name would become part of the destination, so `commit` throws if
+  /// there is one. For resumed work, this function throws for such a file, and for a file that
+  /// cannot be written into. Does nothing for a share.
   /// Throws: Error(already_exists) naming the first file.
   void set_file_names(const std::set<std::string>& names);
 

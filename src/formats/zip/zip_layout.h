@@ -46,7 +46,7 @@ class ZipLayout {
 
   /// Returns the bytes of `header_range(member)`.
   std::string local_header(std::size_t member, std::uint32_t crc) const;
-  /// Returns all bytes from `directory_begin()` to the archive's end, for the members' CRCs.
+  /// Returns all bytes from `directory_begin()` to the archive's end. `crcs`: of the members.
   std::string directory(std::span<const std::uint32_t> crcs) const;
 
  private:
