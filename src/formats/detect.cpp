@@ -153,7 +153,7 @@ void require_no_work_in_progress(const FileSystem& fs, const std::string& path) 
                 "unfinished checkpoint: several workers write it, or were interrupted (wait for "
                 "them; `ckpt-reshard finish` says which parts are missing)");
   }
-  if (StagedDestination::is_being_written(path)) {
+  if (StagedDestination::is_being_written(fs, path)) {
     throw Error(ErrorKind::corruption, {.path = path},
                 "unfinished checkpoint: a `ckpt-reshard` run is writing it (wait until it ends)");
   }

@@ -758,6 +758,9 @@ TEST_P(ResumableMoveTest, WorkOfALivingWriterIsNotCalledInterrupted) {
   auto writer = start_move(plan, source, fs_, path(),
                            create_options(KeptWork::refuse, OverwritePolicy::refuse));
   EXPECT_THAT(open, ThrowsError(ErrorKind::corruption, "is writing it (wait until it ends)"));
+  std::filesystem::create_symlink(partial(), tmp_ / "link");
+  EXPECT_THAT([&] { formats::open_checkpoint(fs_, tmp_ / "link"); },
+              ThrowsError(ErrorKind::corruption, "is writing it (wait until it ends)"));
   writer.reset();
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   EXPECT_THAT(open, ThrowsError(ErrorKind::corruption, "run was interrupted here"));

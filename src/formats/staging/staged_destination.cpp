@@ -399,8 +399,8 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
   return kind && kind != FileKind::other && has_journal(fs.resolve_links(path));
 }
 
-bool StagedDestination::is_being_written(const std::string& path) {
-  const FileDescriptor object = open_object(without_trailing_slashes(path));
+bool StagedDestination::is_being_written(const FileSystem& fs, const std::string& path) {
+  const FileDescriptor object = open_object(fs.kind_of(path) ? fs.resolve_links(path) : path);
   return object && try_lock(object) == LockResult::held_by_another;
 }
 

@@ -71,9 +71,9 @@ class StagedDestination {
   /// Whether `path`, or the target of a link at `path`, is a staging path with a journal that
   /// describes its work.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
-  /// Whether a living process has locked the staging path `path`. Does not follow a link at `path`:
-  /// returns false for it.
-  static bool is_being_written(const std::string& path);
+  /// Whether a living process has locked the staging path `path`, or the target of a link at
+  /// `path`.
+  static bool is_being_written(const FileSystem& fs, const std::string& path);
 
   /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
   /// could not remove. Returns nothing if the path holds work, or if a writer is using it.
