@@ -70,7 +70,7 @@ class WholeNames {
 /// How the parts of the tensor-parallel ranks make the whole tensor.
 struct Joint {
   Cut cut = Cut::whole;
-  bool is_gated = false;  // each rank has a part of the gate, then a part of the rest
+  bool is_gated = false;  // each rank has a part of the gate, then one of the up projection
   std::size_t num_parts = 1;
   Shape part;
   Shape whole;

@@ -84,7 +84,7 @@ class RankContents {
   /// at once.
   torch_zip::TorchSaveLayout layout(std::size_t file) const;
 
-  /// Throws Error(unsupported) if Tessera's reader would refuse the files of a rank.
+  /// Throws Error(unsupported) if Tessera's reader would refuse a file of rank 0.
   void require_readable() const;
 
  private:

@@ -85,8 +85,8 @@ struct Metadata {
   std::map<std::string, Item> items;
 };
 
-/// Reads `metadata.pkl`. Runs no code from the file: it consists of dicts of plain values, and all
-/// other objects are ignored.
+/// Reads `metadata.pkl`, which consists of dicts of plain values. Runs no code from the file, and
+/// makes no objects of its classes.
 /// Throws: Error(corruption) naming the byte and the broken rule; Error(unsupported) for another
 /// version.
 Metadata read_metadata(const FileSystem& fs, const std::string& path);

@@ -115,7 +115,7 @@ void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   const auto sizes = sizes_of_mesh(mesh);
   const auto coordinates = naturals_of(attribute_of(mesh, "_coordinate_on_dim"));
   if (!sizes || !coordinates || sizes->size() != coordinates->size()) {
-    place.problem = "a mesh that says neither its size nor the place of this rank";
+    place.problem = "a mesh without its sizes or the coordinates of this rank";
     return;
   }
   place.mesh = *sizes;
