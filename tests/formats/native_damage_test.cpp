@@ -40,7 +40,7 @@ std::vector<Finding> verify(const FileSystem& fs) {
   return findings;
 }
 
-/// Reads every piece, and returns what was wrong with which tensors.
+/// Reads every piece. Returns the errors of the reads that failed, by name of the tensor.
 std::map<std::string, std::string> failing_reads(const FileSystem& fs) {
   std::map<std::string, std::string> failures;
   const auto reader = open_native(fs, kPath);
@@ -146,7 +146,7 @@ TEST(NativeDamageTest, AFlippedBitOfDataIsFoundByReadingAndNamed) {
       for (const Finding& finding : findings) {
         if (finding.rule != "checksum") continue;
         EXPECT_TRUE(failing.contains(finding.where.fqn)) << finding.where.fqn << " " << at;
-        // A damaged checksum in a table blames its block, but shows as damaged structure too.
+        // If a checksum in a chunk table is damaged, verify reports its block and the structure.
         if (findings.back().rule == "structure") continue;
         ASSERT_TRUE(finding.where.byte_range);
         EXPECT_LE(finding.where.byte_range->begin, at);
@@ -204,7 +204,7 @@ TEST(NativeDamageTest, VerifyUsesNoMoreThreadsThanAllowed) {
       const std::scoped_lock lock(mutex);
       threads.insert(std::this_thread::get_id());
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // other threads could join
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // lets other threads begin
   };
   open_native(fs, kPath)->verify([](const Finding&) {}, progress, 1);
   EXPECT_THAT(threads, testing::ElementsAre(std::this_thread::get_id()));

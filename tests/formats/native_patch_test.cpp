@@ -111,7 +111,7 @@ native::Index index_of(const std::string& path) {
   return native::open_native_checkpoint(FileSystem::posix(), path)->index();
 }
 
-/// The names of the tensors with a patched piece, and how many pieces of each are patched.
+/// Returns each patched piece, as the name of its tensor and its index: `table 1`.
 std::vector<std::string> patched(const std::string& path) {
   const native::Index index = index_of(path);
   std::vector<std::string> names;

@@ -192,7 +192,7 @@ TEST_F(TorchDistFilesTest, OtherCheckpointsOfDcpNeedNeither) {
   EXPECT_THAT(findings(), IsEmpty());
   EXPECT_THAT(findings_of_files(), IsEmpty());
   stdfs::remove(file("common.pt"));
-  replace("metadata.json", "[]");  // of another program, too
+  replace("metadata.json", "[]");  // also of another program
   EXPECT_THAT(findings(), IsEmpty());
   source.add_value("decoder.layers._extra_state/shard_0_1", Value(Value::List{Value()}));
   write(source, Format("dcp"));

@@ -86,7 +86,7 @@ TEST(ExecutorTest, NumbersThatACastMakesInfiniteAreRefusedWithTheirCount) {
   }
 }
 
-/// A writer that cannot take its first block before it is abandoned.
+/// A writer whose first call for its first block waits until `abandon` is called, then throws.
 class InterruptedAtFirst final : public formats::CheckpointWriter {
  public:
   explicit InterruptedAtFirst(formats::CheckpointContents contents)

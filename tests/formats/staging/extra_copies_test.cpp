@@ -252,7 +252,7 @@ TEST_F(ExtraCopiesTest, AResumedWriterCopiesAllAgain) {
   fs_.remove_all(tmp_ / "out.partial/vocab.txt");
   const WorkOptions resume = options(true, KeptWork::resume);
   EXPECT_TRUE(StagedWork::check(fs_, tmp_ / "out", DestinationKind::directory, resume));
-  fs_.make_directory(tmp_ / "out.partial/vocab.txt");  // somebody's
+  fs_.make_directory(tmp_ / "out.partial/vocab.txt");  // not made by a writer
   EXPECT_THAT([&] { write(fs_, "new", resume); },
               ThrowsError(ErrorKind::already_exists, "out.partial/vocab.txt"));
   fs_.remove_all(tmp_ / "out.partial/vocab.txt");
