@@ -100,7 +100,7 @@ Bytes repeated(const Bytes& noise, std::uint64_t nbytes) {
   return bytes;
 }
 
-/// Two tensors of several blocks in every format, and a file that is written past the page cache.
+/// Two tensors of several blocks in every format, large enough for files to bypass the page cache.
 MemoryCheckpoint large_source() {
   test::Random random;
   MemoryCheckpoint source("large");

@@ -292,12 +292,12 @@ class MegatronReader final : public EntryReader {
     const bool is_one = num_parts == 1 && !is_grouped;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
-      reason = "parts of several matrices in one tensor, which are not joined";
+      reason = "a tensor with parts of several matrices, which Tessera does not join";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "a name without a rule for its cut, and different elements in " +
+        reason = "a name that no rule says how to join, and different elements in " +
                  tensor_of(*other).file->name() + " and in " +
                  tensor_of(parts.front()).file->name();
         return std::nullopt;
@@ -307,8 +307,8 @@ class MegatronReader final : public EntryReader {
     auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
                                 num_parts, shape);
     if (!joint) {
-      reason = "parts of shape " + shape_to_string(shape) + ", which " +
-               counted(num_parts, "tensor rank") + " cannot have";
+      reason = "parts of shape " + shape_to_string(shape) + ", which no cut among " +
+               counted(num_parts, "tensor rank") + " gives";
     }
     return joint;
   }

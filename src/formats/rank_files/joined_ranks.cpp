@@ -638,7 +638,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     if (!on_some_ranks_.empty()) {
       note("the same names on all ranks",
            such_as(on_some_ranks_.size(), "name", "on some ranks only", *on_some_ranks_.begin()) +
-               " (read as an entry of the whole; rank files of the result have it on all ranks)");
+               " (read as an entry of the checkpoint; rank files of a move have it on all ranks)");
     }
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",

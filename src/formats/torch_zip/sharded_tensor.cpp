@@ -82,7 +82,7 @@ AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t n
   const std::string_view name = placement->global_name("placement");
   if (name == "Replicate") return {};
   if (name != "Shard" && name != "_StridedShard") {
-    problem = "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
+    problem = "a tensor placed " + printable(name, 40) + " (only Shard and Replicate are joined)";
     return {};
   }
   AxisPlacement made{.kind = AxisPlacement::Kind::shard};
