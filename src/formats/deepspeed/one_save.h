@@ -11,8 +11,8 @@ namespace tessera::formats::deepspeed {
 /// Checks that one save can have written the files, which belong to one model rank (see [Note:
 /// Model ranks]):
 /// - there are as many ranks as the files record, and one version of DeepSpeed;
-/// - all ranks have the same shapes, step counters, parameter groups and scalars of the optimizer's
-///   state (the bytes of these scalars are read);
+/// - all ranks have the same shapes, ZeRO stage, step counters, parameter groups and scalars of the
+///   optimizer's state (the bytes of these scalars are read);
 /// - both files of a rank have the same configuration.
 /// `num_model_ranks`: the number of model ranks of the whole checkpoint.
 /// Throws: Error(corruption) naming the file that differs, or the folder if ranks are missing;

@@ -397,7 +397,7 @@ class ParallelReader final : public ModelRanksReader {
     return 0;
   }
 
-  /// In a pipeline, checks that each tensor rank has a file of each layer with names in the model.
+  /// In a pipeline: checks that layers with parameters or buffers have files of all tensor ranks.
   void require_layers() const {
     if (layers_.empty() && !ranks_.front().model->below({"module"}).empty()) return;
     std::set<std::pair<std::size_t, std::size_t>> found;

@@ -221,7 +221,7 @@ class Sorter {
     }
   }
 
-  /// Adds a value. If it is a dict, or has dicts, of the optimizer or of DeepSpeed: adds each item.
+  /// Adds a value. A dict or list with dicts below `optim` or `deepspeed`: adds its items instead.
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     if (is_known && is_empty(value) && !has_place(path)) {

@@ -167,7 +167,7 @@ class TorchDistWriter final : public CheckpointWriter {
   void abandon() noexcept override { dcp_->abandon(); }
 
   void commit() override {
-    // The config first: if the writer stops between the two, `common.pt` counts as Tessera's.
+    // The config first: a later run that finds it beside a `common.pt` takes both for Tessera's.
     if (writes_config_) write(kConfigFile, kConfig);
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     dcp_->commit();

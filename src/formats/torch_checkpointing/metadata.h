@@ -45,7 +45,7 @@ struct Sharding {
   std::vector<Box> of_whole{};  // Kind::offsets
   std::vector<Box> of_local{};  // parallel to of_whole
 
-  /// Whether every rank has all of the tensor.
+  /// Whether each rank of the mesh has the whole tensor. False for other kinds than `mesh`.
   bool is_replicated() const;
   /// Returns the place of one rank's part in the whole tensor. If it is not known,
   /// ShardPlace::problem says why.

@@ -95,7 +95,7 @@ class EntryReader : public DividedReader {
   /// Returns an entry's `dict_order` in this checkpoint. `order`: its `dict_order` in `file`. The
   /// entries of files that were opened earlier come first. Returns 0 if the family keeps no order.
   std::uint32_t order_in(const File& file, std::uint32_t order) const;
-  /// Returns the next place after those of all opened files.
+  /// Returns a new place in the order, after those of all opened files and earlier new ones.
   std::uint32_t next_place() { return ++order_end_; }
   const std::string& folder() const { return folder_; }
 
