@@ -108,7 +108,7 @@ TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
             "[0:4, 0:8] on 0, [0:4, 0:8] on 1, [0:4, 0:8] on 2, [0:4, 0:8] on 3");
 }
 
-/// Returns the keys of `model`, tensors and values, in their order.
+/// Returns the keys of `model` (tensors, aliases and values) in their order.
 std::vector<std::string> keys_of_model(const CheckpointContents& contents) {
   std::vector<std::pair<std::uint32_t, std::string>> keys;
   const auto add = [&](const std::string& name, std::uint32_t order) {

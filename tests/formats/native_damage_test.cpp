@@ -320,7 +320,7 @@ TEST(NativeDamageTest, LinksOutOfTheCheckpointAreRefused) {
 
 // --- hostile indexes with correct checksums
 
-/// Replaces the index at the end of a file by other bytes, and corrects all checksums.
+/// Appends another index to a file, with a header for it whose checksum of the index is right.
 std::string with_index(const std::string& file, std::span<const std::byte> index,
                        const std::function<void(native::FileHeader&)>& change_header = {}) {
   using namespace native;

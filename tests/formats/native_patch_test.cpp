@@ -46,7 +46,7 @@ class Model {
         state_(random_bytes(kRows * 4, random_)),
         layer_(random_bytes(50'000, random_)) {}
 
-  /// Changes `num_rows` random rows of the table and of its state, and all of the layer.
+  /// Changes up to `num_rows` random rows of the table and of its state, and all of the layer.
   void train(std::int64_t num_rows) {
     for (std::int64_t i = 0; i < num_rows; ++i) {
       const std::int64_t row = random_.between(0, kRows);

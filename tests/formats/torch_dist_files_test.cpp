@@ -57,7 +57,7 @@ class TorchDistFilesTest : public testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  /// Returns what all parts of a check find, as `file: severity rule: expected …, found …`.
+  /// Returns what all parts of a check find, as `file: severity rule: <expected>, found …`.
   std::vector<std::string> findings(int num_parts = 1) const {
     std::vector<std::string> found;
     const auto reader = open_checkpoint(fs_, path());

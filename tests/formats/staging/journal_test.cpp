@@ -26,7 +26,7 @@ class JournalTest : public ::testing::Test {
     std::ofstream(path(), std::ios::binary | std::ios::trunc) << text;
   }
 
-  /// Writes blocks 0 to `num_blocks` of one piece, 100 bytes each.
+  /// Notes the first `num_blocks` blocks of one piece in a new journal, 100 bytes each.
   void write(int num_blocks) {
     fs_.remove_all(path());
     Journal journal(fs_, path(), identity_);
