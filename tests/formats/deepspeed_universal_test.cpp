@@ -126,7 +126,7 @@ CheckpointContents whole(const CheckpointReader& source) {
   return contents;
 }
 
-/// The tensors of a checkpoint, each in one piece.
+/// A copy of a checkpoint in which each tensor is one piece.
 MemoryCheckpoint in_memory(const CheckpointReader& source) {
   std::vector<std::vector<Bytes>> pieces;
   for (std::size_t i = 0; i < source.contents().tensors.size(); ++i) {
@@ -135,7 +135,7 @@ MemoryCheckpoint in_memory(const CheckpointReader& source) {
   return MemoryCheckpoint("memory", whole(source), std::move(pieces), values_of(source));
 }
 
-/// The names of all entries, with the bytes of tensors and the texts of values.
+/// All entries by name: tensors as dtype, shape and bytes, values as text, aliases as their target.
 std::map<std::string, std::string> told(const CheckpointReader& reader) {
   std::map<std::string, std::string> entries;
   const CheckpointContents& contents = reader.contents();

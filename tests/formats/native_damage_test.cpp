@@ -521,7 +521,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   }
 }
 
-/// A checkpoint of one rank whose index is changed and whose checksums all fit again. With
+/// A checkpoint of one rank whose index is changed and whose checksums are all right. With
 /// `everywhere`, the index in the rank file is changed in the same way.
 class ResealedCheckpoint {
  public:

@@ -458,7 +458,7 @@ class DamagedPatchTest : public ::testing::Test {
     bytes[at] ^= 1;
     write_file(path_, bytes);
   }
-  /// Writes a checkpoint whose numbers of rows are these, with right checksums.
+  /// Replaces the row numbers in the patch, and corrects all checksums.
   void set_numbers(const std::vector<std::uint64_t>& numbers) {
     ASSERT_EQ(numbers.size(), 3u);
     const std::string_view new_numbers(reinterpret_cast<const char*>(numbers.data()), 24);

@@ -74,7 +74,7 @@ class RankFilesTest : public testing::Test {
   test::TemporaryDirectory directory_;
 };
 
-/// Two ranks whose `model.w` differs, and an outermost dict in another order than that of names.
+/// Two ranks with a `model.w` each. The keys of the outermost dict are not in the order of names.
 test::MemoryCheckpoint with_own_tensors() {
   test::MemoryCheckpoint checkpoint("source", 2);
   checkpoint.add_value("optim.lr", Value(0.1)).key_path = {"optim", "lr"};

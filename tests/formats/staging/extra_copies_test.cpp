@@ -58,7 +58,7 @@ class ExtraCopiesTest : public ::testing::Test {
     return std::string(detail::kNativeSignature) + text;
   }
 
-  /// Writes `index(text)` as the only file of a checkpoint at `out`.
+  /// Writes a checkpoint at `out`: `index(text)` and the extra files of `work`.
   void write(FileSystem& fs, const std::string& text, const WorkOptions& work) {
     const std::string bytes = index(text);
     StagedWork staged(fs, tmp_ / "out", DestinationKind::directory, work);
