@@ -311,7 +311,7 @@ TEST_F(CheckpointSeriesTest, WhatCannotBeReadIsNotTakenForDamaged) {
   }
 }
 
-/// While it exists, root acts as an ordinary user, because permissions do not apply to root.
+/// While it exists, a test run by root acts as another user. (Root may read and write every file.)
 class AsNobody {
  public:
   AsNobody() : is_root_(::geteuid() == 0) {

@@ -222,7 +222,7 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
         is_covered = is_covered && check_coverage(regions, tensor.meta.shape).empty();
       }
       EXPECT_TRUE(is_found || !is_covered) << "verify found nothing";
-      if (!is_covered) continue;  // moves find this too
+      if (!is_covered) continue;  // a move reports this
       read_all(*reader);
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
@@ -247,7 +247,7 @@ TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
   EXPECT_THAT(findings[0].found, HasSubstr("call of os.system; nothing was executed"));
 
   std::string& bytes = files["__2_0.distcp"];
-  bytes[bytes.find("3\n", bytes.find("archive/version"))] = '4';  // beside the pickle
+  bytes[bytes.find("3\n", bytes.find("archive/version"))] = '4';  // not in the pickle
   const std::vector<Finding> damaged = findings_of(*open_dcp(files, "ck"));
   ASSERT_FALSE(damaged.empty());
   EXPECT_EQ(damaged[0].severity, Finding::Severity::error);
@@ -365,8 +365,8 @@ TEST(DcpTest, DamagedMetadataNeverDoesWorseThanBeingRefused) {
 
 enum class DictOrder { items_first, places_first };
 
-/// Returns `.metadata` of one [2] tensor `w`. An enumerator is pickled as Python 3.11.2 does it, or
-/// replaced by another name.
+/// Returns `.metadata` of one [2] tensor `w`. Its memory format is pickled as Python 3.11.2 pickles
+/// an enumerator: as `getattr(<enumeration>, "TORCH_CONTIGUOUS_FORMAT")`.
 std::string metadata_with_enumerator_by_name(std::string_view enumeration,
                                              DictOrder order = DictOrder::items_first,
                                              std::int64_t item_nbytes = 100) {
@@ -743,8 +743,8 @@ std::string expanded_item(std::int64_t numel) {
                           {.name = "x/data/0", .data = std::string(4, '\1')}});
 }
 
-/// Writes a checkpoint of three tensors of 512 MiB, all of them one stored float, into a data file
-/// of at least `file_nbytes`.
+/// Writes a checkpoint of three tensors of 512 MiB into a data file of at least `file_nbytes`. The
+/// file stores one float, which is every element of the tensors.
 void write_expanded(const TemporaryDirectory& directory, const std::string& metadata_name,
                     std::uint64_t file_nbytes) {
   constexpr std::int64_t kNumel = std::int64_t{1} << 27;  // 512 MiB

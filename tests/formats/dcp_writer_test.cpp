@@ -48,7 +48,7 @@ TensorEntry tensor(std::string fqn, Shape shape, std::vector<std::pair<Box, int>
 }
 
 /// Four ranks: one tensor by rows with nothing for the last rank, one on rank 0 alone, one of
-/// several blocks, a replicated one, an empty one.
+/// several blocks, a replicated one, an empty one; and a value.
 CheckpointContents contents() {
   CheckpointContents all;
   all.world_size = 4;

@@ -46,8 +46,8 @@ TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
   }
 }
 
-// Shows F2, A4. Ranks are numbered as DeepSpeed numbers them: stages, then data ranks, then tensor
-// ranks.
+// Shows F2, A4. Ranks are numbered as in DeepSpeed: the tensor rank changes fastest, then the data
+// rank, then the stage.
 TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
   const auto pipeline = open(kValid + "pipeline");
   EXPECT_EQ(pipeline->contents().world_size, 4);
@@ -62,7 +62,7 @@ TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
   EXPECT_EQ(pieces_of(*tensor, "model.3.down"), "[0:6, 0:4] on 6, [0:6, 4:8] on 7");
 }
 
-// Shows F2. In a universal checkpoint, ranks have parts of frozen parameters; others are whole.
+// Shows F2. In a universal checkpoint, only frozen parameters are cut among ranks.
 TEST(DeepSpeedParallelTest, RanksOfPiecesAreBelowTheWorldSize) {
   const auto reader = open(kValid + "universal_autotp_zero3");
   EXPECT_EQ(reader->contents().world_size, 4);
@@ -148,7 +148,7 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
               ThrowsError(ErrorKind::corruption, "optimizer states of ZeRO"));
 }
 
-// Shows F2. Groups list the parameters of all stages, and a shared module once.
+// Shows F2. Groups list the parameters of all stages; those of a shared module only once.
 TEST(DeepSpeedParallelTest, GroupsHaveTheParametersOfAllStages) {
   const auto reader = open(kValid + "pipeline");
   const auto& values = reader->contents().values;

@@ -126,7 +126,7 @@ CheckpointContents whole(const CheckpointReader& source) {
   return contents;
 }
 
-/// The tensors of a checkpoint, each in one piece.
+/// A copy of a checkpoint in which each tensor is one piece.
 MemoryCheckpoint in_memory(const CheckpointReader& source) {
   std::vector<std::vector<Bytes>> pieces;
   for (std::size_t i = 0; i < source.contents().tensors.size(); ++i) {
@@ -135,7 +135,7 @@ MemoryCheckpoint in_memory(const CheckpointReader& source) {
   return MemoryCheckpoint("memory", whole(source), std::move(pieces), values_of(source));
 }
 
-/// The names of all entries, with the bytes of tensors and the texts of values.
+/// All entries by name: tensors as dtype, shape and bytes, values as text, aliases as their target.
 std::map<std::string, std::string> told(const CheckpointReader& reader) {
   std::map<std::string, std::string> entries;
   const CheckpointContents& contents = reader.contents();
@@ -292,7 +292,7 @@ TEST_F(UniversalTest, BothFilesOfModelStatesHaveTheValues) {
   EXPECT_EQ(first.at("lr_scheduler"), "None");
 }
 
-// Shows F2. DeepSpeed looks for the first name in its module. The source may not know which.
+// Shows F2. DeepSpeed looks for the name that its module lists first; the source may not show it.
 TEST_F(UniversalTest, ATieIsStoredUnderBothNames) {
   MemoryCheckpoint source = trained();
   source.add_alias("model.head.weight", "model.up.weight");
@@ -329,7 +329,7 @@ TEST_F(UniversalTest, AStepThatIsANumberBecomesATensor) {
   EXPECT_EQ(test::whole_tensor(*reader, index), bytes_of<float>({7}));
 }
 
-// Shows F2. The source has the groups as one value, and DeepSpeed's members as one value.
+// Shows F2. In the source, one list has all groups, and one dict all entries of `deepspeed`.
 TEST_F(UniversalTest, DictsOfTheOptimizerAreOpened) {
   MemoryCheckpoint source;
   add_weight(source, "w", {2});
@@ -535,7 +535,7 @@ TEST_F(UniversalTest, EverythingIsSyncedBeforeItAppears) {
   }
 }
 
-// Shows E4. With threads that sync the files, too.
+// Shows E4. There are so many files that other threads sync them.
 TEST_F(UniversalTest, AFailureAmongManyFilesLeavesNoDestination) {
   // Of the last operations, some come after the checkpoint is durable. Their failures are no
   // errors.

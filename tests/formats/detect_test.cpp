@@ -198,7 +198,7 @@ TEST(DetectTest, ATarIsNotReplaced) {
               ThrowsMessage<Error>(HasSubstr("expected a torch.save archive, found a file of")));
 }
 
-/// Returns an archive with one entry, without its end.
+/// Returns the beginning of an archive: the header and the first byte of its only entry.
 std::string cut_archive(const std::string& name) {
   const std::string whole = zip_bytes({{.name = name, .data = "content"}});
   return whole.substr(0, whole.find("content") + 1);

@@ -78,7 +78,7 @@ TEST(MegatronTest, EachTensorRankHasItsPart) {
   EXPECT_EQ(reader->contents().world_size, 4);
   EXPECT_EQ(pieces_of(*reader, "model.embedding.word_embeddings.weight"),
             "[0:10, 0:8] on 0, [10:20, 0:8] on 1");
-  // The first rank has a part of the gate, and behind it a part of the rest.
+  // Each rank has its part of the gate, then its part of the up projection.
   EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.1.mlp.linear_fc1.weight"),
             "[0:6, 0:8] on 2, [12:18, 0:8] on 2, [6:12, 0:8] on 3, [18:24, 0:8] on 3");
   EXPECT_EQ(pieces_of(*reader, "model.decoder.layers.1.mlp.linear_fc2.weight"),
@@ -108,7 +108,7 @@ TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
             "[0:4, 0:8] on 0, [0:4, 0:8] on 1, [0:4, 0:8] on 2, [0:4, 0:8] on 3");
 }
 
-/// Returns the keys of `model`, tensors and values, in their order.
+/// Returns the keys of `model` (tensors, aliases and values) in their order.
 std::vector<std::string> keys_of_model(const CheckpointContents& contents) {
   std::vector<std::pair<std::uint32_t, std::string>> keys;
   const auto add = [&](const std::string& name, std::uint32_t order) {
@@ -245,7 +245,7 @@ TEST_F(MegatronFolderTest, ARankOfAnotherModelIsRefused) {
   EXPECT_THAT(message(), testing::StartsWith("corruption: "));
 }
 
-/// Returns what reading the value `optim` says.
+/// Returns the error that reading the value `optim` throws; `none` if there is no error.
 std::string refusal_of_optimizer(const CheckpointReader& reader) {
   const auto& values = reader.contents().values;
   for (std::size_t i = 0; i < values.size(); ++i) {

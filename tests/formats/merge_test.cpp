@@ -161,7 +161,7 @@ TEST(MergeTest, EveryCollisionIsListedWithItsSources) {
   EXPECT_EQ(remedy_to_string(collisions.back().remedy), "MergePreference takes one of them");
 }
 
-/// What one rank saved of a model: a shard of `w`.
+/// What one rank saved of a model: all of `b` and a shard of `w`.
 MemoryCheckpoint rank_file(int rank, std::vector<float> rows) {
   MemoryCheckpoint checkpoint("model_rank_" + std::to_string(rank) + ".pt");
   const auto numel = static_cast<std::int64_t>(rows.size());

@@ -17,7 +17,7 @@
 
 namespace tessera::test {
 
-/// Returns bytes that compress like weights do: the last byte of each element is drawn from few.
+/// Returns bytes that compress as weights do: the last byte of each element has one of four values.
 inline Bytes weight_like_bytes(std::uint64_t nbytes, std::uint64_t itemsize, Random& random) {
   const std::string noise = random.bytes(nbytes);
   Bytes bytes(nbytes);
@@ -43,7 +43,7 @@ inline formats::NativeWriteOptions zstd_options() {
   return options;
 }
 
-/// Hands all of `source` to `writer`, in blocks by several threads, and commits.
+/// Writes all tensors of `source` with `writer`, block by block on `num_threads` threads. Commits.
 inline void write_all(const formats::CheckpointReader& source, formats::CheckpointWriter& writer,
                       int num_threads = 1) {
   struct Block {

@@ -40,7 +40,7 @@ std::vector<Finding> verify(const FileSystem& fs) {
   return findings;
 }
 
-/// Reads every piece, and returns what was wrong with which tensors.
+/// Reads every piece. Returns the errors of the reads that failed, by name of the tensor.
 std::map<std::string, std::string> failing_reads(const FileSystem& fs) {
   std::map<std::string, std::string> failures;
   const auto reader = open_native(fs, kPath);
@@ -146,7 +146,7 @@ TEST(NativeDamageTest, AFlippedBitOfDataIsFoundByReadingAndNamed) {
       for (const Finding& finding : findings) {
         if (finding.rule != "checksum") continue;
         EXPECT_TRUE(failing.contains(finding.where.fqn)) << finding.where.fqn << " " << at;
-        // A damaged checksum in a table blames its block, but shows as damaged structure too.
+        // If a checksum in a chunk table is damaged, verify reports its block and the structure.
         if (findings.back().rule == "structure") continue;
         ASSERT_TRUE(finding.where.byte_range);
         EXPECT_LE(finding.where.byte_range->begin, at);
@@ -204,7 +204,7 @@ TEST(NativeDamageTest, VerifyUsesNoMoreThreadsThanAllowed) {
       const std::scoped_lock lock(mutex);
       threads.insert(std::this_thread::get_id());
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // other threads could join
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // lets other threads begin
   };
   open_native(fs, kPath)->verify([](const Finding&) {}, progress, 1);
   EXPECT_THAT(threads, testing::ElementsAre(std::this_thread::get_id()));
@@ -320,7 +320,7 @@ TEST(NativeDamageTest, LinksOutOfTheCheckpointAreRefused) {
 
 // --- hostile indexes with correct checksums
 
-/// Replaces the index at the end of a file by other bytes, and corrects all checksums.
+/// Appends another index to a file, with a header for it whose checksum of the index is right.
 std::string with_index(const std::string& file, std::span<const std::byte> index,
                        const std::function<void(native::FileHeader&)>& change_header = {}) {
   using namespace native;
@@ -521,7 +521,7 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   }
 }
 
-/// A checkpoint of one rank whose index is changed and whose checksums all fit again. With
+/// A checkpoint of one rank whose index is changed and whose checksums are all right. With
 /// `everywhere`, the index in the rank file is changed in the same way.
 class ResealedCheckpoint {
  public:

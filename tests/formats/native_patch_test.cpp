@@ -46,7 +46,7 @@ class Model {
         state_(random_bytes(kRows * 4, random_)),
         layer_(random_bytes(50'000, random_)) {}
 
-  /// Changes `num_rows` random rows of the table and of its state, and all of the layer.
+  /// Changes up to `num_rows` random rows of the table and of its state, and all of the layer.
   void train(std::int64_t num_rows) {
     for (std::int64_t i = 0; i < num_rows; ++i) {
       const std::int64_t row = random_.between(0, kRows);
@@ -111,7 +111,7 @@ native::Index index_of(const std::string& path) {
   return native::open_native_checkpoint(FileSystem::posix(), path)->index();
 }
 
-/// The names of the tensors with a patched piece, and how many pieces of each are patched.
+/// Returns each patched piece, as the name of its tensor and its index: `table 1`.
 std::vector<std::string> patched(const std::string& path) {
   const native::Index index = index_of(path);
   std::vector<std::string> names;
@@ -458,7 +458,7 @@ class DamagedPatchTest : public ::testing::Test {
     bytes[at] ^= 1;
     write_file(path_, bytes);
   }
-  /// Writes a checkpoint whose numbers of rows are these, with right checksums.
+  /// Replaces the row numbers in the patch, and corrects all checksums.
   void set_numbers(const std::vector<std::uint64_t>& numbers) {
     ASSERT_EQ(numbers.size(), 3u);
     const std::string_view new_numbers(reinterpret_cast<const char*>(numbers.data()), 24);

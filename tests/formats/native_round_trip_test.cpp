@@ -327,7 +327,7 @@ TEST(NativeWriterTest, AbandonWakesWhoeverWaitsForATurn) {
   const Bytes bytes =
       read_piece(source, piece.tensor_index, piece.piece_index, {block_numel, 2 * block_numel});
   ASSERT_EQ(static_cast<std::int64_t>(bytes.size()), block_numel * 4);
-  // The second block waits for the first, which never comes.
+  // The writer of the second block waits for the first block, which nobody writes.
   std::atomic<pid_t> thread = 0;
   std::jthread waits([&] {
     thread = ::gettid();

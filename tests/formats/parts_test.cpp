@@ -118,7 +118,7 @@ class Parts {
   void seal(int rank, std::uint64_t token) { seal_part(fs_, directory_, rank, token, options_); }
   void finish() { finish_parts(fs_, directory_, source_.contents(), values_of(source_), options_); }
 
-  /// One rank after the other.
+  /// Does all actions, for one rank after the other.
   void do_all() {
     const int world_size = source_.contents().world_size;
     for (int rank = 0; rank < world_size; ++rank) write(rank);

@@ -74,7 +74,7 @@ class RankFilesTest : public testing::Test {
   test::TemporaryDirectory directory_;
 };
 
-/// Two ranks whose `model.w` differs, and an outermost dict in another order than that of names.
+/// Two ranks with a `model.w` each. The keys of the outermost dict are not in the order of names.
 test::MemoryCheckpoint with_own_tensors() {
   test::MemoryCheckpoint checkpoint("source", 2);
   checkpoint.add_value("optim.lr", Value(0.1)).key_path = {"optim", "lr"};
@@ -100,7 +100,7 @@ TEST(RankFilesWriterTest, TheOrderIsLostWhereRanksHaveSeveralFiles) {
   EXPECT_TRUE(rank_files::outermost_changes(contents).reorders_keys);
 }
 
-// The second name of a rank's own tensor is at the top, and the tensor in the model's file.
+// The alias would go into the file without an item's name, its tensor into the model's file.
 TEST(RankFilesWriterTest, ATieOfARanksOwnTensorPutsAllInOneFile) {
   test::MemoryCheckpoint checkpoint = with_own_tensors();
   checkpoint.add_alias("per_rank.1.model.b", "per_rank.1.model.w");

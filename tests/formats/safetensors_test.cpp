@@ -174,7 +174,7 @@ TEST_F(SafetensorsTest, OneShardOfPyTorchsDistributedCheckpointIsAPart) {
   for (const TensorEntry& tensor : reader->contents().tensors) {
     EXPECT_EQ(tensor.pieces[0].region, Region(whole_box(tensor.meta.shape)));
   }
-  // Alone, and under another name, it is a part too.
+  // A copy without the other shards is also a part, under this name and under another one.
   for (const std::string& copy : {name, std::string("renamed.safetensors")}) {
     std::filesystem::copy_file(folder + name, tmp_ / copy);
     const auto alone = open(tmp_ / copy);
@@ -528,7 +528,7 @@ TEST_F(SafetensorsTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
     }
     return told(*reader);
   };
-  // The bytes of the tensor that the index names, or of both tensors; plus 8 for the second name.
+  // `a` has 8 bytes, the unlisted tensor 1; `b`, the second name of `a`, may count 8 more.
   for (const std::string number : {"8", "9", "16", "17", "8.0"}) {
     EXPECT_THAT(lines(R"("metadata":{"total_size":)" + number + "},"), ::testing::IsEmpty());
   }

@@ -57,7 +57,7 @@ class TorchDistFilesTest : public testing::Test {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  /// Returns what all parts of a check find, as `file: severity rule: expected …, found …`.
+  /// Returns what all parts of a check find, as `file: severity rule: <expected>, found …`.
   std::vector<std::string> findings(int num_parts = 1) const {
     std::vector<std::string> found;
     const auto reader = open_checkpoint(fs_, path());
@@ -192,7 +192,7 @@ TEST_F(TorchDistFilesTest, OtherCheckpointsOfDcpNeedNeither) {
   EXPECT_THAT(findings(), IsEmpty());
   EXPECT_THAT(findings_of_files(), IsEmpty());
   stdfs::remove(file("common.pt"));
-  replace("metadata.json", "[]");  // of another program, too
+  replace("metadata.json", "[]");  // also of another program
   EXPECT_THAT(findings(), IsEmpty());
   source.add_value("decoder.layers._extra_state/shard_0_1", Value(Value::List{Value()}));
   write(source, Format("dcp"));

@@ -749,8 +749,8 @@ TEST(TorchZipTest, ExpandedTensorsAreBelievedUpToALimitOfTheWholeFile) {
                     testing::EndsWith("> d=tensor")));
 }
 
-// A storage is under its CRC also when it is read in ranges, by several threads and through two
-// tensors.
+// The CRC of a storage is also checked if the storage is read in ranges, by several threads and
+// through two tensors.
 TEST(TorchZipTest, FlippedBitsAreFoundWhileReadingInRanges) {
   constexpr std::int64_t kNumel = 100000;
   std::string storage(kNumel * 4, '\0');
@@ -844,7 +844,7 @@ TEST(TorchZipTest, VerifyNamesTheTensorOfADamagedStorage) {
   EXPECT_TRUE(findings[0].where.byte_range.has_value());
 }
 
-// What opening did not refuse, verify must report.
+// verify must report the fault of each invalid file that opens.
 TEST(TorchZipTest, VerifyFindsEveryInvalidFileThatOpens) {
   const std::string directory = kFixtures + "invalid/";
   int num_opened = 0;

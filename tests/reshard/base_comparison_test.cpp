@@ -164,7 +164,7 @@ TEST(BaseComparisonTest, ChangedRowsAreFoundInAllBlocks) {
 TEST(BaseComparisonTest, APatchHasAtMostAQuarterOfThePiece) {
   const MemoryBase base(table_with(4'000, 6, {}));
   std::vector<std::int64_t> changed;
-  // 24 of 4 * (24 + 8) bytes: 750 of 4000 rows.
+  // A patch has 32 bytes a row (24, and 8 for its number): 750 rows are a quarter of 4000 * 24.
   for (std::int64_t row = 0; row < 750; ++row) changed.push_back(row);
   EXPECT_THAT(compare_rows(table_with(4'000, 6, changed), base).changed_rows, testing::SizeIs(1));
   changed.push_back(3'999);

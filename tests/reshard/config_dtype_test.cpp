@@ -7,7 +7,7 @@
 namespace tessera::reshard {
 namespace {
 
-/// The cast of a model in float32.
+/// Edits the config of a model that is cast from float32.
 ConfigEdit edit_of(std::string_view config, DType to = DType::bfloat16) {
   return edit_config_dtype(config, {{DType::float32}, to});
 }

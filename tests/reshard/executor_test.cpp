@@ -50,7 +50,7 @@ TEST(ExecutorTest, CastRoundsToNearestEven) {
   EXPECT_EQ(whole_tensor(moved, 0), bytes_of<std::uint16_t>({0x3F80, 0x3F80, 0xC020}));
 }
 
-/// A checkpoint of numbers that float16 does not hold, cut into blocks and pieces.
+/// A checkpoint with some finite numbers that are too large for float16, in both pieces of `w`.
 MemoryCheckpoint with_large_numbers() {
   MemoryCheckpoint source("src", 2);
   std::vector<float> numbers(100, 1.0F);
@@ -86,7 +86,7 @@ TEST(ExecutorTest, NumbersThatACastMakesInfiniteAreRefusedWithTheirCount) {
   }
 }
 
-/// A writer that cannot take its first block before it is abandoned.
+/// A writer whose first call for its first block waits until `abandon` is called, then throws.
 class InterruptedAtFirst final : public formats::CheckpointWriter {
  public:
   explicit InterruptedAtFirst(formats::CheckpointContents contents)

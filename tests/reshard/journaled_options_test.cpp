@@ -29,7 +29,7 @@ TEST(JournaledOptionsTest, WhatChangesElementsAloneIsComparedAlways) {
             compared_always({.preference = formats::MergePreference::last}));
 }
 
-// So a journal of an earlier release, which has no such entries, still fits.
+// A journal of an earlier release has no such entries, and must still match.
 TEST(JournaledOptionsTest, OptionsThatAreNotGivenAddNothing) {
   EXPECT_TRUE(compared_always({}).empty());
 }

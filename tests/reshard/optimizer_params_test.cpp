@@ -48,7 +48,7 @@ class Source {
     order_.push_back(name);
     return *this;
   }
-  /// State of AdamW for one number, with the keys that torch.save keeps.
+  /// Adds `exp_avg` and `step` for one number, with the keys that torch.save keeps.
   Source& state(int number, const Shape& shape, const std::string& root = "optim") {
     const std::string text = std::to_string(number);
     const auto add = [&](const std::string& entry, const Shape& of) {

@@ -100,7 +100,7 @@ Bytes repeated(const Bytes& noise, std::uint64_t nbytes) {
   return bytes;
 }
 
-/// Two tensors of several blocks in every format, and a file that is written past the page cache.
+/// Two tensors of several blocks in every format, large enough for files to bypass the page cache.
 MemoryCheckpoint large_source() {
   test::Random random;
   MemoryCheckpoint source("large");
@@ -158,7 +158,7 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     return resumed_nbytes;
   }
 
-  /// Moves `source` over another checkpoint, and calls `interfere` when a part has been written.
+  /// Moves `source` in place of another checkpoint. Calls `interfere` once, at the first progress.
   void replace_and_interfere(const CheckpointReader& source,
                              const std::function<void()>& interfere) {
     const Plan plan = planned(source);
@@ -193,7 +193,7 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     return files;
   }
 
-  /// The same without work in progress.
+  /// Returns the same without files of work in progress, whose paths have `.partial`.
   std::map<std::string, std::string> finished_files() const {
     auto files = all_files();
     std::erase_if(files, [](const auto& file) {
@@ -217,7 +217,7 @@ class ResumableMoveTest : public ::testing::TestWithParam<Destination> {
     return files;
   }
 
-  /// Fails when `nbytes` of the source have been read.
+  /// Moves `source`, and makes a read fail after about `nbytes` of the source.
   void move_and_interrupt(const CheckpointReader& source, std::uint64_t nbytes,
                           int num_threads = 1) {
     CountingReader failing(source);

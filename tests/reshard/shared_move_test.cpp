@@ -138,7 +138,7 @@ TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore)
   }
 }
 
-/// Counts what the workers' folder costs.
+/// Counts how many files are opened and how many directories are synced.
 class CountingFileSystem final : public ForwardingFileSystem {
  public:
   CountingFileSystem() : ForwardingFileSystem(FileSystem::posix()) {}

@@ -36,8 +36,8 @@ using test::zstd_options;
 
 constexpr std::int64_t kRowsOfChunk = 128;  // rows of 512 bytes in a chunk of zstd_options()
 
-/// Gives what an open checkpoint holds. Counts the chunks that it gives as they are, and the blocks
-/// that it decodes.
+/// Reads from an open checkpoint. Counts the chunks that it returns compressed (given), and the
+/// reads that decode (decoded).
 class CountingSource final : public formats::TensorSource, public formats::ChunkSource {
  public:
   explicit CountingSource(const CheckpointReader& base)

@@ -5,7 +5,7 @@
 namespace tessera::test {
 
 /// Fills every piece of `writer` with the bytes that `source` has for it, block by block on
-/// `num_threads` threads, and commits. Each of the writer's tensors must be in `source`.
+/// `num_threads` threads, and commits. Requires: `source` has each of the writer's tensors.
 void copy_checkpoint(const formats::CheckpointReader& source, formats::CheckpointWriter& writer,
                      int num_threads = 1);
 

@@ -18,7 +18,7 @@ namespace tessera::test {
 class CountingReader final : public formats::CheckpointReader {
  public:
   explicit CountingReader(const formats::CheckpointReader& base) : base_(base) {}
-  /// Makes reads fail after `nbytes` more bytes have been read.
+  /// Makes each read fail with which more than `nbytes` further bytes would be read.
   void fail_after(std::uint64_t nbytes, ErrorKind kind = ErrorKind::io) {
     limit_nbytes_ = nbytes_read_ + nbytes;
     kind_ = kind;

@@ -35,8 +35,8 @@ class FaultFileSystem final : public FileSystem {
   bool has_failed() const;
   std::uint64_t num_bytes_read() const { return num_bytes_read_; }  // since the constructor
 
-  /// Returns what changed the disk, one line per operation in order, with failures marked:
-  /// `create a.partial`, `write a.partial [0, 8)`, `sync a.partial`, `rename a.partial a`.
+  /// Returns the operations on files and folders that change them, since the last `fail_operation`,
+  /// one a line, failed ones marked: `write a.partial [0, 8)`, `sync a.partial FAILED`.
   std::string transcript() const;
 
   std::optional<FileKind> kind_of(const std::string& path) const override;

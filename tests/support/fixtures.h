@@ -12,7 +12,7 @@ namespace tessera::test {
 /// Returns the path of a fixture, e.g. `fixture("safetensors/valid/single.safetensors")`.
 std::string fixture(const std::string& name);
 
-/// A file in `fixtures/<format>/invalid`, which readers must refuse.
+/// A file or folder in `fixtures/<format>/invalid`, which readers must refuse.
 struct InvalidFixture {
   std::string path;
   std::string rule;                   // the rule that the file breaks, in words

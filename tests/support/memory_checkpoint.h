@@ -90,9 +90,9 @@ class MemoryCheckpoint final : public formats::CheckpointReader {
   std::set<std::pair<std::string, std::size_t>> failing_;
 };
 
-/// Writes a checkpoint into memory. Throws std::logic_error if the caller breaks a rule of
-/// CheckpointWriter: blocks must have the size that `block_numel` says, must be written once and in
-/// write order, and all must be written before commit.
+/// Writes a checkpoint into memory. Throws std::logic_error if the caller breaks a rule that this
+/// checks: blocks must have the size that `block_numel` says, must be written once, and all must be
+/// written before the one commit. Does not check that they come in write order.
 class MemoryWriter final : public formats::CheckpointWriter {
  public:
   /// `block_nbytes`: the largest size of a block. Requires: sorted contents, as for any writer.

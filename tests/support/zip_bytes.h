@@ -7,8 +7,8 @@
 
 namespace tessera::test {
 
-/// A member of an archive, for tests of damaged archives. Fields that are set are written
-/// into the headers unchanged, right or wrong.
+/// A member of an archive, for tests of damaged archives. Fields that are set are written as they
+/// are, right or wrong: those of the local header behind the data if `flags` has bit 3.
 struct ZipMember {
   std::string name;
   std::string data{};

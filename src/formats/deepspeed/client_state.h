@@ -6,11 +6,11 @@
 
 namespace tessera::formats::deepspeed {
 
-// [Note: Members that clash] The reader gives entries names that begin with `model`, `optim`,
-// `deepspeed` or `per_rank`. The user's `client_state` can have a member with the same name, for
-// example {"deepspeed": {"global_steps": 99}}. The reader then adds all entries of this member as
-// `client_state.<member>`, here `client_state.deepspeed.global_steps`. The writer of universal
-// checkpoints gives such a member its own name back, if the reader would find the same clash.
+// [Note: Members that clash] The reader gives its entries names that begin with `model`, `optim`,
+// `deepspeed` or `per_rank`. An entry of the user's `client_state` can have the same name, for
+// example {"deepspeed": {"global_steps": 99}}. The reader then adds all entries of that member
+// below `client_state`: here as `client_state.deepspeed.global_steps`. The writer of universal
+// checkpoints removes this `client_state` again, if a reader of the new files would add it.
 inline constexpr std::string_view kClientState = "client_state";
 
 /// The names of a checkpoint's own entries: all but the user's.
@@ -18,9 +18,9 @@ class OwnNames {
  public:
   explicit OwnNames(std::vector<std::string> names);
   /// Returns whether the user's entry `name` clashes with an own entry: both have the same name, or
-  /// one is a dict with the other in it. Under `model` and `optim` all user's entries clash, if
-  /// there is an own entry there: the writer of universal checkpoints takes all that is there for
-  /// the module's and the optimizer's.
+  /// one is a dict with the other in it. If an own entry is below `model`, all user's entries below
+  /// `model` clash, because the writer of universal checkpoints takes them for the module's. The
+  /// same is true of `optim`.
   bool clashes(std::string_view name) const;
 
  private:

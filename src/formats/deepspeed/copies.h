@@ -26,14 +26,14 @@ struct Copy {
   std::vector<Run> left_out;  // the copy that the reader leaves out; its runs have one dtype
 };
 
-/// Returns whether the first `max_numel` elements of each run of `copy.read` equal those of
-/// `copy.left_out`. If the dtypes differ, the elements of `read` are first cast to the dtype of
-/// `left_out`.
+/// Returns whether both copies have the same numel, and the first `max_numel` elements of each run
+/// of `copy.read` equal the elements at the same positions of `copy.left_out`. If dtypes differ, it
+/// first casts the elements of `read` to the dtype of `left_out`; false if that is not possible.
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
-/// Compares the copies that a reader leaves out with the tensors that it reads, and makes a note of
-/// the copies whose numbers differ. To be fast, opening a checkpoint compares only the first
-/// elements of large copies; `verify` compares the rest.
+/// Compares the copies that a reader leaves out with the tensors that it reads, and makes notes of
+/// those that differ. To be fast, opening a checkpoint compares whole copies only up to 2^22
+/// elements in all; of the other copies, the first 8192 of each run. `verify` compares the rest.
 class Copies {
  public:
   /// `rule` and `expected`: these members of each note (`Finding`). `advice`: the end of each
@@ -44,9 +44,9 @@ class Copies {
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
   /// Compares the copies. Returns the notes.
   std::vector<Finding> compare(const std::string& path);
-  /// Compares all elements of the copies that `compare` compared only in part. Returns the notes.
+  /// Compares all elements of the copies that `compare` found equal in part. Returns the notes.
   std::vector<Finding> compare_rest(const std::string& path) const;
-  /// Returns how many bytes of the checkpoint `compare_rest` compares.
+  /// Returns the bytes of the tensors that `compare_rest` compares, not counting their copies.
   std::uint64_t rest_nbytes() const;
   /// Returns whether `finding` is the note that some copies were compared only in part.
   bool is_about_rest(const Finding& finding) const {
@@ -60,7 +60,7 @@ class Copies {
   std::string rule_;
   std::string expected_;
   std::string advice_;
-  std::vector<Copy> copies_;  // after `compare`: the copies that it compared only in part
+  std::vector<Copy> copies_;  // after `compare`: the copies that it found equal, but only in part
   std::string partial_;       // the note about these copies; empty if there are none
 };
 

@@ -30,7 +30,7 @@ class CutRules {
   bool empty() const;
   /// Whether the rules are in the user's file.
   bool are_of_user() const { return json_.has_value(); }
-  /// Whether the model states have rules that are not used, because the user's file has others.
+  /// Whether the model states have rules that are not used, because the user's file replaces them.
   bool replaces_member() const;
   /// Returns the path of the file that has the rules.
   const std::string& path() const;

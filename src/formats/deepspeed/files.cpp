@@ -43,8 +43,8 @@ bool is_optimizer(std::string_view name) {
                              [&](std::string_view pattern) { return is_name_like(name, pattern); });
 }
 
-/// Returns the kind of parallelism that wrote the file ("pipeline", "expert", …); empty if ZeRO
-/// alone wrote it.
+/// Returns the kind of parallelism that the pattern of the name shows: "pipeline" or "expert".
+/// Returns an empty text for all other names, also for those with a tensor rank (`mp_rank_01_…`).
 std::string_view other_parallelism(std::string_view name) {
   for (const Parallelism& other : kOtherParallelism) {
     if (is_name_like(name, other.pattern)) return other.in_words;
@@ -52,7 +52,7 @@ std::string_view other_parallelism(std::string_view name) {
   return {};
 }
 
-/// Returns the number after `mark` in a name.
+/// Returns the number after `mark` in a name; kMaxRanks if it is larger, or not a number.
 std::size_t number_after(std::string_view name, std::string_view mark) {
   name.remove_prefix(name.find(mark) + mark.size());
   std::size_t number = kMaxRanks;
@@ -60,7 +60,7 @@ std::size_t number_after(std::string_view name, std::string_view mark) {
   return std::min(number, kMaxRanks);
 }
 
-/// Puts a file at the place of its rank.
+/// Sets `files[rank]` to the name. Throws if the rank is too large, or already has a file.
 void place(std::vector<std::string>& files, std::size_t rank, const std::string& name,
            const std::string& directory) {
   if (rank >= kMaxRanks) {
@@ -116,8 +116,8 @@ void require_all_models(const std::vector<std::vector<std::string>>& files,
   }
 }
 
-/// Throws if the file is of tensor, pipeline or expert parallelism. The reader that calls this
-/// reads files of ZeRO alone.
+/// Throws Error(unsupported) if the name shows that the file is of tensor parallelism (mp_rank
+/// above 0), pipeline parallelism or expert parallelism.
 void require_zero_alone(const std::string& name, const std::string& directory) {
   std::string_view other = other_parallelism(name);
   if (other.empty() && number_after(name, kModelParallelRank) != 0) other = "tensor";

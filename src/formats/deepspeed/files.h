@@ -14,7 +14,7 @@ using torch_files::File;
 
 /// The names of a checkpoint's files in its directory.
 struct FileNames {
-  std::vector<std::string> model;      // by rank; only that of rank 0 before ZeRO stage 3
+  std::vector<std::string> model;      // by rank; in ZeRO stages 1 and 2 often only rank 0's
   std::vector<std::string> optimizer;  // by rank
 };
 
@@ -38,19 +38,19 @@ struct ParallelFiles {
 
 /// Returns whether DeepSpeed writes files with names like `name`.
 bool is_file_name(std::string_view name);
-/// Whether the names are those of a ZeRO checkpoint.
+/// Returns whether a file of these names holds optimizer states of ZeRO (`*_optim_states.pt`).
 bool are_of_zero(const std::vector<std::string>& names);
-/// Returns whether a file or folder can have this name: not empty, no slash, not `.` or `..`.
+/// Returns whether a file can have this name: not empty, no slash or zero byte, not `.` or `..`.
 bool is_plain_name(std::string_view name);
 /// Returns whether a folder with these names is a universal checkpoint, such as ds_to_universal.py
 /// makes.
 bool are_universal(const std::vector<std::string>& names);
-/// Returns whether Tessera's writer of universal checkpoints creates such a file or folder. `path`
-/// is relative to the checkpoint's folder: `global_step7_universal/zero/up.weight/fp32.pt`.
+/// Returns whether Tessera's writer of universal checkpoints writes a `.pt` file with such a path,
+/// relative to the checkpoint's folder: `global_step7_universal/zero/up.weight/fp32.pt`.
 bool is_path_of_universal(std::string_view path);
 /// Returns whether a folder with these names is a checkpoint with tensor or pipeline parallelism.
 bool are_of_several_model_ranks(const std::vector<std::string>& names);
-/// Throws Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
+/// Throws Error(unsupported) if one of the files is of tensor, pipeline or expert parallelism.
 void require_zero_alone(const std::vector<std::string>& names, const std::string& directory);
 /// Throws Error(corruption) naming the first rank that has only one of its two files in stage 3.
 /// Requires: the numbers of files differ.
@@ -66,8 +66,8 @@ ParallelFiles find_parallel_files(const std::vector<std::string>& names,
 /// Whether the names are those of a checkpoint with tensor or pipeline parallelism, but without
 /// ZeRO.
 bool are_without_zero(const std::vector<std::string>& names);
-/// Returns the files of such a checkpoint. `optimizer` is empty, because the checkpoint has no
-/// `*_optim_states.pt`. Throws: what `find_parallel_files` throws.
+/// Returns the files of a checkpoint without ZeRO. `optimizer` is empty, because the checkpoint has
+/// no `*_optim_states.pt`. Throws: what `find_parallel_files` throws.
 ParallelFiles find_files_without_zero(const std::vector<std::string>& names,
                                       const std::string& directory);
 /// Returns the model states of a universal checkpoint that was made of several model ranks, in the

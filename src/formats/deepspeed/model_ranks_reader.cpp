@@ -316,7 +316,7 @@ void ModelRanksReader::add_rest(const std::vector<ModulePart>& parts) {
   add_of_ranks(first.path, ranks);
 }
 
-/// Returns whether a name that is not trained is a frozen parameter (not a buffer).
+/// Returns whether an untrained name is a frozen parameter: all stages list buffers, none lists it.
 bool ModelRanksReader::is_parameter(const std::string& name) const {
   for (std::size_t stage = 0; stage < num_stages(); ++stage) {
     if (model_of(stage, 0).find({"buffer_names"}) == nullptr) return false;

@@ -35,8 +35,8 @@ struct VectorPart {
 };
 
 /// The base class of readers of one or several model ranks ([Note: Model ranks], files.h). Reads
-/// all of their modules but the trained parameters. Ranks have DeepSpeed's numbers: consecutive
-/// ranks are tensor ranks; then follow the next data rank, and the next stage (`rank_of`).
+/// all of their modules but the trained parameters. Ranks are numbered as in DeepSpeed: the tensor
+/// rank changes fastest, then the data rank, then the stage (`rank_of`).
 class ModelRanksReader : public ModelStatesReader {
  protected:
   using ModelStatesReader::ModelStatesReader;
@@ -54,8 +54,8 @@ class ModelRanksReader : public ModelStatesReader {
                        std::size_t num_data);
   /// Reads how the tensor ranks cut parameters. Adds notes about rules that are not applied.
   void read_cuts(const FileSystem& fs);
-  /// Returns how the tensor ranks' parts of a parameter are joined. Remembers its rows of padding
-  /// for a note. Requires: `cuts()` has a value. Throws: what `TensorCuts::join` throws.
+  /// Returns how the tensor ranks' parts of a parameter are joined. Remembers padding and missing
+  /// rows for a note. Requires: `cuts()` has a value. Throws: what `TensorCuts::join` throws.
   Joint join(const std::string& name, const std::vector<Shape>& parts);
   /// Compares the first numbers of a parameter on all tensor ranks (`parts`, by tensor rank). If
   /// they are equal and no rule names the parameter, remembers the parameter for a note.
@@ -74,12 +74,12 @@ class ModelRanksReader : public ModelStatesReader {
   static void add_pieces(Tensor& tensor, const Joint& joint, std::size_t rank,
                          const std::vector<VectorPart>& parts);
 
-  /// Adds the buffers, frozen parameters and ties: those in the modules of all model ranks, and
-  /// those that `add_of_module` remembered. Adds a note about rounded copies of parameters.
+  /// Adds buffers, frozen parameters and ties: those in the modules of all model ranks, and those
+  /// that `add_of_module` remembered. Adds notes about rounded copies and names without elements.
   void add_modules();
   /// Remembers an entry of a module or of a layer's file, for `add_modules`.
   void add_of_module(ModulePart part);
-  /// Adds notes about padding that is left out, and about parameters and rules without a match.
+  /// Adds notes about padding, parameters without a rule, and the user's patterns without a match.
   void note_rules();
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }
@@ -89,8 +89,8 @@ class ModelRanksReader : public ModelStatesReader {
  private:
   /// Whether `model.<name>` was added as a trained parameter.
   virtual bool is_trained(const std::string& name) const = 0;
-  /// Compares a module's copy of a trained parameter with the weights, at once or later. Returns
-  /// whether the copy has another dtype than the weights.
+  /// Returns whether a module's copy of a trained parameter has another dtype than the weights. If
+  /// the dtypes are equal, may remember the copy, to compare it with the weights later.
   virtual bool is_rounded_copy(const std::string& name, const ModulePart& copy) = 0;
 
   void note_unknown_members();
@@ -115,8 +115,8 @@ class ModelRanksReader : public ModelStatesReader {
   std::optional<TensorCuts> cuts_;
   std::map<std::string, std::vector<ModulePart>> rest_;
   std::set<std::string> rounded_;
-  std::vector<std::string> without_rule_;  // frozen, read as whole: equal on all tensor ranks
-  std::vector<std::string> equal_parts_;   // joined without a rule, equal on all tensor ranks
+  std::vector<std::string> without_rule_;  // frozen, no rule; equal on all ranks, so read as whole
+  std::vector<std::string> equal_parts_;   // joined without a rule, but equal on all tensor ranks
   // Names of vocabularies with more, or fewer, rows than original_vocab_size, and their rows.
   std::vector<std::string> padded_;
   std::vector<std::string> short_of_rows_;

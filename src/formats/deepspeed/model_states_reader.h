@@ -43,23 +43,23 @@ class ModelStatesReader : public EntryReader {
   void add_rest_of_module(
       std::set<std::string> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
-  /// Adds the members of the model states other than the module: what DeepSpeed records of the run
-  /// and, in `finish`, what the user saved. Also adds members that only some ranks have. Leaves out
-  /// the members `left_out`.
+  /// Adds the members of the model states, except tensors of the module: what DeepSpeed records of
+  /// the run, other entries of the module (`_extra_state`) and, in `finish`, what the user saved.
+  /// Also adds members that only some ranks have. Leaves out the members `left_out`.
   void add_members_of_model_states(std::set<std::string> left_out = {});
   /// Says that Tessera wrote the checkpoint. A member `per_rank` is then not the user's.
   void set_written_by_tessera() { is_written_by_tessera_ = true; }
   /// Adds what the user saved, and calls EntryReader::finish.
   void finish();
-  /// Adds the members of the optimizer's files that are neither parameter groups nor the state of
-  /// parameters. `files`: one for each rank.
+  /// Adds the members of the optimizer's files that are neither weights, parameter groups nor state
+  /// of parameters. `files`: one for each rank.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
   /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
   /// from its file of optimizer states, `optimizer[rank]`.
   void add_configurations(const std::vector<const File*>& optimizer);
-  /// Adds the entries below `path` in the files of optimizer states, except those for which
-  /// `is_used` returns true: they become something else, such as the state of a parameter. `files`:
-  /// one for each rank.
+  /// Adds the entries below `path` in the files of optimizer states. Leaves out those that say how
+  /// ZeRO cut the vectors, and those for which `is_used` returns true (they become something else,
+  /// such as the state of a parameter). `files`: one for each rank.
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
   /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. `add_parts`
@@ -86,7 +86,7 @@ class ModelStatesReader : public EntryReader {
   }
   void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
-  /// Returns whether the parameters in the module have no elements, as in stage 3.
+  /// Returns whether the file has a name of ZeRO stage 3: its parameters then have no elements.
   bool is_partitioned() const { return is_partitioned(model()); }
   static bool is_partitioned(const File& model);
   /// Adds `optim.state` without items if the optimizer has groups at `path` in the file, and no
@@ -94,15 +94,15 @@ class ModelStatesReader : public EntryReader {
   void add_state_without_items(const File& file, const Path& path);
 
  private:
-  /// A tensor that is put together has the place that its name has in the module. The optimizer's
-  /// state has the order in which it is added: that of the optimizer's parameters.
+  /// Returns the entry's place in the order of keys: below `optim` the next place; else `order`. If
+  /// `order` is 0 (a joined tensor): the place of its name in the module; the next place if none.
   std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
   void add_ties(std::set<std::string>& known);
   bool is_of_user(const std::string& member) const;
   /// Returns the user's members that clash with other entries ([Note: Members that clash]).
   std::set<std::string> clashing_members() const;
-  /// Returns the outermost key below which the members `clashing` are added: `client_state`, unless
-  /// the user has a value there or a dict with one of these members.
+  /// Returns the outermost key below which the members `clashing` are added: `client_state`. If the
+  /// user has a value there, or a dict with one of these members: `client_state2`, and so on.
   std::string key_for(const std::set<std::string>& clashing) const;
   void add_client_state();
   std::set<std::string> buffer_names() const;

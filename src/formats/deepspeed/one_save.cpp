@@ -100,7 +100,7 @@ void require_state_of_vectors(const File& file, int stage) {
   }
 }
 
-/// Checks that the file records `num_ranks` as the number of ranks that share each vector.
+/// If the file records how many ranks share each vector, checks that they are `num_ranks`.
 void require_partition_count(const File& file, std::size_t num_ranks) {
   const Path path{"optimizer_state_dict", "partition_count"};
   const auto count = file.value_at(path);
@@ -134,7 +134,7 @@ void require_world_sizes(const std::string& folder, const File& model, std::size
                         "not copied from all hosts?");
 }
 
-/// Checks that both ranks' configurations have the same stage of ZeRO. Other numbers may differ.
+/// Checks that both ranks' configurations have the same stage of ZeRO, if both record one.
 void require_equal_stage(const File& first, const File& other) {
   const Path path{"ds_config", "zero_optimization", "stage"};
   const auto expected = first.value_at(path);

@@ -11,18 +11,18 @@ namespace tessera::formats::deepspeed {
 /// Checks that one save can have written the files, which belong to one model rank (see [Note:
 /// Model ranks]):
 /// - there are as many ranks as the files record, and one version of DeepSpeed;
-/// - all ranks have the same shapes, step counters, parameter groups and scalars of the optimizer's
-///   state (the bytes of these scalars are read);
+/// - all ranks have the same shapes, ZeRO stage, step counters, parameter groups and scalars of the
+///   optimizer's state (the bytes of these scalars are read);
 /// - both files of a rank have the same configuration.
 /// `num_model_ranks`: the number of model ranks of the whole checkpoint.
-/// Throws: Error(corruption) naming the file of the rank that differs from rank 0;
+/// Throws: Error(corruption) naming the file that differs, or the folder if ranks are missing;
 /// Error(unsupported) for expert parallelism.
 void require_one_save(const std::string& folder, const std::vector<const File*>& model,
                       const std::vector<const File*>& optimizer, int stage,
                       std::size_t num_model_ranks = 1);
 /// Checks that one save can have written the files of two model ranks: they have the same version
-/// of DeepSpeed, step counters, parameter groups and scalars of the optimizer. Throws:
-/// Error(corruption) naming the file of the second model rank.
+/// of DeepSpeed, parallel sizes, ZeRO stage, step counters, parameter groups and scalars of the
+/// optimizer. Throws: Error(corruption) naming the file of the second model rank.
 void require_one_save(const File& first_model, const File& first_optimizer, const File& model,
                       const File& optimizer, int stage);
 

@@ -230,7 +230,7 @@ class ParallelReader final : public ModelRanksReader {
     return runs_of_weights(rank.partition, *whole.parts[tensor], rank.optimizer);
   }
 
-  /// Adds a second copy of a parameter, which an earlier stage has too. The copies are compared.
+  /// Remembers a copy of a parameter that an earlier stage also has, to compare both copies later.
   void add_replica(const Whole& first, const Whole& again) {
     for (std::size_t tensor = 0; tensor < num_tensor(); ++tensor) {
       if (first.parts[tensor]->shape != again.parts[tensor]->shape) {
@@ -397,7 +397,7 @@ class ParallelReader final : public ModelRanksReader {
     return 0;
   }
 
-  /// Checks that there is a file for each layer that has parameters or buffers.
+  /// In a pipeline: checks that layers with parameters or buffers have files of all tensor ranks.
   void require_layers() const {
     if (layers_.empty() && !ranks_.front().model->below({"module"}).empty()) return;
     std::set<std::pair<std::size_t, std::size_t>> found;
@@ -432,7 +432,7 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  /// Adds the entries of the layers' files: buffers, frozen parameters, copies of trained ones.
+  /// Passes the entries of the layers' files (parameters and buffers) to `add_of_module`.
   void add_layers() {
     for (const Layer& layer : layers_) {
       const std::size_t rank = rank_of(stage_of_layer(layer.number), 0, layer.tensor);
@@ -506,9 +506,9 @@ class ParallelReader final : public ModelRanksReader {
   std::vector<Layer> layers_;
   std::vector<Whole> wholes_;                    // in the order of the optimizer, stage after stage
   std::map<std::string, std::size_t> whole_of_;  // by name, in wholes_
+  bool has_refused_ = false;  // whether a parameter's state is listed as a value that is refused
   /// By fqn, for tensors that are read as the mean of the tensor ranks' parts: the parts of each
   /// tensor rank.
-  bool has_refused_ = false;  // whether a parameter's state is listed as a value that is refused
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
   Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
                  "the master weights are read"};

@@ -110,7 +110,7 @@ class JoinedVectors {
     }
   }
 
-  /// Takes the next elements for a parameter.
+  /// Adds the slices of a parameter to `partition`: the next elements of the vectors.
   void take(Partition& partition, const File& model, const Parameter& parameter) {
     const std::int64_t numel = numel_of(parameter.shape);
     if (numel > end_ - next_) {
@@ -157,7 +157,7 @@ class JoinedVectors {
 };
 
 /// Cuts the vectors of stages 1 and 2 into parameters, in the order of `partition.parameters`. The
-/// slices that DeepSpeed records are not used, because they are wrong with round_robin_gradients.
+/// slices that DeepSpeed records are not used here: they are wrong with round_robin_gradients.
 void cut_in_order(Partition& partition, const File& model,
                   const std::vector<const File*>& optimizer) {
   auto next = partition.parameters.begin();
@@ -197,7 +197,7 @@ std::string in_words(const Slice& slice) {
          std::to_string(slice.begin + slice.numel) + " of vector " + slice.vector;
 }
 
-/// Checks the slices that a rank records.
+/// Checks that the slices that a rank records equal those of the rank in `partition`.
 void check_slices(const Partition& partition, const File& file, std::size_t rank) {
   std::size_t num_recorded = 0;
   std::size_t num_slices = 0;

@@ -52,7 +52,7 @@ bool is_checkpoint(const std::vector<std::string>& names) {
          deepspeed::are_without_zero(names);
 }
 
-/// Returns the folder of the checkpoint: `path`, or the folder that the file `latest` in it names.
+/// Returns the checkpoint's folder: `path`, or the one that `latest` (or `latest_universal`) names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
   if (is_checkpoint(names)) return path;

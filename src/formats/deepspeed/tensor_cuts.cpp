@@ -140,7 +140,7 @@ std::vector<std::string> TensorCuts::texts_of(Path path) const {
 PythonRegex TensorCuts::pattern_of(const std::string& text) {
   PythonRegex pattern(text, rules_.path(), kPatternRule);
   all_patterns_.insert(text);
-  constexpr std::size_t kMaxNumSteps = 2'000'000;  // 100 MB
+  constexpr std::size_t kMaxNumSteps = 2'000'000;  // about 100 MB of memory
   num_steps_ += pattern.num_steps();
   if (num_steps_ > kMaxNumSteps) {
     refuse({}, "patterns", "regular expressions with at most 2,000,000 characters in all",

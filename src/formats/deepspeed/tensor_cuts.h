@@ -56,7 +56,7 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the patterns that matched no name in the calls of `join` and `has_rule` so far.
+  /// Returns the patterns that `join` and `has_rule` have applied to no name so far.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.

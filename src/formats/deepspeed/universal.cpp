@@ -40,8 +40,8 @@ struct Added {
   std::set<std::string> neutral{};
   std::vector<KeyPath> empty_dicts{};
   std::vector<KeyPath> empty_lists{};
-  std::vector<KeyPath> paths{};  // of the model and its state, unless DeepSpeed's names tell them
-  std::vector<std::string> order{};  // names of the source's entries, unless it is that of names
+  std::vector<KeyPath> paths{};  // of model and state, if they do not follow from DeepSpeed's names
+  std::vector<std::string> order{};  // names of the source's entries; empty: in the order of names
 
   bool is_neutral(std::string_view what) const { return neutral.contains(std::string(what)); }
   /// Returns the neutral names that begin with `prefix`, without it.
@@ -54,7 +54,7 @@ struct Added {
   }
 };
 
-/// Throws Error(corruption) about a member of what Tessera added.
+/// Throws Error(corruption) about a member of the dict `tessera` in optimizer_state.pt.
 [[noreturn]] void refuse_added(const File& optimizer, std::string_view member,
                                const std::string& expected, const std::string& found) {
   std::string name(kTessera);
@@ -63,7 +63,7 @@ struct Added {
                         found, "was the file changed after Tessera wrote it?");
 }
 
-/// Returns the items of a member; nothing if the file does not have it.
+/// Returns the items of a member of the dict `tessera`; nothing if the file does not have it.
 std::optional<Value::List> read_list(const File& optimizer, std::string_view member) {
   const Path path{std::string(kTessera), std::string(member)};
   if (optimizer.find(path) == nullptr && optimizer.below(path).empty()) return std::nullopt;
@@ -237,7 +237,7 @@ class UniversalReader final : public ModelRanksReader {
   }
 
   /// Returns the shape of the whole parameter. `parts`: the shapes of the tensor ranks' parts. If
-  /// no rule joins such parts, reads the shape from the parameter's file.
+  /// no rule joins them, reads the shape from the parameter's file; without it: the first part's.
   Shape whole_shape(const std::string& name, const std::vector<Shape>& parts) const {
     if (parts.size() == 1) return parts.front();
     if (cuts()) {
@@ -296,8 +296,8 @@ class UniversalReader final : public ModelRanksReader {
   }
 
   /// Throws if a file of model states is missing. DeepSpeed's script copies one file of stage 1
-  /// or 2, or those of all ranks of stage 3. Tessera's writer makes a file for the names of
-  /// stage 3, too, which has only the values.
+  /// or 2, or those of all ranks of stage 3. Tessera's writer makes one for stages 1 and 2, and a
+  /// second one, with only the values, under the name that stage 3 looks for.
   void require_model_states() const {
     if (!is_partitioned(model())) return;
     if (is_by_tessera(*optimizer_)) {
@@ -367,7 +367,7 @@ class UniversalReader final : public ModelRanksReader {
     }
   }
 
-  /// Throws if state that Tessera's writer listed in the order of entries is missing.
+  /// Throws if the checkpoint lacks optimizer state that Tessera's writer listed in `order`.
   void require_listed_state() const {
     constexpr std::string_view kOfState = "optim.state.";
     std::set<std::string_view> names;
@@ -436,7 +436,7 @@ class UniversalReader final : public ModelRanksReader {
   }
 
   /// Remembers the first unexpected member of a parameter's file: it is neither the tensor nor a
-  /// rule of tensor parallelism. A note later lists these members.
+  /// rule of tensor parallelism. A note later counts the files with such a member.
   void note_members_of(const File& file, const Entry* tensor) {
     for (const Entry& entry : file.entries()) {
       if (&entry == tensor || kOfTensorParallelism.contains(entry.path.front())) continue;
@@ -516,8 +516,8 @@ class UniversalReader final : public ModelRanksReader {
                              [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }
 
-  /// Throws if a group behind the first `num_groups` has fields. Tessera's writer gives none to the
-  /// groups that it adds.
+  /// Throws if a group after the first `num_groups` has fields other than `params`. The groups that
+  /// Tessera's writer adds have no other fields.
   void require_names_of_groups(const Path& path, std::size_t num_groups) const {
     for (const Entry* const entry : optimizer_->below(path)) {
       const std::string& group = entry->path[path.size()];

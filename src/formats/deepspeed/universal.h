@@ -13,7 +13,7 @@ namespace tessera::formats::deepspeed {
 /// each kind of its state.
 ///
 ///     zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
-///     zero/optimizer_state.pt        groups, loss scale; after stage 3 also the step
+///     zero/optimizer_state.pt        groups, loss scale; from ZeRO stage 3 also the step
 ///
 /// If Tessera wrote the checkpoint, `optimizer_state.pt` also says what its source did not have
 /// ([Note: What Tessera adds], universal_members.h).

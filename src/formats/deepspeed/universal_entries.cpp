@@ -89,8 +89,8 @@ const std::string& name_of(const ValueEntry& value) {
   return value.name;
 }
 
-/// Returns whether no entry has a key or name that begins with `model`, `optim` or `deepspeed`.
-/// Then the tensors at the top are the module's.
+/// Returns whether no entry is below a key `model`, `optim` or `deepspeed`, or has a flat name that
+/// `path_in_name` splits. Then the tensors at the top are the module's.
 bool is_bare(const CheckpointContents& contents) {
   const auto is_known = [](const std::string& name, const KeyPath& path) {
     if (path.size() < 2) return !path_in_name(name).empty();
@@ -157,8 +157,8 @@ class Sorter {
                           expected, found, advice);
   }
 
-  /// Refuses two entries of one name, as of a value `model.w` and of a tensor `w` that becomes
-  /// `model.w`: a reader would not tell them apart.
+  /// Throws if two entries get the same name, such as a value `model.w` and a tensor `w` that
+  /// becomes `model.w`: a reader could not tell them apart.
   void require_names_once(const CheckpointContents& leaves) const {
     std::set<std::string_view> names;
     for (const ValueEntry& leaf : leaves.values) {
@@ -221,7 +221,7 @@ class Sorter {
     }
   }
 
-  /// Adds a value. If it is a dict of the optimizer or of DeepSpeed, adds its items one by one.
+  /// Adds a value. A dict or list with dicts below `optim` or `deepspeed`: adds its items instead.
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     if (is_known && is_empty(value) && !has_place(path)) {
@@ -251,8 +251,8 @@ class Sorter {
     add(name, path, value);
   }
 
-  /// Remembers that an entry with this path stands at `place_`, and the path itself, if a reader
-  /// would make another one of the names in DeepSpeed's files.
+  /// Remembers that the entry with this path has the place `place_`. If the path does not follow
+  /// from the names in DeepSpeed's files, also adds it to `sorted_.paths`.
   void remember_place(const KeyPath& path) {
     places_of_leaves_.push_back({place_, path});
     const bool is_of_state =
@@ -264,9 +264,9 @@ class Sorter {
     if (!is_told) sorted_.paths.push_back(path);
   }
 
-  /// Returns the members `<member>` of the entries `client_state.<member>` that get their own name
-  /// back ([Note: Members that clash]): those that clash with an entry, and that no other entry
-  /// becomes a part of.
+  /// Returns the members of `client_state` that are written without this key ([Note: Members that
+  /// clash]): an entry of the member clashes with an own entry, and no other entry of the user has
+  /// the member's name as its outermost key.
   std::set<std::string> members_to_restore() const {
     std::map<std::string, std::vector<std::string>> names_of;  // names without `client_state`
     std::vector<std::string> own;
@@ -294,8 +294,8 @@ class Sorter {
     return restored;
   }
 
-  /// Returns how many keys an entry `deepspeed.<member>` loses in DeepSpeed's files. What DeepSpeed
-  /// does not write itself stays in a dict `deepspeed`.
+  /// Returns how many outermost keys of an entry `deepspeed.<member>` are not written: 0 for a
+  /// member that DeepSpeed does not write itself, which stays in a dict `deepspeed`.
   static std::size_t num_keys_of_deepspeed(const KeyPath& path) {
     if (path.size() < 2) return 0;
     if (is_text(path[1], kOptimizerStates) && path.size() > 2) return 2;

@@ -38,8 +38,8 @@ struct UniversalEntries {
   std::vector<ParamGroup> groups;                  // of the optimizer
   std::vector<Leaf> optimizer_members;             // `deepspeed.optimizer_state_dict.…`
   std::vector<Leaf> model_members;                 // `deepspeed.…`, and what the user saved
-  std::vector<std::string> order;  // all names as a reader finds them; empty: the order of names
-  std::vector<KeyPath> paths;      // of the model and its state, unless their names tell them
+  std::vector<std::string> order;  // all names in the order of dicts; empty: in the order of names
+  std::vector<KeyPath> paths;      // of the model and its state, if they do not follow from names
   std::vector<Leaf> empty;  // dicts and lists of the optimizer and of DeepSpeed that have no items
 };
 
@@ -51,8 +51,8 @@ struct UniversalEntries {
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination);
 
-/// Returns how many tensors and aliases at the top become the module's in such a checkpoint, so
-/// that their names get `model.`.
+/// Returns how many names of tensors and aliases at the top get `model.` in front, because no entry
+/// has one of these keys; 0 if an entry has one.
 std::size_t num_bare_tensors(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::deepspeed

@@ -219,7 +219,7 @@ class UniversalFiles::Builder {
   }
 
   /// Decides which weights are trained: those with optimizer state; if the checkpoint has no state,
-  /// those in a parameter group; if it has no groups either, all floating-point tensors.
+  /// those in a group; if it has no groups either, all of floating point, except in `_extra_state`.
   void choose_trained() {
     for (const auto& [name, state] : entries_.state) {
       if (!entries_.weights.contains(name)) refuse_state(name, state.front());
@@ -294,8 +294,8 @@ class UniversalFiles::Builder {
     return kinds;
   }
 
-  /// Checks that DeepSpeed can load the state: all parameters of a group have the same kinds of
-  /// state.
+  /// Checks that DeepSpeed can store each kind of state, and that all parameters of a group have
+  /// the same kinds.
   void require_state() const {
     std::map<std::string, std::size_t> group_of;
     for (std::size_t i = 0; i < entries_.groups.size(); ++i) {
@@ -387,8 +387,8 @@ class UniversalFiles::Builder {
     return key != nullptr && path.size() > 1 && key->ends_with("_extra_state");
   }
 
-  /// Returns the path for an entry that is not trained. An item of a list goes under its name: the
-  /// list's other items may be trained, and then the list would have gaps.
+  /// Returns the path for an entry that is not trained. For an item of a list, this is one key, the
+  /// whole name: the list's other items may be trained, and then the list would have gaps.
   static KeyPath path_in_module(const KeyPath& path) {
     const auto is_position = [](const Key& key) {
       return std::holds_alternative<std::int64_t>(key);

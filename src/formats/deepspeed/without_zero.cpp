@@ -76,8 +76,8 @@ class WithoutZeroReader final : public ModelRanksReader {
                           "not copied from all hosts?");
   }
 
-  /// Adds the entries of the layers' files. A module that several layers share gets the number of
-  /// its first layer in its name, because no file records the key of the module.
+  /// Adds the entries of the layers' files. Their names begin with the layer's number, also in a
+  /// module that several layers share, because no file records the key of such a module.
   void add_layers(const ParallelFiles& files) {
     std::set<std::pair<std::size_t, std::size_t>> found;
     for (const LayerFile& layer : files.layers) {

@@ -117,9 +117,9 @@ CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
   return group;
 }
 
-/// Returns Megatron's groups: one with and one without weight decay; then two such groups of the
-/// experts. Groups that Megatron saved are kept, and missing fields are added. Another framework
-/// may have one or two groups. If it has only one, both of Megatron's groups are made from it.
+/// Returns Megatron's groups. Groups that Megatron saved are kept, and missing fields are added.
+/// Otherwise there is one group with and one without weight decay; if there are experts, two more
+/// such groups follow. If the source has a group of only one kind, both kinds are made from it.
 std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
   const bool are_from_megatron =
@@ -191,8 +191,8 @@ void CommonState::add_optimizer(Contents& contents) const {
   }
 }
 
-/// Puts the optimizer where Megatron saves it: just before its scheduler. The first entry of a dict
-/// says where the dict stands in the outermost dict.
+/// Puts the optimizer where Megatron saves it: just before its scheduler. The place of a dict's
+/// first entry is the dict's place in the outermost dict.
 void CommonState::put_optimizer_before_its_scheduler(Contents& contents) {
   const auto first_below = [&](const KeyPath& path) {
     auto first = contents.entries.end();

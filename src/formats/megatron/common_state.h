@@ -49,7 +49,7 @@ class CommonState {
   /// Returns the value of the argument `name`; null if the source has none.
   const Value* find_arg(std::string_view name) const;
 
-  /// Returns the file. `bytes` are the elements of each tensor, by its number.
+  /// Returns the bytes of `common.pt`. `bytes`: the elements of each tensor, by its number.
   /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
   /// value that cannot be pickled.
   std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
@@ -77,7 +77,7 @@ class CommonState {
     std::vector<Field> fields;
 
     bool has(std::string_view name) const;
-    const Value* find(std::string_view name) const;  // null for a dict, too
+    const Value* find(std::string_view name) const;  // null if missing or a dict
     void add_missing(std::string name, Value value);
     void set(const std::string& name, Value value);
   };

@@ -133,8 +133,8 @@ std::vector<PartState> FlatBuffers::find(const std::vector<const Parameter*>& pa
   return parts;
 }
 
-/// Returns the rules by which the run may have filled its buffers. The files do not state the
-/// rules. `place` tries each: the rules must give the vector's length, and the numbers at the
+/// Returns the rules by which the run may have filled its buffers. The files do not say which rules
+/// it used. `place` tries each: the rules must give the vector's length, and the numbers at the
 /// resulting places must equal the model's.
 std::vector<BufferRules> FlatBuffers::possible_rules() const {
   std::vector<std::optional<std::int64_t>> sizes{std::nullopt};

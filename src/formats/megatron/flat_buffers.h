@@ -20,11 +20,11 @@ struct BufferRules {
 };
 
 /// Returns the offset of each parameter in a flat vector of the distributed optimizer, and as last
-/// item the vector's length. Parameters are in reverse order of the model. They are cut into
+/// item the vector's length. Parameters are in reverse order of the model. They are put into
 /// buckets, and each parameter begins at a multiple of 64 in its bucket. The padding after a bucket
 /// is not saved. Source: _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py
 /// and get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
-/// Units: elements. Returns nothing if a sum overflows.
+/// Units: elements. Returns nothing if an offset is above 2^60.
 std::optional<std::vector<std::int64_t>> places_in_buffer(
     const std::vector<const Parameter*>& parameters, const BufferRules& rules);
 
@@ -38,7 +38,7 @@ class FlatBuffers {
 
   bool are_there() const { return !buffers_.empty(); }
   /// Finds the parameters in the vectors, and returns the optimizer's state of each parameter. If
-  /// the places of the parameters are not known, `problem()` says why.
+  /// the places of the parameters are not known, `problem()` says why; then ignore the result.
   std::vector<PartState> find(const std::vector<const Parameter*>& parameters);
   const std::string& problem() const { return problem_; }
 

@@ -35,7 +35,7 @@ struct NumberInName {
   std::string with(std::size_t other) const { return before + std::to_string(other) + after; }
 };
 
-/// Returns the number of a layer within its pipeline stage: the number after the first `layers.`.
+/// Returns the number of a layer within its model chunk: the number after the first `layers.`.
 std::optional<NumberInName> layer_in(std::string_view name);
 /// Returns the number of an expert within its rank: 3 in `experts.local_experts.3.…` and in
 /// `experts.linear_fc1.weight3`. Nothing if the name has none.

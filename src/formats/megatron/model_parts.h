@@ -42,8 +42,8 @@ bool is_extra_state(const Path& path);
 /// count within the rank.
 std::string name_on_rank(const Path& path);
 
-/// Gives tensors the numbers that their layers and experts have in the whole model. On a rank,
-/// numbers count from 0 within the stage or the rank.
+/// Gives tensors the numbers that their layers and experts have in the whole model. In a rank's
+/// file, layers are numbered from 0 within each model chunk, and experts within the rank.
 class WholeNames {
  public:
   /// Throws: Error(corruption) if ranks of one pipeline stage have different tensors, or if the
@@ -70,7 +70,7 @@ class WholeNames {
 /// How the parts of the tensor-parallel ranks make the whole tensor.
 struct Joint {
   Cut cut = Cut::whole;
-  bool is_gated = false;  // each rank has a part of the gate, then a part of the rest
+  bool is_gated = false;  // each rank has a part of the gate, then one of the up projection
   std::size_t num_parts = 1;
   Shape part;
   Shape whole;

@@ -11,7 +11,7 @@ namespace tessera::formats::megatron {
 /// run uses it.
 inline constexpr std::string_view kModelFile = "model_optim_rng.pt";
 inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
-/// The file in the folder of a run that names the newest checkpoint.
+/// The file that names a run's newest checkpoint; in the folder of the run.
 inline constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
 
 /// A rank's numbers in tensor, pipeline and expert parallelism.
@@ -45,7 +45,7 @@ std::size_t count_numbers(std::string_view name);
 
 /// Finds the folders of ranks among `names`, and sorts them by rank. `second`: the meaning of the
 /// second number, if the names have two numbers.
-/// Throws: Error(corruption) naming a missing rank; Error(unsupported) for names of several kinds.
+/// Throws: Error(corruption) naming a missing rank; Error(unsupported) for two folders of one rank.
 RankFolders find_rank_folders(const std::vector<std::string>& names, const std::string& directory,
                               SecondNumber second);
 

@@ -158,9 +158,9 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Throws if a file is in the folder of another rank. `args.rank` is the rank that saved the
-  /// file; consecutive ranks are tensor ranks. If `args.rank` is the same in all files, as
-  /// converters write it, the files cannot be checked, and a note says so.
+  /// Throws if another tensor rank than the folder's saved a file (`args.rank` says which), or if
+  /// two folders have the file of one rank. If `args.rank` is the same in all files, as converters
+  /// write it, the files cannot be checked, and a note says so.
   void require_own_folders() {
     std::map<std::int64_t, const File*> first_of;
     for (const File* const file : files_) {
@@ -292,12 +292,12 @@ class MegatronReader final : public EntryReader {
     const bool is_one = num_parts == 1 && !is_grouped;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
-      reason = "parts of several matrices in one tensor, which are not joined";
+      reason = "a tensor with parts of several matrices, which Tessera does not join";
       return std::nullopt;
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "a name without a rule for its cut, and different elements in " +
+        reason = "a name that no rule says how to join, and different elements in " +
                  tensor_of(*other).file->name() + " and in " +
                  tensor_of(parts.front()).file->name();
         return std::nullopt;
@@ -307,8 +307,8 @@ class MegatronReader final : public EntryReader {
     auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
                                 num_parts, shape);
     if (!joint) {
-      reason = "parts of shape " + shape_to_string(shape) + ", which " +
-               counted(num_parts, "tensor rank") + " cannot have";
+      reason = "parts of shape " + shape_to_string(shape) + ", which no cut among " +
+               counted(num_parts, "tensor rank") + " gives";
     }
     return joint;
   }
@@ -516,8 +516,8 @@ bool has_ranks(const std::vector<std::string>& names) {
   return std::ranges::any_of(names, megatron::is_rank_folder);
 }
 
-/// Throws the error for the folder of a run whose newest checkpoint is not in this format. Names a
-/// checkpoint to try.
+/// Throws the error for the folder of a run whose newest checkpoint is missing or not in this
+/// format. The message names a checkpoint to try.
 [[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
   // The numbers have leading zeros, so the last name is the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
@@ -529,8 +529,8 @@ bool has_ranks(const std::vector<std::string>& names) {
               "expected a checkpoint, found a folder of Megatron's checkpoints" + advice);
 }
 
-/// Returns the folder of the checkpoint: `path`, or the folder that a file of the run at `path`
-/// names.
+/// Returns the folder of the checkpoint: `path` itself, or the one that the file `kTracker` in
+/// `path` names.
 std::string folder_of(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
   if (has_ranks(names)) return path;

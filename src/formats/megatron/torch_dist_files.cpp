@@ -54,8 +54,8 @@ bool is_object(std::string_view name) {
   return !place.empty() && place.find_first_not_of("0123456789._") == std::string_view::npos;
 }
 
-/// Whether an entry is the object that stands for `common.pt`: `common_state/shard_0_1`. In a
-/// checkpoint of Megatron it may lack the place of its shard.
+/// Whether an entry is the object that replaces `common.pt`: `common_state/shard_0_1`. In a
+/// checkpoint of Megatron, `common_state` alone is also such an object.
 bool is_common_object(std::string_view name) {
   return name == kCommonObject || (is_object(name) && name.starts_with(kCommonObject) &&
                                    name.find(kShard) == kCommonObject.size());

@@ -18,9 +18,9 @@ inline constexpr const char* kConfigFile = "metadata.json";
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
 bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 
-/// Reports which of the two files are missing, and a `metadata.json` that Megatron cannot read.
-/// Reports nothing if Megatron did not write the DCP checkpoint `contents` in `directory`. If it
-/// has Megatron's objects but neither file, reports a note: as a DCP checkpoint it is complete.
+/// Reports which of the two files are missing (`common.pt`: unless an object replaces it), and a
+/// `metadata.json` that Megatron cannot read. Reports nothing if Megatron did not write the DCP
+/// checkpoint. If both files are missing, reports only a note: as a DCP checkpoint it is complete.
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 

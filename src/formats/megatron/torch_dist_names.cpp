@@ -95,8 +95,8 @@ bool are_alike(const Block& block) {
   });
 }
 
-/// Returns the names under which Megatron stores the weight `rest` of a layer; other than `rest`
-/// only for norms. `has` tells whether the layer has a weight.
+/// Returns the names under which Megatron stores the weight `rest` of a layer: only `rest`, except
+/// for some norms. `has` tells whether the layer has a weight.
 std::vector<std::string> stored_names(const std::string& rest, const auto& has) {
   const auto within = [&](std::string_view norm,
                           std::string_view fused) -> std::optional<std::string> {

@@ -11,10 +11,10 @@
 
 namespace tessera::formats::megatron {
 
-/// In the name of an object, before the index of this part: `rng_state/shard_0.0_1.1`.
+/// In the name of an object, the text before the index of its shard: `rng_state/shard_0.0_1.1`.
 inline constexpr std::string_view kShard = "/shard_";
 
-/// In names, before the number of a layer, and in place of the number of an expert.
+/// Texts in names: before a layer's number, and instead of `experts.local_experts.<number>.`.
 inline constexpr std::string_view kLayers = "layers.";
 inline constexpr std::string_view kStackedExperts = "experts.experts.";
 

@@ -87,8 +87,8 @@ struct Prepared {
 };
 
 /// Writes the pieces of the source into the files of a DCP checkpoint, in which layers and experts
-/// are stacked, and two more files. A piece can have several places. As thread-safe as
-/// CheckpointWriter.
+/// are stacked. Also writes `common.pt` and `metadata.json`, unless the source's are copied. One
+/// piece can have several places. As thread-safe as CheckpointWriter.
 class TorchDistWriter final : public CheckpointWriter {
  public:
   TorchDistWriter(FileSystem& fs, const std::string& destination, SharedContents contents,
@@ -167,7 +167,7 @@ class TorchDistWriter final : public CheckpointWriter {
   void abandon() noexcept override { dcp_->abandon(); }
 
   void commit() override {
-    // The config first: if the writer stops between the two, `common.pt` counts as Tessera's.
+    // The config first: a later run that finds it beside a `common.pt` takes both for Tessera's.
     if (writes_config_) write(kConfigFile, kConfig);
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     dcp_->commit();
@@ -197,7 +197,7 @@ class TorchDistWriter final : public CheckpointWriter {
   const std::vector<PieceId>& places_of(PieceId piece) const {
     return places_.at({piece.tensor_index, piece.piece_index});
   }
-  /// Whether an interrupted run wrote the block there.
+  /// Whether an interrupted run wrote the block at `begin` of `place`.
   bool is_there(PieceId place, std::int64_t begin) {
     const std::lock_guard lock(mutex_);
     return resumed_.contains({place.tensor_index, place.piece_index, begin});

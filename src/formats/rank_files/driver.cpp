@@ -24,7 +24,7 @@ constexpr std::array kMarks{
     FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
 };
 
-/// All written items but the last one, which has no name.
+/// The number of written items, without the last one, which has no name.
 constexpr std::size_t kNumDicts = rank_files::kWrittenItems.size() - 1;
 static_assert(rank_files::kWrittenItems.front() == "model");
 

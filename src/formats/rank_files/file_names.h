@@ -43,8 +43,8 @@ std::vector<Item> items_among(const std::vector<std::string>& names);
 bool are_of_a_checkpoint(const std::vector<Item>& items);
 
 /// Returns the number of ranks. `path`: of the directory. Throws: Error(corruption) unless each
-/// item has one file of every rank, and all items have equally many ranks; Error(unsupported) if
-/// the items are those of several checkpoints.
+/// item has a file of every rank, and all items have equally many ranks; Error(unsupported) if an
+/// item has two files of one rank, or if the files are those of several checkpoints.
 int check_items(const std::vector<Item>& items, const std::string& path);
 
 /// Whether a name is that of optimizer state of a parameter that has a number instead of a name:

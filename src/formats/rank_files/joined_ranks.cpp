@@ -252,9 +252,9 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     return nullptr;
   }
 
-  /// Leaves out a dict or list that is empty on some ranks and has entries on others. If some ranks
-  /// have a value in its place, each of them becomes an entry of its rank. Throws if they have a
-  /// tensor.
+  /// Leaves out a dict or list that is empty on some ranks and has entries on others. If a rank has
+  /// another value in its place, this becomes an entry `per_rank.<rank>.<name>`. Throws if a rank
+  /// has a tensor there.
   void drop_empty_containers() {
     const auto is_empty = [&](const Origin& origin) {
       const Value value = reader_of(origin).read_value(origin.index);
@@ -316,7 +316,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   // --- putting together
 
   /// Throws if one rank has a tensor and another rank, under the same name, an unreadable entry.
-  /// A ShardedTensor may be unreadable: then that rank has no shard, or the elements are missing.
+  /// Does not throw for a ShardedTensor: that rank has no shard, or the elements are missing.
   void refuse_unreadable_part(const std::string& name, const Gathered& gathered) const {
     if (gathered.tensors.empty() || gathered.refused.empty()) return;
     const ShardPlace* const place = place_of(gathered.tensors.front());
@@ -576,8 +576,8 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     parallel = std::move(sorted_parallel);
   }
 
-  /// Adds the other findings of the files' readers: opened classes, simplifications, notes. Adds
-  /// equal findings of several ranks only once.
+  /// Adds what the files' readers found: the sum of their opened classes, their simplifications
+  /// (equal ones of several ranks once), and their notes, except those `is_about_name`.
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
@@ -638,7 +638,7 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     if (!on_some_ranks_.empty()) {
       note("the same names on all ranks",
            such_as(on_some_ranks_.size(), "name", "on some ranks only", *on_some_ranks_.begin()) +
-               " (read as an entry of the whole; rank files of the result have it on all ranks)");
+               " (read as an entry of the checkpoint; rank files of a move have it on all ranks)");
     }
     if (!lists.empty()) {
       note("lists of equal lengths on all ranks",
@@ -660,10 +660,10 @@ class JoinedRanks final : public DividedReader, public MeshSource {
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
-  std::set<std::string> on_some_ranks_;      // names that other ranks do not have, not sharded
+  std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
-  bool has_replicas_ = false;                                        // of parts of tensors
+  bool has_replicas_ = false;                                        // of sharded tensors
   std::size_t num_flat_ = 0;                                         // tensors of flat state
 };
 

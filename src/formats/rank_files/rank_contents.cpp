@@ -198,7 +198,7 @@ void RankContents::refuse_pieces(std::size_t tensor) const {
       "strategies that fit: dim0, dim1, hybrid:AxB and replicated");
 }
 
-/// Finds which piece of each tensor each rank holds.
+/// Finds the piece of each tensor that each rank holds. Throws if a rank holds two of one tensor.
 void RankContents::find_pieces() {
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
     const TensorEntry& tensor = contents_.tensors[i];
@@ -211,8 +211,8 @@ void RankContents::find_pieces() {
   }
 }
 
-/// Finds the cut (dimension, shards and replicas) that gives a DTensor the pieces of tensor
-/// `index`.
+/// Finds the cut (dimension, shards, replicas) of a DTensor that has the pieces of tensor `index`.
+/// Finds none if the ranks have ordinary, whole tensors. Throws if no cut gives these pieces.
 void RankContents::find_cut(std::size_t index) {
   const TensorEntry& tensor = contents_.tensors[index];
   const Shape& shape = tensor.meta.shape;

@@ -45,7 +45,7 @@ Spots find_spots(const CheckpointContents& contents);
 ///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`, without `extra_state.`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
-/// Every rank has the same files. If tied tensors would go into two different files, all entries go
+/// All ranks have files of the same kinds. If tied tensors would go into two files, all entries go
 /// into the last one. docs/formats/rank_files.md has the rules. Keeps views of the contents and the
 /// values, which must outlive this. Immutable; safe to share between threads.
 class RankContents {
@@ -84,7 +84,7 @@ class RankContents {
   /// at once.
   torch_zip::TorchSaveLayout layout(std::size_t file) const;
 
-  /// Throws Error(unsupported) if Tessera's reader would refuse the files of a rank.
+  /// Throws Error(unsupported) if Tessera's reader would refuse a file of rank 0.
   void require_readable() const;
 
  private:

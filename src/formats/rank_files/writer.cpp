@@ -40,7 +40,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
 
 /// Writes the storages of the ranks' files. A file is open, and its layout in memory, from its
 /// first block to its last block. The thread that writes the last block also writes the bytes
-/// around the storages, and lets the file be synced and closed.
+/// around the storages, and gives the file to `syncs_`, which syncs and closes it.
 class RankFilesWriter final : public ShareWriter {
  public:
   RankFilesWriter(FileSystem& fs, std::string destination, CheckpointContents contents,
@@ -175,7 +175,7 @@ class RankFilesWriter final : public ShareWriter {
     if (left_before == block_nbytes) finish(file);
   }
 
-  /// Writes all bytes of a file except the storages of tensors, and lets it be synced and closed.
+  /// Writes all bytes of a file except the tensors' storages. `syncs_` then syncs and closes it.
   void finish(std::size_t file) {
     const Open open = open_file(file);
     std::vector<std::uint32_t> crcs;

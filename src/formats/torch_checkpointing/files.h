@@ -25,7 +25,7 @@ struct DefaultName {
 std::optional<DefaultName> parse_default_name(std::string_view name);
 std::string default_name(const std::string& item, int rank);
 
-/// Whether a folder looks like a checkpoint that has `metadata.pkl`: rank 0 has a file or a folder.
+/// Whether a folder has `metadata.pkl`, and a file or folder whose name ends with the rank 0.
 bool are_with_metadata(const std::vector<std::string>& names);
 /// Whether a folder looks like a checkpoint without `metadata.pkl`: an item has default names of
 /// ranks 0 and 1.
@@ -46,9 +46,9 @@ struct Sources {
 };
 
 /// Finds the files of all ranks: the files that `metadata` names, and, for items that it does not
-/// name because they cannot be resharded, the files with default names. Throws: Error(corruption)
-/// naming a missing rank, or the file of a rank that did not exist in this save; Error(unsupported)
-/// for a folder of several saves.
+/// name because they cannot be resharded, the files with default names. `metadata`: null if the
+/// folder has none; then all files have default names. Throws: Error(corruption) naming a missing
+/// rank, or the file of a rank that did not exist in this save.
 Sources find_sources(const FileSystem& fs, const std::string& directory,
                      const std::vector<std::string>& names, const Metadata* metadata);
 

@@ -45,7 +45,7 @@ struct Sharding {
   std::vector<Box> of_whole{};  // Kind::offsets
   std::vector<Box> of_local{};  // parallel to of_whole
 
-  /// Whether every rank has all of the tensor.
+  /// Whether each rank of the mesh has the whole tensor. False for other kinds than `mesh`.
   bool is_replicated() const;
   /// Returns the place of one rank's part in the whole tensor. If it is not known,
   /// ShardPlace::problem says why.
@@ -85,8 +85,8 @@ struct Metadata {
   std::map<std::string, Item> items;
 };
 
-/// Reads `metadata.pkl`. Runs no code from the file: it consists of dicts of plain values, and all
-/// other objects are ignored.
+/// Reads `metadata.pkl`, which consists of dicts of plain values. Runs no code from the file, and
+/// makes no objects of its classes.
 /// Throws: Error(corruption) naming the byte and the broken rule; Error(unsupported) for another
 /// version.
 Metadata read_metadata(const FileSystem& fs, const std::string& path);

@@ -199,7 +199,7 @@ class Opener {
     if (found != item.tensors.end()) seen_.insert(&found->second);
   }
 
-  /// Throws if no file has a tensor that the metadata lists.
+  /// Throws if the metadata lists a tensor that no file has.
   void require_listed_tensors() const {
     for (const auto& [item_name, item] : metadata_->items) {
       for (const auto& [name, tensor] : item.tensors) {

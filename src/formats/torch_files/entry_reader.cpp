@@ -16,8 +16,8 @@
 namespace tessera::formats::torch_files {
 namespace {
 
-/// Returns an integer, or a float without fraction, as a float32; nothing if float32 would round
-/// it.
+/// Returns an integer from 0 to 2^24 as a float32, which holds it exactly; nothing for all other
+/// values.
 std::optional<float> as_float(const std::optional<Value>& value) {
   constexpr std::int64_t kMax = std::int64_t{1} << std::numeric_limits<float>::digits;
   const auto* const number = value ? value->get_if<std::int64_t>() : nullptr;
@@ -429,7 +429,7 @@ void EntryReader::add_what_readers_found() {
 }
 
 /// Adds the simplifications that the files' readers report, with this checkpoint's names. Leaves
-/// out simplifications of the dict `module`, because this checkpoint has no such dict.
+/// out those of a file's outermost dict and of `module`: this checkpoint has no such dicts.
 void EntryReader::add_simplifications() {
   std::map<const File*, std::map<std::string, std::string>> names;  // name in the file -> name here
   for (const auto& [file, keys, name] : renamed_) names[file].emplace(spell(keys), name);

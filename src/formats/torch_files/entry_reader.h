@@ -28,7 +28,7 @@ using Path = std::vector<std::string>;
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);
 
-/// Whether two entries are tensors of the same dtype, shape and bytes, or values of the same bits.
+/// Whether two entries are equal tensors (dtype, shape, bytes), equal values, or both unreadable.
 bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
 /// What differs between the frameworks whose checkpoints are read as torch.save files.
@@ -89,13 +89,13 @@ class EntryReader : public DividedReader {
   /// Opens a file in the folder and returns it. This reader does not keep the file open: to use its
   /// entries, call `add_small_file`.
   File look_at(const std::string& name) const;
-  /// Adds a file that is opened again whenever it is read, and returns its number. Used for
-  /// checkpoints with thousands of files.
+  /// Adds a file that is opened when it is read, and returns its number. Keeps only the 16 files
+  /// open that were read last. Used for checkpoints with thousands of files.
   std::size_t add_small_file(std::string name);
   /// Returns an entry's `dict_order` in this checkpoint. `order`: its `dict_order` in `file`. The
   /// entries of files that were opened earlier come first. Returns 0 if the family keeps no order.
   std::uint32_t order_in(const File& file, std::uint32_t order) const;
-  /// Returns the next place after those of all opened files.
+  /// Returns a new place in the order, after those of all opened files and earlier new ones.
   std::uint32_t next_place() { return ++order_end_; }
   const std::string& folder() const { return folder_; }
 
@@ -109,7 +109,7 @@ class EntryReader : public DividedReader {
   /// the entry.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(const Entry&)>& path_of);
-  /// Adds the same entries; `path_of` also gets the rank.
+  /// Does the same; here, `path_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
   /// What one rank has for an entry.
@@ -120,8 +120,8 @@ class EntryReader : public DividedReader {
   };
   /// Adds one entry that may differ between ranks. Requires: `ranks` is not empty.
   void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
-  /// Adds the `step` of an optimizer. If it is a number, it becomes a tensor without dimensions, as
-  /// PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
+  /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar tensor of float32,
+  /// as PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source, std::uint32_t order = 0);
@@ -140,10 +140,10 @@ class EntryReader : public DividedReader {
   /// Gives the entries the order of `names`; entries without a name in it come last, in the order
   /// that they had. Requires: `finish` was called.
   void set_order(const std::vector<std::string>& names);
-  /// Gives entries of these names these key paths. Passes over names that no entry has. Requires:
-  /// `finish` was called.
+  /// Sets the key path of each entry whose name is one of `paths` with dots between the keys.
+  /// Requires: `finish` was called.
   void set_key_paths(const std::vector<KeyPath>& paths);
-  /// Takes the order of keys from all entries. Requires: `finish` was called.
+  /// Removes the order of keys from all entries. Requires: `finish` was called.
   void drop_order();
 
  private:
@@ -183,7 +183,7 @@ class EntryReader : public DividedReader {
   std::vector<std::string> as_dict_;
   std::shared_ptr<PathPool> paths_ = std::make_shared<PathPool>();  // of files_
   std::deque<File> files_;
-  std::map<const File*, std::uint32_t> order_begins_;  // the largest order in earlier files
+  std::map<const File*, std::uint32_t> order_begins_;  // what `order_in` adds to a file's orders
   std::uint32_t order_end_ = 0;
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};

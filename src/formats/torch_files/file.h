@@ -29,7 +29,7 @@ class PathPool {
 };
 
 /// An entry of a file: its path in the nested dicts, and its index in the file's contents. A second
-/// name of a tensor is an entry, too, with the tensor's index.
+/// name of a tensor is also an entry, with the tensor's index.
 struct Entry {
   enum class Kind { tensor, value };
   const std::vector<std::string>& path;  // each key as text; in a PathPool, like `keys`
@@ -42,7 +42,7 @@ struct Entry {
 /// Returns the entries in the order of the file's dicts.
 std::vector<const Entry*> in_dict_order(std::vector<const Entry*> entries);
 
-/// One file. Its values are in the order of the pickle, its tensors sorted by name.
+/// One file. Its entries are the tensors by name, then aliases, then values in the pickle's order.
 class File {
  public:
   /// Opens the file. The paths of its entries are in `paths`. Throws: what `open_torch_zip` throws.

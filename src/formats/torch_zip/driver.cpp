@@ -91,8 +91,8 @@ class TorchZipDriver final : public FormatDriver {
     return DestinationKind::file;
   }
 
-  /// Returns whether the file is a stream, or an archive with the pickle that the reader needs.
-  /// Returns false for a tar archive: Tessera writes none, and it could be another program's file.
+  /// Returns whether the file is a stream, or an archive with the pickle that the reader needs; if
+  /// the archive is damaged, whether it begins as one. False for tar archives: Tessera writes none.
   bool is_whole_file(const ReadableFile& file, std::string_view first_bytes) const override {
     if (torch_zip::begins_as_stream(first_bytes)) return true;
     try {

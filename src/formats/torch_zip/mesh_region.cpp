@@ -27,7 +27,7 @@ std::int64_t num_parts_after(const std::vector<Cut>& cuts, std::size_t index) {
 }
 
 /// Reduces `box` to one part of a cut, as torch.chunk cuts: the size of a part is rounded up, so
-/// the last parts are smaller or empty.
+/// the last parts can be smaller or empty.
 void cut(Box& box, const Cut& by) {
   std::int64_t& offset = box.offsets[by.dim];
   std::int64_t& size = box.sizes[by.dim];
@@ -62,20 +62,20 @@ MeshRegion region_in_mesh(std::span<const std::int64_t> whole_shape,
   if (!num_ranks || *num_ranks > kMaxRanks) return {{}, "a mesh of more than 2^31 ranks"};
   std::vector<Cut> cuts;  // in the order of the mesh's axes
   for (std::size_t i = 0; i < mesh.size(); ++i) {
-    if (coordinates[i] >= mesh[i]) return {{}, "a place outside of the mesh"};
+    if (coordinates[i] >= mesh[i]) return {{}, "coordinates outside of the mesh"};
     const AxisPlacement& placement = placements[i];
     if (placement.kind == AxisPlacement::Kind::replicate) continue;
     const bool is_strided = placement.kind == AxisPlacement::Kind::strided_shard;
     if (placement.dim < 0 || static_cast<std::uint64_t>(placement.dim) >= whole_shape.size()) {
       return {{},
-              std::string("placed ") + (is_strided ? "_StridedShard" : "Shard") +
-                  " of a dimension that the tensor does not have"};
+              std::string("a tensor placed ") + (is_strided ? "_StridedShard" : "Shard") +
+                  " along a dimension that it does not have"};
     }
     Cut made{static_cast<std::size_t>(placement.dim), mesh[i], coordinates[i], std::nullopt};
     if (is_strided) {
       made.split_factor = placement.split_factor;
       const auto is_such = [&](const Cut& cut) { return cut.dim == made.dim && cut.split_factor; };
-      if (std::ranges::any_of(cuts, is_such)) return {{}, "placed _StridedShard twice"};
+      if (std::ranges::any_of(cuts, is_such)) return {{}, "two _StridedShard of one dimension"};
     }
     cuts.push_back(made);
   }

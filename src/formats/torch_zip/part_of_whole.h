@@ -17,7 +17,7 @@ namespace tessera::formats::torch_zip {
 std::optional<PartOfWhole> find_part(pickle::Object root, std::size_t num_local_tensors,
                                      const std::string& path);
 
-/// Describes the files in a directory by their `names`: `DeepSpeed's files, one for each rank`.
+/// Describes the files in a directory by their `names`: `DeepSpeed, files of each rank`.
 /// Returns nothing if the names belong to no known kind of checkpoint.
 std::optional<std::string> form_of_directory(const std::vector<std::string>& names);
 

@@ -82,7 +82,7 @@ AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t n
   const std::string_view name = placement->global_name("placement");
   if (name == "Replicate") return {};
   if (name != "Shard" && name != "_StridedShard") {
-    problem = "placed " + printable(name, 40) + " (only Shard and Replicate can be put together)";
+    problem = "a tensor placed " + printable(name, 40) + " (only Shard and Replicate are joined)";
     return {};
   }
   AxisPlacement made{.kind = AxisPlacement::Kind::shard};
@@ -115,7 +115,7 @@ void find_place(const std::optional<Object>& spec, ShardPlace& place) {
   const auto sizes = sizes_of_mesh(mesh);
   const auto coordinates = naturals_of(attribute_of(mesh, "_coordinate_on_dim"));
   if (!sizes || !coordinates || sizes->size() != coordinates->size()) {
-    place.problem = "a mesh that says neither its size nor the place of this rank";
+    place.problem = "a mesh without its sizes or the coordinates of this rank";
     return;
   }
   place.mesh = *sizes;

@@ -15,9 +15,9 @@ namespace tessera::formats::torch_zip {
 void note_flags(const TensorRecord& tensor, const std::string& name,
                 std::vector<Simplification>& simplifications);
 
-/// Adds to `simplifications` the tensors that overlap another tensor in their storage. (In PyTorch,
-/// a write to one of them changes the other; Tessera reads them as separate tensors.) `tensors`:
-/// each tensor with its name in the checkpoint.
+/// Adds to `simplifications` each tensor that overlaps a tensor before it in their storage. (In
+/// PyTorch, a write to one of them changes the other; Tessera reads them as separate tensors.)
+/// `tensors`: each tensor with its name in the checkpoint.
 void note_shared_memory(const SavedObject& saved,
                         std::span<const std::pair<std::string, const TensorRecord*>> tensors,
                         std::vector<Simplification>& simplifications);

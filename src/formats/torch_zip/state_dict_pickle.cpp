@@ -146,7 +146,7 @@ class StateDictPickler {
     pickler_.set_items_from_mark();
   }
 
-  /// The entries below one key of a dict, and the smallest of their numbers.
+  /// The entries below one key of a dict, and the smallest `dict_order` of them.
   struct DictItem {
     std::span<const Entry> entries;
     std::uint32_t dict_order;

@@ -22,7 +22,7 @@ class StorageBlocks {
 
   /// Returns the pieces with elements, in the order of the tensors and of their pieces.
   std::span<const PieceId> write_order() const { return order_; }
-  /// Returns the number of elements in a block of the piece.
+  /// Returns the number of elements in each block of the piece; the last block may have fewer.
   std::int64_t numel(PieceId piece) const;
   /// Returns the number of bytes in the block that begins with element `begin`.
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;

@@ -129,7 +129,7 @@ class TarReader {
                               "'"));
   }
 
-  /// Returns where the member's bytes are, and goes to the header after them.
+  /// Returns where the member's bytes are, and sets `position_` to the header after them.
   ByteRange member_bytes(const std::string& name, std::optional<std::uint64_t> pax_nbytes) {
     const std::uint64_t nbytes = pax_nbytes ? *pax_nbytes : octal(124, 12, "size");
     const std::uint64_t left = file_.nbytes() - position_;

@@ -208,7 +208,7 @@ class Flattener {
     add(object, [&]() -> Value { pickle::refuse_reference_back(object); });
   }
 
-  /// Adds a leaf with the result of `read`, or with its error if `read` throws.
+  /// Adds a leaf with the result of `read`, or with the Error(unsupported) that `read` throws.
   template <class Read>
   void add(Object object, const Read& read) {
     try {

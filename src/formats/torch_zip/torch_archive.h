@@ -83,7 +83,7 @@ class SavedObject {
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
   /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is
-  /// opened if it holds a tensor, a dict, or a list that is opened; any other list is one value. A
+  /// opened if it holds a tensor, a dict, or an opened list or tuple; other lists are one value. A
   /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
   /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
   /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. Anything

@@ -64,7 +64,7 @@ std::string decimal20(std::uint64_t value) {
 constexpr std::size_t kSerializationIdNbytes = 40;
 constexpr std::uint64_t kAlignmentNbytes = 64;
 
-/// Writes a tensor into the pickle that is a view of a whole storage of `numel` elements.
+/// Writes into the pickle a tensor that is a view of a whole storage of `numel` elements.
 void pickle_view(pickle::Pickler& pickler, DType dtype, std::span<const std::int64_t> shape,
                  std::span<const std::int64_t> strides, std::int64_t numel,
                  std::string_view storage_key) {

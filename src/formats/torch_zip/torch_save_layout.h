@@ -27,8 +27,8 @@ void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std:
                      std::string_view storage_key);
 
 /// A file as `torch.save` writes it, except the bytes of the storages: a zip of `data.pkl`,
-/// `byteorder`, `data/0`, `data/1`, …, `version` and `.data/serialization_id`. Every byte's place
-/// is known from the start; the rest of the file is written when the storages' CRCs are known.
+/// `byteorder`, `data/0`, `data/1`, …, `version` and `.data/serialization_id`. All places are known
+/// from the start; the bytes around the storages are known once the storages' CRCs are.
 /// Immutable; safe to share between threads.
 class TorchSaveLayout {
  public:

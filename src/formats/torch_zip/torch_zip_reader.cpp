@@ -78,7 +78,7 @@ std::string in_python(const KeyPath& path) {
   return text;
 }
 
-/// Returns an empty path for a top-level key, as CheckpointContents wants it. Returns other paths
+/// Returns an empty path for a top-level key, as CheckpointContents requires. Returns other paths
 /// unchanged.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
@@ -343,8 +343,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     part.report(std::move(absent), sink);
   }
 
-  /// Reports a note for each value that Tessera refuses to read, and one for the classes and
-  /// functions that the pickle names.
+  /// Reports a note for each value that Tessera refuses to read, and one note for all classes and
+  /// functions in the pickle that Tessera does not know.
   void note_refused_values(const FindingSink& sink, PartOfCheck& part) const {
     for (const auto& [index, refusal] : refusals_) {
       sink({.severity = Finding::Severity::note,
@@ -366,9 +366,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     return tar == nullptr ? std::nullopt : torch_zip::note_of_other_members(*tar, path_);
   }
 
-  /// Adds a note that the file holds one tensor or value instead of a dict, which becomes the entry
-  /// `name`. Adds no note for a value that Tessera does not read, because the error about this
-  /// value is enough.
+  /// Adds a note that the file holds one tensor or value instead of a dict, and that a move puts it
+  /// under the key `name`. Adds no note for a value that Tessera does not read, because the error
+  /// about this value is enough.
   void note_sole_object(const Leaf& leaf, const std::string& name) {
     const auto* const value = std::get_if<Value>(&leaf.content);
     const bool is_tensor = std::holds_alternative<TensorRecord>(leaf.content);

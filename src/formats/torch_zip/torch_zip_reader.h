@@ -29,10 +29,10 @@ class TorchFileReader : public DividedReader {
   /// Returns a number that increases in the order of the pickle. (Contents are sorted by name.)
   virtual std::size_t order_of(std::size_t value_index) const = 0;
   /// Returns the name of the folder in the archive. torch.save takes it from the name of the file
-  /// that it writes, without the suffix. Empty for a stream.
+  /// that it writes, without the suffix. Empty for files without folders (streams, tar archives).
   virtual std::string saved_name() const = 0;
-  /// Whether the file holds one tensor or value instead of a dict. It then has the name `tensor` or
-  /// `value`.
+  /// Whether the file holds one tensor or value instead of a dict. The name of this entry is then
+  /// `tensor` or `value`.
   virtual bool has_sole_object() const = 0;
   /// Empties the key paths in `contents()`, for a caller that does not need them any more.
   virtual void drop_key_paths() = 0;

@@ -7,9 +7,9 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Throws Error(unsupported) if Tessera's reader would refuse a file with this layout: two entries
-/// have one flattened name, nesting is too deep, or sizes are too large. Writes nothing. `path`:
-/// for the message. `as_dict`: classes whose objects the reader may read as dicts.
+/// Throws Error(unsupported) if Tessera's reader would refuse a file with this layout, for example
+/// because two entries have one flattened name, or nesting is too deep. Writes nothing. `path`: for
+/// the message. `as_dict`: classes whose objects the reader may read as dicts.
 void require_readable(const TorchSaveLayout& layout, const std::string& path,
                       const std::vector<std::string>& as_dict = {});
 

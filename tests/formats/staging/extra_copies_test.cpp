@@ -58,7 +58,7 @@ class ExtraCopiesTest : public ::testing::Test {
     return std::string(detail::kNativeSignature) + text;
   }
 
-  /// Writes `index(text)` as the only file of a checkpoint at `out`.
+  /// Writes a checkpoint at `out`: `index(text)` and the extra files of `work`.
   void write(FileSystem& fs, const std::string& text, const WorkOptions& work) {
     const std::string bytes = index(text);
     StagedWork staged(fs, tmp_ / "out", DestinationKind::directory, work);
@@ -252,7 +252,7 @@ TEST_F(ExtraCopiesTest, AResumedWriterCopiesAllAgain) {
   fs_.remove_all(tmp_ / "out.partial/vocab.txt");
   const WorkOptions resume = options(true, KeptWork::resume);
   EXPECT_TRUE(StagedWork::check(fs_, tmp_ / "out", DestinationKind::directory, resume));
-  fs_.make_directory(tmp_ / "out.partial/vocab.txt");  // somebody's
+  fs_.make_directory(tmp_ / "out.partial/vocab.txt");  // not made by a writer
   EXPECT_THAT([&] { write(fs_, "new", resume); },
               ThrowsError(ErrorKind::already_exists, "out.partial/vocab.txt"));
   fs_.remove_all(tmp_ / "out.partial/vocab.txt");

@@ -26,7 +26,7 @@ class JournalTest : public ::testing::Test {
     std::ofstream(path(), std::ios::binary | std::ios::trunc) << text;
   }
 
-  /// Writes blocks 0 to `num_blocks` of one piece, 100 bytes each.
+  /// Notes the first `num_blocks` blocks of one piece in a new journal, 100 bytes each.
   void write(int num_blocks) {
     fs_.remove_all(path());
     Journal journal(fs_, path(), identity_);
@@ -71,7 +71,7 @@ TEST_F(JournalTest, WhatIsNotedIsReadBackInOrder) {
   EXPECT_EQ(contents->entries[0].block.form, BlockForm::filtered_chunk);
   EXPECT_EQ(contents->entries[0].block.checksum, ~0ULL);
   EXPECT_EQ(contents->entries[1].id, id(2));
-  EXPECT_EQ(contents->entries[1].block.range, block(2).range);  // the last that was noted
+  EXPECT_EQ(contents->entries[1].block.range, block(2).range);  // as noted the second time
   EXPECT_EQ(contents->end_nbytes, text().size());
 }
 
@@ -129,7 +129,7 @@ TEST_F(JournalTest, AnotherGoesOnBehindTheLastWholeLine) {
   contents = read_journal(fs_, path());
   ASSERT_TRUE(contents.has_value());
   EXPECT_EQ(count_first(*contents), 3);
-  EXPECT_EQ(contents->end_nbytes, text().size());  // what was torn is gone
+  EXPECT_EQ(contents->end_nbytes, text().size());  // the incomplete line was removed
 }
 
 TEST_F(JournalTest, OfAnEndlessFileLittleIsRead) {

@@ -374,7 +374,7 @@ TEST_F(StagedDestinationTest, ACheckThrowsWhatStagingWouldAndChangesNothing) {
 // Shows E4.
 TEST_F(StagedDestinationTest, KeptWorkOfAnotherFormatIsTold) {
   for (const DestinationKind kind : {DestinationKind::file, DestinationKind::directory}) {
-    const bool is_file = kind == DestinationKind::file;  // where a directory is kept
+    const bool is_file = kind == DestinationKind::file;  // then the kept work is a directory
     if (is_file) fs_.make_directory(tmp_ / "out.partial");
     write_file(tmp_ / (is_file ? "out.partial/index.h5" : "out.partial"), "half");
     write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n0123 {}\n0123 0 0 0\n");
@@ -450,7 +450,7 @@ TEST_F(StagedDestinationTest, WhatIsLeftOfWorkMayBeGoneOnWith) {
       EXPECT_EQ(read_all(staged.journal_path()), "tessera-journal 1\n");
       return LeftOver::go_on;
     };
-    for (int i = 0; i < 2; ++i) {  // without commit everything stays
+    for (int i = 0; i < 2; ++i) {  // the destructor removes no left-over work
       StagedDestination staged(fs_, tmp_ / "out", kind, OverwritePolicy::refuse, go_on);
       EXPECT_TRUE(staged.has_left_over());
       EXPECT_EQ(read_all(work), "half");
