@@ -51,9 +51,9 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
 }
 
 /// Averages the gradients of a module's parameters. A gradient that is ready moves into its
-/// parameter's bucket. A full bucket is sent (all-reduced); all ranks send buckets in the same
-/// order. After the average, `.grad`s are views into the buckets. A gradient that is ready after
-/// its bucket was sent (recomputation, a parameter used twice) is late: the bucket is sent again
+/// parameter's bucket. A bucket with all its gradients is sent (all-reduced), in the same order on
+/// all ranks. After the average, `.grad`s are views into the buckets. A gradient that is ready when
+/// its bucket was sent already (recomputation, two uses) is late: the bucket is sent again
 /// with the late gradients only. The last bucket is sent at the end of the backward. Its flags tell
 /// all ranks which buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
