@@ -94,8 +94,7 @@ class CudaEmbeddingTest : public testing::Test {
     stream_.emplace();
   }
 
-  /// Makes tables of one dtype, of 64, 33, 8 (no rows), 1 and 131 columns, or similar multiples
-  /// of 4.
+  /// Makes tables of one dtype and different widths; the third has no rows, the last has one.
   void make_tables(DType dtype, Widths widths = Widths::any) {
     widths_ = widths;
     const bool in_fours = widths == Widths::in_fours;
