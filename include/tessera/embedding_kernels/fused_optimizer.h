@@ -8,9 +8,9 @@ namespace tessera::embedding {
 // Optimizers that step during the backward: a table gets no `.grad`, and rows that the batch does
 // not look up do not change. `w` is the row. `g` is the row's gradient: summed over all ids of the
 // batch that look up the row, and clipped to [-max_gradient, max_gradient] (0: not clipped). The
-// formulas are computed in float32, whatever the table's dtype. They are
-// those of fbgemm's split embedding optimizers (github.com/pytorch/FBGEMM), except that
-// `max_gradient` clips g here.
+// formulas are computed in float32, whatever the table's dtype. They are those of fbgemm's split
+// embedding optimizers (github.com/pytorch/FBGEMM), but here `max_gradient` clips the summed
+// gradient g.
 
 /// Stochastic gradient descent, without momentum.
 /// - `g += weight_decay * w`

@@ -42,7 +42,7 @@ bool counts_steps(const FusedOptimizer& optimizer);
 void check_numbers(const FusedOptimizer& optimizer);
 
 /// Returns the settings of `optimizer` as the fields of a parameter group, named as in Python's
-/// torch.optim. The field `optimizer` has the optimizer's name.
+/// torch.optim if it has them. The field `optimizer` has the optimizer's name.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
 /// Returns `optimizer` with the settings in `fields`. Throws: Error(mismatch) naming a field that
 /// is missing, not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.

@@ -29,7 +29,7 @@ struct LocalTable {
   /// Where the lookup runs. Without a cache, weight and state are there too.
   at::Device device = at::kCPU;
   FusedState state;  // only of a table with a fused optimizer
-  /// Ranks that hold columns of the same rows, and this rank, by columns. Empty if replicated.
+  /// The ranks that hold columns of these rows, this one too, by column. Empty if replicated.
   std::vector<int> column_peers;
   /// The rows on the device, if the weight and the state are in host memory.
   std::unique_ptr<RowCache> cache{};

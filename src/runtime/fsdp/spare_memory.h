@@ -8,7 +8,7 @@ namespace tessera::fsdp {
 
 /// Keeps the memory of unsharded parameters and gradients that units have freed, and gives it to
 /// units that need the same size or up to one eighth less. The CPU allocator would return such
-/// large blocks to the operating system, and fresh pages cost a tenth of a training step. Before
+/// large blocks to the operating system, and fresh pages take a tenth of a step's time. Before
 /// `allocate` takes new memory, it releases at least as many bytes of kept memory, or all of it. So
 /// the kept memory adds nothing to the peak. On other devices, `free` releases the memory at once,
 /// because their allocators cache. Not thread-safe.

@@ -26,8 +26,8 @@ std::optional<std::string> process_environment(const std::string& name);
 
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK), else of Open MPI's mpirun
 /// (OMPI_COMM_WORLD_*), else of Slurm's srun (SLURM_PROCID, …). Returns nothing if none are set.
-/// MASTER_PORT: default 29500. MASTER_ADDR: required under torchrun, and under mpirun on several
-/// hosts; default under mpirun on one host: this host; under srun: the step's first host. Throws:
+/// MASTER_PORT is 29500 if not set. MASTER_ADDR must be set under torchrun, and under mpirun on
+/// several hosts; else its default is this host (mpirun) or the step's first host (srun). Throws:
 /// Error(invalid_argument) naming a variable that is missing or not a valid number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
