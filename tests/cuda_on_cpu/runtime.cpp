@@ -74,7 +74,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t nbytes, cudaStr
   return cudaSuccess;
 }
 
-/// Reads a host source at once, as CUDA does with pageable memory. Other copies wait in the stream.
+/// Reads a host source before it returns, as CUDA does with pageable memory. The rest is queued.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t nbytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (nbytes == 0) return cudaSuccess;

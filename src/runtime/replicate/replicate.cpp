@@ -540,9 +540,9 @@ void Reducer::receive_all() {
   reset();
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's buckets, and get
-/// an error instead. Gradients in buckets are dropped: restoring them would undo a later
-/// `zero_grad`.
+/// Ends a backward that threw on this rank, when the next forward or backward begins. Until then,
+/// other ranks may wait for this rank's buckets; now they get an error. Gradients in buckets are
+/// dropped: restoring them would undo a later `zero_grad`.
 void Reducer::give_up_failed() {
   if (!is_running_) return;
   const at::NoGradGuard no_grad;

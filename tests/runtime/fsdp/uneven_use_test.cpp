@@ -42,7 +42,7 @@ struct RoutedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Routed);
 
-/// A block with a branch that some rows take.
+/// A block with a branch that the caller may leave out.
 struct BranchedImpl : torch::nn::Module {
   BranchedImpl() {
     always = register_module("always", torch::nn::Linear(kWidth, kWidth));

@@ -200,7 +200,7 @@ TEST(ReplicateTest, AnAverageOfThreeIsRoundedInItsOwnDtype) {
   });
 }
 
-// Rank 0 continues although rank 1 has not reached the bucket whose all-reduce has started.
+// Rank 0's backward fails while its all-reduces still wait for rank 1, and rank 0 continues.
 // Shows B22.
 TEST(ReplicateTest, ABackwardThatFailedLeavesNothingToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
