@@ -14,7 +14,7 @@ namespace {
 
 using at::Tensor;
 
-/// Makes the device of a tensor current while this lives, for kernels and their memory.
+/// Makes the device of a tensor current while this lives. `stream`: the device's current stream.
 struct OnDeviceOf {
   explicit OnDeviceOf(const Tensor& tensor)
       : guard(tensor.device()),
@@ -23,9 +23,9 @@ struct OnDeviceOf {
   cudaStream_t stream;
 };
 
-/// Updates tables with Tessera's kernels. Updates tables that are cut by columns with ATen's
-/// operators: these give one gradient for each id, so the host need not wait to learn how many rows
-/// are touched.
+/// Runs Tessera's kernels. `row_gradients`, `apply_row_gradients` and `touched_rows` run ATen's
+/// operators instead: these give one gradient and one row for each id. So the host need not wait
+/// for the device to learn how many different rows the batch looks up.
 class CudaTableBackward final : public TableBackward {
  public:
   CudaTableBackward(std::vector<TableTensors> tables, const FeatureBags& bags,

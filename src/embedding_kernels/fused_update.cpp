@@ -306,8 +306,8 @@ RowRange rows_of_task(const TouchedRows::OfTable& touched, std::int64_t task) {
 /// and each needs a TLB entry.
 class GradientWithoutGaps {
  public:
-  /// Returns `table` itself. If the caller reads so many occurrences that a copy saves time,
-  /// returns it with a copy of the gradient without gaps.
+  /// Returns `table`. If a copy of the gradient saves time for so many occurrences, the result has
+  /// a copy without gaps in place of the gradient.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kMinReads = 4;  // reads per copied element for which a copy pays
     const TouchedRows::Columns& columns = table.touched.columns;

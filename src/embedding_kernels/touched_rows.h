@@ -9,7 +9,7 @@
 namespace tessera::embedding {
 
 /// The rows of each table that a batch looks up (touched rows) and, for each row, its occurrences:
-/// the positions in the batch whose id is this row. A backward reads this.
+/// the positions in the batch whose id is this row. A backward uses them.
 ///
 /// [Note: Order of sums] The gradient of a row is the sum of weight * gradient of the bag over its
 /// occurrences, in batch order: by feature, then sample, then place in the bag. A row with more

@@ -22,9 +22,9 @@ c10::DeviceIndex checked(int index) {
   return static_cast<c10::DeviceIndex>(index);
 }
 
-/// Shuts NCCL down when its last user goes, as destroy_process_group does in Python. The base class
-/// alone would abort what is still sent, and warn. It still does while an exception leaves the
-/// trainer: the other ranks may be gone, and a shutdown would wait for them.
+/// Shuts NCCL down in its destructor, as destroy_process_group does in Python. Without `shutdown`,
+/// the base class aborts running collectives and warns. If an exception propagates, the destructor
+/// does not call `shutdown`, which would wait for other ranks, and these may be dead.
 class NcclBackend final : public c10d::ProcessGroupNCCL {
  public:
   using ProcessGroupNCCL::ProcessGroupNCCL;

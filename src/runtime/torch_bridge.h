@@ -6,12 +6,12 @@
 
 namespace tessera {
 
-/// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported) for quantised dtypes.
+/// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported) if there is none (quint8).
 DType dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(DType dtype);
 
-/// Returns pinned host memory, which an accelerator copies from and to without making the host
-/// wait.
+/// Returns an uninitialised tensor in pinned host memory. The host need not wait for copies between
+/// this memory and an accelerator.
 at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype);
 /// Copies a tensor from the host to a device, on the current stream. Copies through pinned memory,
 /// so the host does not wait. Returns the tensor itself if `device` is the CPU.

@@ -16,18 +16,18 @@
 /// two binaries defines these functions.
 namespace tessera::test::accelerator {
 
-/// Returns what each test runs under: schedules of the simulated device, or `Gpu`.
+/// Returns the parameters of the tests: schedules of the simulated device, or ways to use a GPU.
 std::vector<std::string> modes();
 void begin(const std::string& mode);
-/// Waits for all work. The simulated device also expects that no access was out of order.
+/// Waits for all work. On the simulated device, the test fails if a race was found.
 void end();
 
 int num_devices();
 /// Returns the device of a rank.
 at::Device device(int rank = 0);
 void set_current(at::Device device);
-/// Waits for all work of one device. A rank waits for its own device only: what others have
-/// launched may be a collective that this rank has not come to.
+/// Waits for all work of one device. A rank must not wait for another rank's device: a collective
+/// that runs there may be waiting for this rank.
 void synchronize(at::Device device);
 /// Returns the memory that tensors have on a device. Units: bytes.
 std::int64_t allocated_nbytes(at::Device device);
@@ -36,13 +36,13 @@ std::int64_t peak_nbytes(at::Device device);
 void reset_peak(at::Device device);
 /// Returns the pinned memory that tensors have on the host. Units: bytes.
 std::int64_t pinned_nbytes();
-/// Connects a rank to others that are threads, each with the device of its own number.
+/// Returns a transport between ranks that are threads. Rank r uses device r.
 dist::Transport transport_of(int rank);
 /// If a launcher started this process as one rank of several, returns their number.
 std::optional<int> num_processes();
 /// Connects this process to the other ranks' processes. Collective. Requires: `num_processes`.
 dist::Mesh connect_processes(const dist::MeshOptions& options);
-/// Returns whether `take_waiting_operators` can find any: not on a GPU.
+/// Returns whether `take_waiting_operators` works: on the simulated device, not on a GPU.
 bool knows_waiting_operators();
 /// Returns the operators of a device that made the host wait since the last call. Always empty
 /// unless `knows_waiting_operators`.
@@ -52,7 +52,7 @@ std::vector<std::string> take_waiting_operators(at::Device device);
 
 namespace tessera::test {
 
-/// What `on_devices` has done in the present test.
+/// How many bodies `on_devices` has run and left out in the current test.
 struct BodyCounts {
   int run = 0;
   int left_out = 0;  // a launcher started another number of ranks
@@ -79,10 +79,10 @@ inline std::string name_of_mode(const ::testing::TestParamInfo<std::string>& inf
   return info.param;
 }
 
-/// Runs `body` on ranks that are threads, each on a device of its own: autograd runs the backwards
-/// of one device on one thread, so ranks on one device would wait for each other for ever. A
-/// process that a launcher started is one rank and may share its device: it runs the bodies of that
-/// many ranks, and no others.
+/// Runs `body` on `world_size` ranks that are threads, each with a device of its own: autograd runs
+/// the backwards of one device on one thread, so two ranks on one device would deadlock. If a
+/// launcher started this process, it is one rank, and may share its device. It then runs `body` if
+/// the launcher started `world_size` processes, and leaves `body` out otherwise.
 inline void on_devices(int world_size, const std::function<void(const dist::Mesh&)>& body,
                        const dist::MeshOptions& options = {}) {
   if (const std::optional<int> num_processes = accelerator::num_processes()) {
@@ -108,12 +108,12 @@ inline void on_devices(int world_size, const std::function<void(const dist::Mesh
       options, accelerator::transport_of);
 }
 
-/// Returns how many of the wanted ranks have a device, for tests that any number of ranks passes.
+/// For tests that work on any number of ranks. Returns the lesser of `wanted` and the devices.
 inline int num_ranks(int wanted) {
   return std::min(wanted, accelerator::num_devices());
 }
 
-/// Two replicas of the shards, for hybrid strategies.
+/// Returns a mesh with two replicas of the shards, for hybrid strategies.
 inline dist::MeshOptions two_replicas() {
   return {.axes = {{"replicate", 2}, {"shard", -1}}};
 }

@@ -76,7 +76,7 @@ std::vector<ShardingStrategy> strategies() {
   return {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2};
 }
 
-/// Returns on how many ranks a strategy is tested: a hybrid one on four, which may lack devices.
+/// Returns the number of ranks to test a strategy on: four if it is hybrid, else at most two.
 int num_ranks_for(ShardingStrategy strategy) {
   return strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2 ? 4 : test::num_ranks(2);
 }

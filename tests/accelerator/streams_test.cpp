@@ -47,8 +47,8 @@ void compute_for_long(const at::Tensor& square) {
 
 // Shows B14.
 TEST_P(StreamsTest, AGatherDoesNotWaitForWhatIsBeingComputed) {
-  if (GetParam() == "Eager") GTEST_SKIP() << "all work has run when it is launched";
-  // In another dtype parameters are gathered on one rank too.
+  if (GetParam() == "Eager") GTEST_SKIP() << "work runs as soon as it is launched";
+  // With another param_dtype, parameters are gathered even on one rank.
   Transformer model = on_device(
       {.policy = ModuleWrapPolicy<Block>(), .mixed_precision = {.param_dtype = torch::kBFloat16}});
   const at::Tensor ids = test::some_ids().to(device());

@@ -124,7 +124,7 @@ TEST_P(TablesOnDeviceTest, NoOperatorOfAStepMakesTheHostWait) {
 }
 
 TEST_P(TablesOnDeviceTest, APipelineSendsBatchesBesideTheStepBefore) {
-  if (GetParam() == "Eager") GTEST_SKIP() << "all work has run when it is launched";
+  if (GetParam() == "Eager") GTEST_SKIP() << "work runs as soon as it is launched";
   if (GetParam() != "Lazy") GTEST_SKIP() << "work ends at random times";
   test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
     const at::Device own = device(mesh.rank());
@@ -140,8 +140,8 @@ TEST_P(TablesOnDeviceTest, APipelineSendsBatchesBesideTheStepBefore) {
     int num_steps = 0;
     std::optional<c10::Event> computed;
     while (auto item = batches.next()) {
-      // `next` has returned, so the host knows the sizes of this batch. The device has not computed
-      // the step before yet.
+      // `next` has returned, so the host knows the sizes of this batch. The device has not yet
+      // computed the previous step.
       if (computed) {
         EXPECT_FALSE(computed->query()) << num_steps;
       }

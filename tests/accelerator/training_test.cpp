@@ -16,7 +16,7 @@ at::Tensor loss_of(const at::Tensor& logits) {
   return logits.to(torch::kFloat).square().mean();
 }
 
-/// Every rank trains on the same batch, so that the mean over ranks is each one's own.
+/// Returns a batch per step. All ranks use the same, so that averaging does not change gradients.
 std::vector<at::Tensor> batches_on(at::Device device) {
   std::vector<at::Tensor> batches;
   for (int step = 0; step < kNumSteps; ++step) {

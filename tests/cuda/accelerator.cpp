@@ -24,7 +24,7 @@ const std::optional<dist::LaunchEnvironment>& job() {
 
 }  // namespace
 
-/// Tables are tested with the CUDA kernels and with ATen's.
+/// Tests of tables run with Tessera's CUDA kernels, and with ATen's operators.
 std::vector<std::string> modes() {
   return {"Gpu", "GpuWithAtensKernels"};
 }
@@ -67,7 +67,7 @@ void reset_peak(at::Device device) {
 std::int64_t pinned_nbytes() {
   return at::getHostAllocator(at::kCUDA)->get_stats().active_bytes.current;
 }
-/// Gloo, which carries tensors of a GPU by way of the host.
+/// Returns Gloo, which sends tensors of a GPU through the host.
 dist::Transport transport_of(int /*rank*/) {
   return dist::gloo("lo");
 }
@@ -80,7 +80,7 @@ dist::Mesh connect_processes(const dist::MeshOptions& options) {
       job()->master_address,
       c10d::TCPStoreOptions{.port = static_cast<std::uint16_t>(job()->master_port),
                             .isServer = false});
-  static int number = 0;  // of this mesh, the same on all ranks
+  static int number = 0;  // number of the next mesh; equal on all ranks
   dist::MeshOptions its_options = options;
   its_options.transport = dist::gloo("lo");
   return dist::connect(

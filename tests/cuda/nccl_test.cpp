@@ -42,10 +42,10 @@ TEST(NcclTest, CarriesEveryCollectiveOfOneRank) {
   group.broadcast(output, 0, "a").wait();
   EXPECT_TRUE(output.equal(input));
   EXPECT_EQ(group.max(2.5, "a"), 2.5);
-  EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // by the backend, not by copying
+  EXPECT_EQ(group.traffic().all_gather, 5 * sizeof(float));  // not 0: the backend ran it
 }
 
-/// Counts warnings of PyTorch while it exists.
+/// Collects the warnings of PyTorch while it exists.
 class CountedWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }

@@ -6,8 +6,8 @@
 
 #include "cuda_on_cpu/cuda_on_cpu.h"
 
-// Stand-ins for the device-wide algorithms of cub that Tessera calls. As with cub, a call without a
-// workspace only says how large one has to be.
+// Replacements for the device-wide algorithms of cub that Tessera calls. As in cub, a call without
+// a workspace only returns how large the workspace must be.
 namespace cub {
 
 inline bool asks_for_workspace(const void* workspace, std::size_t& nbytes) {

@@ -8,35 +8,35 @@
 #include <cstddef>
 #include <functional>
 
-/// Runs kernels of CUDA C++ on the processor, for tests. The compiler of the processor compiles a
-/// kernel as a function. Each lane is a fiber: it runs until it meets the other lanes of its warp,
-/// and which lane runs next is drawn from TESSERA_TEST_SEED. Streams are queues that run when
-/// somebody waits for them. AddressSanitizer sees each allocation of device memory.
-/// ThreadSanitizer sees each lane as a thread: only meetings of a warp, and the begin and the end
-/// of a launch, put accesses in order. So it reports races between lanes, warps and blocks.
+/// Runs kernels of CUDA C++ on the CPU, for tests. The host's C++ compiler compiles a kernel as a
+/// function. Each lane is a fiber, which runs until `__syncwarp`, `__shfl_xor_sync` or its end. The
+/// lane to run next is random (TESSERA_TEST_SEED). A stream is a queue, which runs when the host
+/// waits for the stream. AddressSanitizer sees each allocation of device memory. ThreadSanitizer
+/// sees each lane as a thread that is synchronized with others only by these two functions and by
+/// begin and end of a launch. So it reports races between lanes, warps and blocks.
 ///
-/// Knows what Tessera's kernels use, of CUDA's own declarations, and no more: one-dimensional
-/// blocks, dynamic shared memory, `__syncwarp` and `__shfl_xor_sync` of whole warps. Aborts where
-/// only some lanes of a warp meet. Not thread-safe: one thread launches and waits.
+/// Supports only what Tessera's kernels use: one-dimensional blocks, dynamic shared memory,
+/// `__syncwarp` and `__shfl_xor_sync` of whole warps. Aborts if only some lanes of a warp call one
+/// of these two. Not thread-safe: one thread launches and waits.
 namespace cuda_on_cpu {
 
 /// Puts work at the end of a stream.
 void enqueue(cudaStream_t stream, std::function<void()> work);
 
-/// Puts a launch at the end of a stream. An error of its configuration is what `cudaGetLastError`
-/// returns next.
+/// Puts a launch at the end of a stream. If its configuration is invalid, does not launch; the next
+/// `cudaGetLastError` then returns cudaErrorInvalidConfiguration.
 void launch(unsigned num_blocks, unsigned num_threads, std::size_t shared_nbytes,
             cudaStream_t stream, std::function<void()> kernel);
 
-/// Returns the dynamic shared memory of the block that runs. Its bytes begin as 0xFF.
+/// Returns the dynamic shared memory of the block that runs. All numbers in it are NaN at first.
 float* shared_floats();
 
 enum class Meeting { sync, shuffle };
 
-/// Waits until all lanes of the warp are here.
+/// Waits until all lanes of the warp have called `meet`. `meeting`: which CUDA function calls it.
 void meet(Meeting meeting, unsigned mask);
 
-/// Returns what lane `source` of the warp gives at this meeting.
+/// Waits until all lanes of the warp have called `exchange`. Returns the `given` of lane `source`.
 float exchange(unsigned mask, float given, unsigned source);
 
 }  // namespace cuda_on_cpu

@@ -1,5 +1,5 @@
-// The emulation itself: it runs kernels as CUDA defines them, and finds defects that it should
-// find.
+// Tests of the emulation itself: it runs kernels as CUDA defines them, and reports wrong kernels
+// and races.
 #include "cuda_on_cpu/cuda_on_cpu.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@ constexpr unsigned kFullWarp = ~0U;
 
 class CudaOnCpuTest : public testing::Test {
  protected:
-  void TearDown() override { cudaStreamSynchronize(nullptr); }  // frees what a test had
+  void TearDown() override { cudaStreamSynchronize(nullptr); }  // runs pending cudaFreeAsync
 };
 using CudaOnCpuDeathTest = CudaOnCpuTest;
 
@@ -81,7 +81,7 @@ TEST_F(CudaOnCpuTest, LanesSeeSharedMemoryAfterTheyMeet) {
   }
 }
 
-#ifndef __SANITIZE_THREAD__  // it would report the race
+#ifndef __SANITIZE_THREAD__  // ThreadSanitizer would report the race in `append`
 void append(std::vector<unsigned>* order) {
   order->push_back(place());
 }
@@ -145,9 +145,9 @@ void half_of_a_mask(int*) {
 }
 
 TEST_F(CudaOnCpuDeathTest, LanesThatMeetAloneAbort) {
-  EXPECT_DEATH(run(half_of_a_warp_meets, nullptr), "some lanes of a warp meet, the others have");
+  EXPECT_DEATH(run(half_of_a_warp_meets, nullptr), "but the others have ended");
   EXPECT_DEATH(run(meet_in_two_places, nullptr), "the others at __shfl_xor_sync");
-  EXPECT_DEATH(run(half_of_a_mask, nullptr), "only whole warps can meet");
+  EXPECT_DEATH(run(half_of_a_mask, nullptr), "the mask must select all lanes");
 }
 
 #ifdef __SANITIZE_ADDRESS__
@@ -176,14 +176,14 @@ void race_of_lanes(int* out) {
 void race_of_blocks(int* out) {
   out[threadIdx.x] += 1;
 }
-/// What lanes do after a meeting is not before what others do after it.
+/// After the first __syncwarp, two lanes write to one place: no __syncwarp orders the two writes.
 void race_after_a_meeting(int* out) {
   __syncwarp();
   if (threadIdx.x < 2) out[0] = 1;
   __syncwarp();
 }
 
-/// A process that ThreadSanitizer has warned ends with its exit code 66.
+/// ThreadSanitizer ends a process in which it has reported a race with exit code 66, not with 0.
 void run_and_exit(void (*kernel)(int*), unsigned num_blocks) {
   const DeviceArray<int> out(32, nullptr);
   run(kernel, out.data(), num_blocks);

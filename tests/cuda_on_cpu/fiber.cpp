@@ -9,8 +9,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// The switch itself: ucontext would call the kernel for each, and AddressSanitizer would forget
-// what it knows of a stack. Keeps the registers that a called function has to keep.
+// Switches stacks. (swapcontext makes a system call each time, and with it AddressSanitizer loses
+// its state of a stack.) Saves the registers that a function must preserve in the x86-64 ABI.
 extern "C" void cuda_on_cpu_switch_stack(void** from, void* to);
 asm(R"(
 .text
@@ -37,7 +37,7 @@ cuda_on_cpu_switch_stack:
 namespace cuda_on_cpu {
 namespace {
 
-Fiber* starting = nullptr;  // what `start_fiber` takes
+Fiber* starting = nullptr;  // the fiber that `start_fiber` runs
 
 }  // namespace
 
@@ -47,7 +47,7 @@ TESSERA_NOT_TRACED void start_fiber() {
 }
 
 Fiber::Fiber(void (*body)(Fiber&)) : body_(body), stack_(new std::byte[kStackNbytes]) {
-  // As the switch leaves a stack: six registers, where to return to, and where that returns to.
+  // The first switch pops six registers and returns to start_fiber, whose return address is 0.
   const auto end = reinterpret_cast<std::uintptr_t>(stack_.get() + kStackNbytes) / 16 * 16;
   auto* const words = reinterpret_cast<std::uintptr_t*>(end) - 8;
   for (int i = 0; i < 8; ++i) words[i] = 0;

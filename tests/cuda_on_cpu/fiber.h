@@ -3,14 +3,14 @@
 #include <cstddef>
 #include <memory>
 
-/// For functions of the emulation that lanes call: ThreadSanitizer is to see the kernels alone.
+/// For functions of the emulation that lanes call: ThreadSanitizer must see only the kernels' code.
 #define TESSERA_NOT_TRACED __attribute__((no_sanitize("thread"), noinline))
 
 namespace cuda_on_cpu {
 
-/// A stack on which a function runs until it leaves, and from where it goes on later. Tells
-/// AddressSanitizer which stack is in use. For ThreadSanitizer a fiber is a thread, and a switch
-/// puts nothing in order.
+/// A function with a stack of its own. It runs until it calls `leave`; the next `enter` continues
+/// it there. Tells AddressSanitizer which stack is in use. For ThreadSanitizer a fiber is a thread,
+/// and switches do not synchronize threads.
 class Fiber {
  public:
   /// `body` starts at the first `enter`, and must not return.
@@ -19,9 +19,9 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  /// Runs the fiber until it leaves. Requires: called outside of fibers.
+  /// Runs the fiber until it calls `leave`. Do not call it within a fiber.
   void enter();
-  /// Returns to whoever called `enter`. Requires: called by the fiber itself.
+  /// Returns to the caller of `enter`. Only the fiber itself may call it.
   void leave();
 
  private:
@@ -35,7 +35,7 @@ class Fiber {
   bool has_started_ = false;
   void* stack_pointer_ = nullptr;         // of the fiber, while it does not run
   void* caller_stack_pointer_ = nullptr;  // while the fiber runs
-  // What the sanitizers know the stacks by.
+  // The sanitizers' handles of the two stacks.
   void* thread_ = nullptr;
   void* caller_thread_ = nullptr;
   void* fake_stack_ = nullptr;

@@ -1,4 +1,4 @@
-// Lanes, warps and blocks.
+// Runs the lanes, warps and blocks of a launch.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,7 @@ constexpr unsigned kWarpLanes = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kMaxSharedNbytes = 48 * 1024;
 
-// What one side did before `release` is before what the other does after `acquire`.
+// For ThreadSanitizer: accesses before `release(at)` happen before accesses after `acquire(at)`.
 TESSERA_NOT_TRACED void release([[maybe_unused]] void* at) {
 #ifdef __SANITIZE_THREAD__
   __tsan_release(at);
@@ -50,7 +50,7 @@ struct Lane {
   enum class State { ready, meets, over } state = State::over;
   Meeting meeting = Meeting::sync;
   unsigned num_meetings = 0;
-  float given[2] = {};  // at this meeting, and at the one before
+  float given[2] = {};  // for `exchange`, by the parity of num_meetings: this and the previous
 };
 
 struct Warp {
@@ -59,15 +59,15 @@ struct Warp {
   unsigned num_over = 0;
 };
 
-/// Memory of one block. Kept until the launch ends: the next block's lanes are not after this
-/// one's.
+/// Memory of one block. No block gets the memory of another one, because ThreadSanitizer would
+/// report that as a race: nothing synchronizes blocks.
 struct BlockMemory {
   std::vector<float> shared;
-  std::vector<char> meetings;  // two for each warp, in turns: what lanes release and acquire
+  std::vector<char> meetings;  // two per warp, used in turns: the `at` of release and acquire
 };
 
-/// What runs now. Lanes use only the plain members, so that ThreadSanitizer sees none of their
-/// accesses.
+/// The launch that runs. Lanes use only the members before `lanes`, not the containers: library
+/// code would show their accesses to ThreadSanitizer.
 struct Processor {
   Lane* lane = nullptr;
   Lane* const* lane_of_thread = nullptr;
@@ -77,8 +77,8 @@ struct Processor {
   unsigned num_blocks = 0;
   float* shared = nullptr;
   char* meetings = nullptr;
-  char begin = 0;  // what lanes acquire as they begin
-  char end = 0;    // what lanes release as they end
+  char begin = 0;  // lanes acquire it when they begin
+  char end = 0;    // lanes release it when they end
 
   std::vector<std::unique_ptr<Lane>> lanes{};  // each block takes them in another order
   std::vector<Lane*> lanes_of_block{};
@@ -109,7 +109,7 @@ TESSERA_NOT_TRACED void continue_lane(Lane& lane) {
   lane.fiber.enter();
 }
 
-/// Gives each thread of a block one of the lanes.
+/// Gives each thread of a block a lane, and makes all lanes ready.
 void begin_block(unsigned num_threads) {
   while (now->lanes.size() < num_threads) now->lanes.push_back(std::make_unique<Lane>());
   std::shuffle(now->lanes.begin(), now->lanes.end(), now->random);
@@ -127,10 +127,10 @@ void begin_block(unsigned num_threads) {
   now->lane_of_thread = now->lanes_of_block.data();
 }
 
-/// Lets a warp go on if all its lanes have come to a meeting.
+/// If all lanes of a warp wait in `meet`, makes them ready. Aborts if lanes can never meet.
 void end_meeting(unsigned first_thread, Warp& warp) {
   if (warp.num_meeting == 0 || warp.num_meeting + warp.num_over < warp.num_lanes) return;
-  if (warp.num_over > 0) fail("some lanes of a warp meet, the others have ended");
+  if (warp.num_over > 0) fail("some lanes of a warp wait, but the others have ended");
   for (unsigned i = 0; i < warp.num_lanes; ++i) {
     Lane& lane = *now->lane_of_thread[first_thread + i];
     if (lane.meeting != now->lane_of_thread[first_thread]->meeting) {
@@ -199,9 +199,9 @@ TESSERA_NOT_TRACED float* shared_floats() {
 }
 
 TESSERA_NOT_TRACED void meet(Meeting meeting, unsigned mask) {
-  if (mask != ~0U) fail("only whole warps can meet");
+  if (mask != ~0U) fail("the mask must select all lanes of the warp");
   Lane& self = *now->lane;
-  // In turns: a lane that is at the next meeting already must not be before those still here.
+  // Two places, in turns: the next meeting's `release` must not count for lanes still in this one.
   char* const place = now->meetings + 2 * (self.thread / kWarpLanes) + self.num_meetings++ % 2;
   self.meeting = meeting;
   self.state = Lane::State::meets;

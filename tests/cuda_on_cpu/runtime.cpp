@@ -1,4 +1,4 @@
-// The functions of CUDA's runtime that Tessera's kernels and their tests call.
+// Implements the functions of CUDA's runtime that Tessera's kernels and their tests call.
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -56,7 +56,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorInvalidConfiguration ? "invalid configuration argument" : "other error";
 }
 
-/// Its bytes begin as 0xFF: numbers that nobody wrote are NaN.
+/// Fills the memory with bytes 0xFF, so that floats that nobody has written are NaN.
 cudaError_t cudaMallocAsync(void** memory, std::size_t nbytes, cudaStream_t) {
   *memory = std::malloc(nbytes);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;
@@ -74,7 +74,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t nbytes, cudaStr
   return cudaSuccess;
 }
 
-/// Takes bytes of the host at once, as CUDA does with memory that is not pinned.
+/// Reads a host source before it returns, as CUDA does with pageable memory. The rest is queued.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t nbytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (nbytes == 0) return cudaSuccess;

@@ -17,8 +17,8 @@ using Clock = std::map<int, std::uint64_t>;
 /// Adds to `into` the jobs that `other` knows to be done.
 void join(Clock& into, const Clock& other);
 
-/// The accesses to a block of memory. Finds two accesses without a wait between them, whenever the
-/// jobs run. Works like torch.cuda._sanitizer, but by byte range.
+/// The accesses to a block of memory. Finds two accesses without a wait between them, at whatever
+/// time the jobs run. Works like torch.cuda._sanitizer, but by byte range.
 class AccessLog {
  public:
   struct Range {

@@ -10,8 +10,8 @@
 // queue that is destroyed when that thread ends. Libtorch counts the users of the queue with
 // atomics that the sanitizer does not see. The suppression is only in this program, because it
 // would also hide a race between the use and the destruction of Tessera's own condition variables.
-// This program destroys none: the device's streams never end. The one in formats/native is tested
-// without the suppression, by unit_tests and runtime_tests.
+// The simulated device destroys none, because its streams never end. Those of saves (src/formats)
+// are also tested without the suppression, by unit_tests and runtime_tests.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {
   return "race_top:pthread_cond_destroy\n";
 }

@@ -72,7 +72,7 @@ Block* block_of(const void* address) {
   return after == arena().blocks.begin() ? nullptr : std::prev(after)->second;
 }
 
-/// Makes pending blocks free whose other streams have reached their events.
+/// Frees each pending block if all other streams that use it have reached their events.
 void collect() {
   std::erase_if(arena().pending, [](const PendingFree& pending) {
     for (const EventState& event : pending.events) {

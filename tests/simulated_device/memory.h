@@ -23,7 +23,7 @@ bool is_on_device(const at::Tensor& tensor);
 const char* address_of(const at::Tensor& tensor);
 /// Returns the number of bytes from the first to the last element of a tensor.
 std::size_t extent_of(const at::Tensor& tensor);
-/// Returns the address in the kernels' mapping of what is at `device_address`.
+/// Returns the address at which kernels have the memory at `device_address`.
 void* kernel_address(const void* device_address);
 
 /// Throws if a tensor on a device has elements but no memory. `name`: the name of the operator.

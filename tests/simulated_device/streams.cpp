@@ -25,15 +25,15 @@ bool uses_threads() {
 
 bool advance(Stream& stream, std::uint64_t number);
 
-/// Returns whether the other stream's job for which `job` waits is done. Except with threads, first
-/// runs what can run of that stream.
+/// Returns whether the other stream's job for which `job` waits is done. Unless streams have
+/// threads, first runs the jobs of that stream that can run.
 bool has_awaited(const Job& job) {
   if (job.awaited == nullptr || job.awaited->num_done >= job.awaited_number) return true;
   return !uses_threads() && advance(*job.awaited, job.awaited_number);
 }
 
-/// Returns whether a rank's stream has reached its job of the rendezvous. Except with threads,
-/// first runs what can run of that stream.
+/// Returns whether a rank's stream has reached its job of the rendezvous. Unless streams have
+/// threads, first runs the jobs of that stream that can run.
 bool has_reached(Rendezvous::Arrival& arrival) {
   if (arrival.has_reached) return true;
   if (uses_threads() || arrival.stream == nullptr) return false;

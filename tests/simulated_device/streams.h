@@ -23,8 +23,8 @@ inline constexpr auto kSim = c10::DeviceType::PrivateUse1;
 
 struct Stream;
 
-/// A collective of several ranks. It runs when the streams of all ranks have reached their job of
-/// it.
+/// A collective of several ranks. Each rank's stream has a job for it. It runs when all these
+/// streams have reached these jobs.
 struct Rendezvous {
   explicit Rendezvous(std::size_t num_ranks) : arrivals(num_ranks) {}
   struct Arrival {

@@ -5,12 +5,12 @@
 
 namespace tessera::embedding {
 
-// Optimizers that step during the backward: a table's gradient is never stored, and rows that the
-// batch does not look up are neither read nor written. `w` is the row. `g` is the row's gradient:
-// summed over all ids of the batch that look up the row, and clipped to [-max_gradient,
-// max_gradient] (0: not clipped). Both are float32, whatever the table's dtype. The formulas are
-// those of fbgemm's split embedding optimizers (github.com/pytorch/FBGEMM), except that
-// `max_gradient` clips g here.
+// Optimizers that step during the backward: a table gets no `.grad`, and rows that the batch does
+// not look up do not change. `w` is the row. `g` is the row's gradient: summed over all ids of the
+// batch that look up the row, and clipped to [-max_gradient, max_gradient] (0: not clipped). The
+// formulas are computed in float32, whatever the table's dtype. They are those of fbgemm's split
+// embedding optimizers (github.com/pytorch/FBGEMM), but here `max_gradient` clips the summed
+// gradient g.
 
 /// Stochastic gradient descent, without momentum.
 /// - `g += weight_decay * w`
@@ -44,7 +44,7 @@ struct RowWiseAdagrad {
   double max_gradient = 0;
 };
 
-/// Updates only the rows of the batch. `t`: the number of steps of the table, this one included.
+/// Updates only the rows that the batch looks up. `t`: the number of steps of the table, from 1.
 /// - `m = beta1 * m + (1 - beta1) * g`
 /// - `v = beta2 * v + (1 - beta2) * g * g`
 /// - `w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w)`

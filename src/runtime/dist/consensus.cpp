@@ -95,8 +95,8 @@ std::string Consensus::decide(const std::string& own, const std::string& about_t
   if (group_->rank() == 0) {
     decision = make_decision(*group_, round, own, about_to, decision_of);
     set(store, decision_key(round), decision.dump());
-    // The keys of the last round can be deleted: all ranks have sent a request for this round, so
-    // all have read the last result.
+    // The keys of the previous round can be deleted: all ranks have sent a request for this round,
+    // so all have read the previous result.
     if (last_number_) delete_keys(*group_, *last_number_);
     last_number_ = round;
   } else {

@@ -27,13 +27,13 @@ class Consensus {
       const std::string& own, const std::string& about_to,
       const std::function<std::string(const std::vector<std::string>&)>& decision_of);
 
-  /// Compares the `lines` of all ranks, line by line. Collective. Throws on all ranks:
-  /// Error(mismatch) with the first line that differs; Error(io) as `decide`.
+  /// Throws on all ranks if the `lines` of a rank differ from those of rank 0: Error(mismatch) with
+  /// the first line that differs; Error(io) as `decide`. Collective. Does nothing without a group.
   void require_equal(const std::string& what, const std::vector<std::string>& lines);
 
  private:
   std::shared_ptr<Group> group_;
-  std::optional<std::uint64_t> last_number_;  // the last round, whose keys are still in the store
+  std::optional<std::uint64_t> last_number_;  // last round: rank 0 must still delete its keys
 };
 
 }  // namespace tessera::dist

@@ -9,9 +9,9 @@ namespace tessera::dist {
 /// c10d's Gloo backend, with Tessera's all-gather and reduce-scatter for CPU tensors: they send
 /// elements directly from one rank's tensors into another's. In torch 2.11, c10d's all-gather uses
 /// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
-/// twice as much. Do not write inputs or use outputs before `wait`. Without a call of `wait`, a
-/// collective continues in the background, and its tensors stay alive until the backend is
-/// destroyed. If a rank ends in the middle of a message, the others notice it only at the time-out.
+/// twice as much. Do not write inputs or use outputs before `wait`. Without a call of `wait`, the
+/// messages continue in the background (a reduce-scatter never adds them up), and the tensors stay
+/// alive until the backend is destroyed. If a rank dies in a message, others see only a time-out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

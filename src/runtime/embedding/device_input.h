@@ -14,11 +14,11 @@
 namespace tessera::embedding {
 
 /// Sends a batch to ranks whose tables are on an accelerator. Works on a side stream, so that the
-/// batch is sent while the device computes an earlier batch. The host waits only in `advance`, for
-/// the sizes. The batch is in host memory, or on the tables' device.
+/// batch is sent while the device computes an earlier batch. The batch is in host memory, or on the
+/// tables' device. The host waits in `advance` for the sizes, and as HostIds says.
 class DeviceInput final : public Input {
  public:
-  /// Whether `bags()` also returns the ids in host memory. The host then waits for their copy.
+  /// Whether `bags()` also returns the ids in host memory. If so, `bags()` waits for their copy.
   enum class HostIds { none, copied };
 
   /// Starts the first message (sizes, see Input), as HostInput does. Requires: all ranks have the
@@ -59,11 +59,11 @@ class DeviceInput final : public Input {
   HostIds host_ids_;
   std::optional<DevicePacking> packing_;  // only for a batch on the device
   // A pair is a rank and one of its outputs. The header ends with one number for each pair, in the
-  // order of `outgoing_`: how many ids of the batch go to that output.
+  // order of `outgoing_`: how many ids of this rank's batch go to that rank for that output.
   std::int64_t num_pairs_ = 0;
   std::int64_t own_pairs_begin_ = 0;  // index of the first pair of this rank
-  at::Tensor headers_;                // on the device, or on the host if there is one rank
-  // By sending rank and output of this rank.
+  at::Tensor headers_;                // on the device; with one rank and no packing_, on the host
+  // [r][o]: how many ids rank r has sent for this rank's output o.
   std::vector<std::vector<std::int64_t>> num_ids_of_output_;
   at::Tensor sent_, received_;
   at::Tensor positions_;  // positions in the batch of all sent ids, if weight gradients are wanted

@@ -8,9 +8,9 @@
 
 namespace tessera::embedding {
 
-/// Makes the second message (see Input) of a batch that is on a device. The numbers of ids come as
-/// a tensor, because the host does not know how many ids of a row-wise shard a batch has. Works on
-/// the current stream.
+/// Makes the second message (see Input) of a batch that is on a device. `num_ids` is a tensor on
+/// the device, because the host does not know how many of the batch's ids are in a shard of rows.
+/// Works on the current stream.
 class DevicePacking {
  public:
   /// `batch` and `outgoing` must outlive this object, and must not move.

@@ -17,7 +17,7 @@ using formats::StateKind;
 
 template <class Optimizer>
 constexpr bool kIsAdam = std::is_same_v<Optimizer, Adam> || std::is_same_v<Optimizer, RowWiseAdam>;
-/// Calls `visit(name, value)` for each setting of an optimizer.
+/// Calls `visit(name, value)` for each setting of an optimizer except Adam's betas.
 template <class Optimizer, class Visit>
 void for_each_number(Optimizer& optimizer, const Visit& visit) {
   using Plain = std::remove_const_t<Optimizer>;

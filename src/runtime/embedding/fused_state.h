@@ -30,7 +30,7 @@ struct FusedState {
 /// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device = at::kCPU);
-/// As above, but each tensor is made by `float_memory(shape)`, and then overwritten.
+/// As above, but `float_memory(shape)` allocates each tensor; it is then filled with zeros.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          const std::function<at::Tensor(at::IntArrayRef)>& float_memory);
 
@@ -42,7 +42,7 @@ bool counts_steps(const FusedOptimizer& optimizer);
 void check_numbers(const FusedOptimizer& optimizer);
 
 /// Returns the settings of `optimizer` as the fields of a parameter group, named as in Python's
-/// torch.optim. The field `optimizer` has the optimizer's name.
+/// torch.optim if it has them. The field `optimizer` has the optimizer's name.
 Value::Dict fields_of(const FusedOptimizer& optimizer);
 /// Returns `optimizer` with the settings in `fields`. Throws: Error(mismatch) naming a field that
 /// is missing, not a number, or from another optimizer; Error(invalid_argument) as `check_numbers`.

@@ -8,7 +8,7 @@
 
 namespace tessera::embedding {
 
-/// Fills a whole table with initial values from the default generator.
+/// Fills a whole table by its `init_fn`. Without one, draws from the default generator (uniform).
 void initialize(const EmbeddingBagConfig& config, at::Tensor weight);
 
 /// Fills a shard of a table with initial values. A default value depends only on the seed, the

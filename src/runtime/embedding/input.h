@@ -52,8 +52,8 @@ struct OwnBatch {
 
 /// Sends a batch to the ranks that hold its rows, in two messages. The first is an all-gather of
 /// sizes. The second is an all-to-all of int64: each rank gets from every rank `outputs * batch`
-/// lengths, `n` ids and, with weights, `ceil(n / 2)` pairs of weights. Every method is collective.
-/// Not thread-safe.
+/// lengths, `n` ids and, with weights, `ceil(n / 2)` pairs of weights. The constructor, `advance`,
+/// `bags` and `return_weight_gradients` are collective. Not thread-safe.
 class Input {
  public:
   virtual ~Input() = default;
@@ -71,13 +71,13 @@ class Input {
   /// Requires: `returns_weight_gradients()`.
   virtual void return_weight_gradients(const at::Tensor& from, at::Tensor to) = 0;
 
-  /// Returns the lengths of this rank's own batch on the tables' device. Requires: `bags`.
+  /// Returns the lengths of this rank's own batch on the tables' device. Call `bags` before.
   virtual const at::Tensor& lengths() = 0;
 
   const TableBatch& batch() const { return batch_; }  // this rank's own batch
-  /// Returns the number of samples of each rank. Requires: `advance`.
+  /// Returns the number of samples of each rank. Call `advance` before.
   const std::vector<std::int64_t>& batch_sizes() const { return batch_sizes_; }
-  /// Returns whether any rank wants gradients of its weights. Requires: `advance`.
+  /// Returns whether any rank wants gradients of its sample weights. Call `advance` before.
   bool returns_weight_gradients() const { return returns_weight_gradients_; }
 
  protected:

@@ -29,7 +29,7 @@ struct LocalTable {
   /// Where the lookup runs. Without a cache, weight and state are there too.
   at::Device device = at::kCPU;
   FusedState state;  // only of a table with a fused optimizer
-  /// Ranks that hold columns of the same rows, including this one, in order of columns.
+  /// The ranks that hold columns of these rows, this one too, by column. Empty if replicated.
   std::vector<int> column_peers;
   /// The rows on the device, if the weight and the state are in host memory.
   std::unique_ptr<RowCache> cache{};
@@ -71,10 +71,10 @@ class Lookup {
   /// Returns the gradient of `bags.weights`. Shape: `gradient` is `[num_samples, width]`.
   at::Tensor sample_weight_gradients(const LocalBags& bags, const at::Tensor& gradient) const;
   /// Updates the fused tables, and sets `gradients[table]` of the dense tables. All gradients are
-  /// averages over the group. Collective: for sharded tables, if ranks hold columns of the same
-  /// rows, they exchange sums of squared gradients in one all-to-all. For replicated tables, ranks
-  /// exchange gradients: in an all-reduce for each dense table, in one all-gather and two
-  /// all-to-alls for each fused table.
+  /// averages over the group. Collective: if a row-wise optimizer updates tables that are cut by
+  /// columns, one all-to-all of sums of squared gradients. For each replicated table that is
+  /// trained: an all-reduce of its gradient if it is dense or on a device, else (fused, on the CPU)
+  /// one all-gather and two all-to-alls.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
@@ -86,8 +86,8 @@ class Lookup {
   /// Brings the rows of a batch to the device, and returns the bags with slots in place of the ids
   /// of cached tables. Requires: `check_room` has accepted the bags.
   ResidentBags fetch(const LocalBags& bags);
-  /// If another batch has displaced rows of this batch since `fetch`, brings them to the device
-  /// again. The slots may change.
+  /// If any cached row has lost its slot since `fetch`, brings the rows of this batch to the device
+  /// again. Their slots may change.
   void keep(ResidentBags& resident, const LocalBags& bags);
   /// To be called when a backward changes the rows, so that the cache writes them back later.
   void mark_changed(const ResidentBags& resident);

@@ -18,8 +18,8 @@ namespace tessera::embedding {
 /// The rows of a table that are on a device. The whole table and its optimizer state are in pinned
 /// host memory. A slot is a place for one row and its state. If a row needs a slot, the cache takes
 /// a free slot. If none is free, it takes the slot of the row that was looked up longest ago
-/// (counted in batches), and writes that row back first. Copies run on a side stream. Not
-/// thread-safe.
+/// (counted in batches), and, if that row has changed, writes it back first. Copies run on a side
+/// stream. Not thread-safe.
 class RowCache {
  public:
   /// `weight` and `state`: of the whole table, in pinned memory; they must not move.

@@ -415,8 +415,8 @@ class LookupNode final : public torch::autograd::Node {
           "the first one has updated the tables; retain_graph does not work here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
-    // Without a gradient for the output on this rank, takes part with zeros, because another rank
-    // may have one.
+    // If this rank has no gradient for the output, it sends zeros, because another rank may have
+    // one.
     Tensor gradient =
         gradients[0].defined()
             ? gradients[0].to(at::kFloat)
@@ -474,8 +474,8 @@ std::shared_ptr<Inputs> ShardedTables::refuse(std::exception_ptr why) {
   return start(OwnBatch{.batch = std::nullopt, .refusal = std::move(why)});
 }
 
-/// With the first batch, throws if ranks have different tables, because the sizes of messages
-/// depend on the tables. Waits for the device.
+/// For tables on a device. At the first batch, throws if ranks have different tables, because the
+/// sizes of messages depend on the tables. Waits for the device. Collective.
 void ShardedTables::compare_tables() {
   if (mesh_.world_size() == 1 || have_equal_tables_) return;
   const auto own = static_cast<std::int64_t>(static_fingerprint_);

@@ -24,7 +24,7 @@ struct Inputs {
   std::unique_ptr<Input> sharded;
   /// For data_parallel tables, which look up only this rank's batch.
   std::unique_ptr<Input> replicated;
-  ResidentBags resident;  // the bags of `sharded`, after the lookup
+  ResidentBags resident;  // the bags of `sharded`, if rows are cached; set by the lookup
   at::Tensor weights;     // sample weights of the batch, float32, with autograd history
 
   /// As Input::advance.
@@ -80,8 +80,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::uint64_t fingerprint() const;
   void compare_tables();
   void check_cached_rows(const ShardOptions& options) const;
-  /// Brings the rows that a batch needs of cached tables to the device, and returns the batch's
-  /// bags. Throws on all ranks if the rows do not fit into a cache on some rank.
+  /// Brings the rows that a batch needs of cached tables to the device. Returns the bags, in which
+  /// slots replace the ids of these tables. Throws on all ranks if a rank's cache is too small.
   const LocalBags& fetched_bags(Inputs& inputs);
   at::Tensor looked_up(const std::shared_ptr<Inputs>& inputs,
                        const registry::MeetingPoint::Passes& passes);
@@ -95,7 +95,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Returns, for each rank, how many elements that rank pools for this rank.
   std::vector<std::int64_t> pooled_for_own(const Input& input) const;
   /// Returns the tables' gradients, parallel to `local_`; undefined for tables without a gradient.
-  /// `moves_tables`: whether to update tables with a fused optimizer.
+  /// `moves_tables`: false: only sample weights get gradients; no table gets one or is updated.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
                                    bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
@@ -112,12 +112,12 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   at::Device device_;                   // the device of all tables
   std::shared_ptr<dist::Group> world_;  // all ranks; a connection for lookups only
   std::shared_ptr<dist::Group> alone_;  // this rank's group of one
-  // Null on the CPU. Batches have a connection of their own: on a device the messages of one
+  // Null on the CPU. On a device, batches have a connection of their own: the messages of one
   // connection run in order, and those of a later batch must not wait for a lookup.
   std::shared_ptr<dist::Group> input_group_;
   std::shared_ptr<SideStream> input_stream_;
   bool have_equal_tables_ = false;  // compare_tables has found equal tables
-  bool has_caches_ = false;         // some rank caches rows
+  bool has_caches_ = false;         // the options name cached tables; equal on all ranks
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // the shards that each rank looks up
   std::shared_ptr<const Assignments> replicated_;  // the data_parallel tables, as for one rank
@@ -125,7 +125,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::vector<RankBlocks> blocks_;  // one per rank, with one block per item of its pooled columns
   bool covers_output_ = false;  // each output column is written, so the output needs no zeros first
   bool has_means_ = false;
-  std::uint64_t static_fingerprint_ = 0;  // hash of all that never changes
+  std::uint64_t static_fingerprint_ = 0;  // hash of tables, plan and options, which never change
   std::shared_ptr<registry::MeetingPoint> meeting_point_ =
       std::make_shared<registry::MeetingPoint>();
   Lookup sharded_lookup_;

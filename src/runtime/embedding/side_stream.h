@@ -7,7 +7,7 @@
 namespace tessera::embedding {
 
 /// A stream of an accelerator for copies and messages, beside the streams that compute. Events
-/// order its work. The host waits only where a function says so. Thread-safe.
+/// order its work. No function makes the host wait for the device. Thread-safe.
 class SideStream {
  public:
   /// Requires: `device` is not the CPU.
@@ -18,13 +18,13 @@ class SideStream {
   /// Returns this thread's current stream of the device.
   c10::Stream current() const;
 
-  /// Makes future work of this stream wait for all work that is on the current stream now.
+  /// Makes later work of this stream wait for all work that is already on the current stream.
   void wait_for_current() const;
-  /// Returns an event that happens when all work that is on this stream now is done.
+  /// Returns an event that happens when all work that is already on this stream is done.
   c10::Event record() const;
-  /// Makes future work of the current stream wait for `event`.
+  /// Makes later work of the current stream wait for `event`.
   void let_current_wait(const c10::Event& event) const;
-  /// Tells the allocator that the current stream uses `tensor`, which this stream allocated (as
+  /// Tells the allocator that the current stream uses `tensor`, which another stream allocated (as
   /// Tensor::record_stream does): its memory is not reused before the current stream is done with
   /// it. Ignores undefined tensors.
   void note_use(const at::Tensor& tensor) const;

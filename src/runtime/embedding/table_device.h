@@ -11,8 +11,8 @@
 namespace tessera::embedding {
 
 /// Returns the device for all tables of a collection, see ShardOptions::device. Throws:
-/// Error(invalid_argument) if the weights are on several devices and no device is chosen, or if the
-/// mesh's collectives run on another device.
+/// Error(invalid_argument) if the weights are on several devices and no device is chosen, or if
+/// there are several ranks and the mesh's collectives run on another device.
 at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const dist::Mesh& mesh,
                              const ShardOptions& options);
 

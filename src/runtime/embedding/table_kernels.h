@@ -39,7 +39,7 @@ struct OutputGradient {
   float scale = 1;  // the gradients of tables are multiplied by it
 };
 
-/// The gradient of each row that a batch touches, summed over all ids of the row. A row is listed
+/// The gradient of each row that a batch looks up, summed over all ids of the row. A row is listed
 /// once, or once for each of its ids with the same gradient. Both tensors are float32.
 /// `squares[i]`: the sum of the squares of `rows[i]`.
 struct RowGradients {
@@ -47,20 +47,20 @@ struct RowGradients {
   at::Tensor squares;  // [n]
 };
 
-/// The backward of one batch: the rows that the batch touches, and their gradients. The argument
-/// `table` is an index into the tables that `TableKernels::backward` got. Formulas: see [Note:
-/// Update of a row].
+/// The backward of one batch: the rows that the batch looks up (touched rows), and their gradients.
+/// The argument `table` is an index into the tables that `TableKernels::backward` got. Formulas:
+/// see [Note: Update of a row].
 class TableBackward {
  public:
   virtual ~TableBackward() = default;
 
   /// Updates the touched rows of these tables by the optimizer.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// For a table that is cut by columns, the update has two steps. The first step returns the
-  /// gradients of the touched rows, for this rank's columns. Shape: n depends only on the ids.
+  /// If ranks must combine gradients, the update has two steps. The first returns g (scaled,
+  /// clipped, with weight decay) of touched rows, for this rank's columns. Only the ids decide n.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
-  /// The second step updates the touched rows. `gradients.squares` are now sums over the columns of
-  /// all ranks, `row_width` in number.
+  /// The second step updates the touched rows. `gradients.squares`: the caller has added up the
+  /// ranks' squares, so that they are sums over all `row_width` columns of a row.
   virtual void apply_row_gradients(int table, const FusedOptimizer& optimizer,
                                    const RowGradients& gradients, std::int64_t row_width) = 0;
   /// Returns the gradient of a whole table. Shape: `[rows, dim]`, float32.
@@ -84,8 +84,8 @@ class TableKernels {
   virtual at::Tensor sample_weight_gradients(std::span<const TableTensors> tables,
                                              const FeatureBags& bags,
                                              const OutputGradient& gradient) = 0;
-  /// Begins a backward. The result refers to these kernels. It makes the result of the previous
-  /// call invalid.
+  /// Begins a backward. The result refers to these kernels, and is valid until the next call of
+  /// `backward`.
   virtual std::unique_ptr<TableBackward> backward(std::vector<TableTensors> tables,
                                                   const FeatureBags& bags,
                                                   const OutputGradient& gradient) = 0;

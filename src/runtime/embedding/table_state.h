@@ -8,8 +8,8 @@
 
 namespace tessera::embedding {
 
-/// Adds hooks to `collection`, by which its state dicts have whole tables (type FULL) or this
-/// rank's shards (type SHARDED).
+/// Adds hooks to `collection`. Its state dicts then have whole tables (FULL) or this rank's shards
+/// (SHARDED, LOCAL), and `load_state_dict` loads this rank's shards from them.
 void attach_state_dict_hooks(torch::nn::Module& collection,
                              const std::shared_ptr<ShardedTables>& tables);
 

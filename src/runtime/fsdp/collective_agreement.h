@@ -49,9 +49,9 @@ class CollectiveAgreement {
 /// phase. Reductions go first, because a rank that waits for a reduction has run all collectives
 /// before that reduction. Among reductions, the last unit in the tree goes first, as in a backward.
 /// All-gathers follow: in a forward, the first unit in the tree goes first; in a backward, the last
-/// unit. A meeting (Collective::Verb::meet, a barrier) goes last, when all ranks ask for it. If a
-/// rank has failed, all ranks end the phase instead. Throws: Error(mismatch) if ranks are in
-/// different phases, or if only some ask for a meeting.
+/// unit. A meeting (Collective::Verb::meet, a barrier) goes last, when all ranks ask for it. If
+/// only meetings are left and a rank has failed, all ranks end the phase. Throws: Error(mismatch)
+/// if ranks are in different phases, or if only some ask for a meeting.
 std::optional<CollectiveSchedule::Proposal> choose(std::span<const Request> requests,
                                                    const std::string& group_name);
 

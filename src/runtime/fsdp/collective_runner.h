@@ -53,15 +53,15 @@ class CollectiveRunner {
   /// Drops a phase that failed. Not collective.
   void abort_phase();
 
-  /// Starts the all-gather of a handle whose parameters this rank needs now.
+  /// Runs the collectives up to the all-gather of a handle, and starts this all-gather.
   void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
   /// Waits until all ranks have reached a module with its own collectives. Throws on all ranks:
-  /// Error(mismatch) if a rank reaches the end of the phase or another such module instead.
+  /// Error(mismatch) if a rank reaches the end of the phase, or another such module, before it.
   void meet(std::size_t module) { need(Collective{Collective::Verb::meet, module}); }
   /// Reduces the complete gradients of a handle, or holds them back until it is the reduction's
   /// turn.
   void gradients_ready(std::size_t handle);
-  /// Starts the next collective ahead of time if it is an all-gather.
+  /// Starts the next collective of the list ahead of time if it is an all-gather.
   void gather_next();
   /// Returns whether this rank has passed `position` in the list. If so, an all-gather that it
   /// started there ahead of time was not needed.
@@ -71,7 +71,7 @@ class CollectiveRunner {
   struct Sums {
     int num_deviating = 0;  // ranks that need a collective that is not in the list
     int num_failed = 0;
-    int failed_rank = 0;          // if a rank failed
+    int failed_rank = 0;          // valid if exactly one rank failed
     std::vector<bool> is_needed;  // as CollectiveSchedule::needed
     std::vector<int> counts;
   };

@@ -86,8 +86,8 @@ void CollectiveSchedule::issue(std::size_t position, Role role, DueCollectives& 
   due.push_back({list_->entries[position].what, role, position});
 }
 
-/// Adds the entries up to and including `position` to `due`, and moves past them. This rank needs
-/// the entry at `position`; it only joins the others.
+/// Adds the entries up to and including `position` to `due`, and moves past them. The role of the
+/// entry at `position` is `own`, that of the others `joined`. May also add all-gathers to prefetch.
 void CollectiveSchedule::advance(std::size_t position, DueCollectives& due) {
   const auto role_of = [&](std::size_t other) {
     if (other == position) return Role::own;

@@ -117,9 +117,9 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the collectives to run now because this rank needs `what` (an all-gather or a
-  /// meeting): the entries before `what` in the list, and `what` itself unless it was started
-  /// already. Returns nullopt if `what` is not in the rest of the list.
+  /// Returns the collectives to run because this rank needs `what` (an all-gather or a meeting):
+  /// those before `what` in the list, `what`, and all-gathers to prefetch; without those that were
+  /// started already. Returns nullopt if `what` is not in the rest of the list.
   std::optional<DueCollectives> need(const Collective& what);
   /// Returns the collectives that can run now that a handle's gradients are complete; perhaps none.
   DueCollectives gradients_ready(std::size_t handle);

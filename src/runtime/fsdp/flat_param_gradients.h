@@ -25,7 +25,7 @@ class FlatParamGradients {
   /// `contents` and `storage` must outlive this.
   FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
 
-  /// Returns whether gradients must be averaged over ranks or cast. If not, they stay in `.grad`.
+  /// Returns whether gradients are averaged, cast or moved; if not, they just stay in `.grad`.
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
@@ -56,8 +56,8 @@ class FlatParamGradients {
   bool is_reducing() const { return reduction_.is_in_flight(); }
   /// Finishes the average; later operators wait for it. Collective for hybrid strategies.
   void finish_reduce() { reduction_.finish(); }
-  /// Returns for each parameter whether this rank has a gradient of this pass, reduced already or
-  /// not.
+  /// Returns for each parameter whether this rank has a gradient, reduced already or not: of this
+  /// pass, or kept from an earlier pass under NoSyncScope.
   std::vector<bool> contributed() const;
   /// Sets for which parameters any rank contributed a gradient: these parameters get a reduced
   /// gradient.

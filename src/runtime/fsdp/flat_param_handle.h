@@ -149,7 +149,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool reshards_after_forward_;
   bool is_in_pass_ = false;
   std::weak_ptr<HandleEvents> events_;  // during a pass
-  // Each member below refers to the members before it, so they are destroyed in the opposite order.
+  // Each member below refers to members before it. Do not reorder them.
   FlatParamContents contents_;
   FlatParamStorage storage_;
   FlatParamGather gather_;

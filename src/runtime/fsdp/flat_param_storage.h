@@ -60,8 +60,8 @@ class FlatParamStorage {
   bool is_in_shard(const at::Tensor& tensor) const {
     return tensor.storage().is_alias_of(sharded_flat_param_.storage());
   }
-  /// Returns the index of the parameter whose memory `view`, a view of the shard or of the buffer,
-  /// is in.
+  /// Returns the index of the parameter in whose memory `view` begins. `view`: a view of the shard
+  /// or of the buffer.
   std::size_t parameter_at(const at::Tensor& view) const;
 
  private:

@@ -566,7 +566,7 @@ std::vector<std::size_t> Pass::unreduced() const {
   return found;
 }
 
-/// Returns for each parameter 1 if this rank contributed a gradient in this pass, otherwise 0.
+/// Returns for each parameter 1 if this rank has a gradient to average (see `contributed`), else 0.
 /// Empty if the phase reduces no gradients.
 std::vector<int> Pass::counts() const {
   std::vector<int> gave;

@@ -41,7 +41,7 @@ struct ParameterUse {
 /// gather, free and reduce each flat parameter.
 ///
 /// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses a
-/// parameter gathers its unit. A pass ends with the backward. If no gradients are recorded, it ends
+/// parameter gathers its unit. A pass ends with the backward. If gradients are disabled, it ends
 /// when the outermost forward (ForwardScope) ends. docs/fully_shard.md has a table. Each outermost
 /// forward and each backward of a pass is a phase: all ranks run the same collectives in the same
 /// order ([Note: One order of collectives]). [Note: Leaving] When an operator uses unit B, each
@@ -171,7 +171,7 @@ class Pass final : public HandleEvents,
   PassKind kind_ = PassKind::training;
   std::size_t num_phases_[2] = {};  // phases of the open pass so far, by direction
   int forward_depth_ = 0;
-  bool records_gradients_ = false;  // a forward of this pass recorded an autograd graph
+  bool records_gradients_ = false;  // a forward of this pass ran with gradients enabled
   std::uint64_t number_ = 0;        // passes opened so far
   int num_graphs_ = 0;              // graphs with a token that still exist
   bool has_unwatched_graph_ = false;

@@ -8,10 +8,10 @@ namespace tessera::fsdp {
 
 /// Keeps the memory of unsharded parameters and gradients that units have freed, and gives it to
 /// units that need the same size or up to one eighth less. The CPU allocator would return such
-/// large blocks to the operating system, and fresh pages cost a tenth of a training step. Before
-/// `allocate` takes new memory, it releases as many bytes of the kept memory, so the kept memory
-/// adds nothing to the peak. On other devices, `free` releases the memory at once, because their
-/// allocators cache. Not thread-safe.
+/// large blocks to the operating system, and fresh pages take a tenth of a step's time. Before
+/// `allocate` takes new memory, it releases at least as many bytes of kept memory, or all of it. So
+/// the kept memory adds nothing to the peak. On other devices, `free` releases the memory at once,
+/// because their allocators cache. Not thread-safe.
 class SpareMemory {
  public:
   /// Gives memory to a tensor that has none.

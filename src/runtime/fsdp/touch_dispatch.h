@@ -30,8 +30,8 @@ class TouchListener {
   ~TouchListener() = default;
 };
 
-/// Until this object is destroyed, `listener` is called for each operator that uses `storage`
-/// through a tensor with the touch key. Thread-safe.
+/// Until this object is destroyed, `listener` is called for each operator (except `detach`) that
+/// uses `storage` through a tensor with the touch key. Thread-safe.
 class TouchRegistration {
  public:
   TouchRegistration(const c10::Storage& storage, TouchListener& listener);

@@ -12,9 +12,9 @@ namespace tessera::fsdp {
 
 struct ShardedModule;
 
-/// Adds hooks that show a new unit's parameters in state dicts as tensors of the whole model, and
-/// load them from such tensors. The hooks are on the modules that own the parameters, so that
-/// users' hooks on modules above, and later hooks on the same module, see whole tensors too.
+/// Adds hooks by which state dicts have entries with whole shapes for a new unit's parameters, and
+/// load from such entries. The hooks are on the modules that own the parameters, so that users'
+/// hooks on modules above, and later hooks on the same module, see these entries.
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 

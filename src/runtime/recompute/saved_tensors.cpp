@@ -51,9 +51,9 @@ class HookingEngine final : public Engine {
   HookingEngine() = default;
 };
 
-/// True if the process uses this engine, not another one such as Python's. The engine is set when
-/// the library is loaded, before the first backward, because later a change has no effect: an
-/// engine starts its threads only once per process.
+/// True if the process uses this engine, false if it uses another one, such as Python's. The engine
+/// is set when the library is loaded, before the first backward. A later change would have no
+/// effect, because a process starts the threads of its engine only once.
 const bool is_installed = [] {
   if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
   torch::autograd::set_default_engine_stub(&HookingEngine::instance);

@@ -24,9 +24,9 @@ std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 /// that every rank holds everything.
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 
-/// Returns a copy of the entry with its whole tensor. With `rank0_only` other ranks get no shards
-/// and need no memory; rank 0 needs memory for the tensor and one shard. Collective over `world`,
-/// whose ranks are those of the layout.
+/// Returns a copy of the entry with its whole tensor. With `rank0_only` the other ranks' entries
+/// have no elements, and rank 0 needs memory for the tensor and one shard only. Collective over
+/// `world`, whose ranks are those of the layout.
 StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
                    const std::string& fqn);
 

@@ -51,9 +51,9 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
 }
 
 /// Averages the gradients of a module's parameters. A gradient that is ready moves into its
-/// parameter's bucket. A full bucket is sent (all-reduced); all ranks send buckets in the same
-/// order. After the average, `.grad`s are views into the buckets. A gradient that is ready after
-/// its bucket was sent (recomputation, a parameter used twice) is late: the bucket is sent again
+/// parameter's bucket. A bucket with all its gradients is sent (all-reduced), in the same order on
+/// all ranks. After the average, `.grad`s are views into the buckets. A gradient that is ready when
+/// its bucket was sent already (recomputation, two uses) is late: the bucket is sent again
 /// with the late gradients only. The last bucket is sent at the end of the backward. Its flags tell
 /// all ranks which buckets have late gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
@@ -540,9 +540,9 @@ void Reducer::receive_all() {
   reset();
 }
 
-/// Ends a backward that threw on this rank. The other ranks wait for this rank's buckets, and get
-/// an error instead. Gradients in buckets are dropped: restoring them would undo a later
-/// `zero_grad`.
+/// Ends a backward that threw on this rank, when the next forward or backward begins. Until then,
+/// other ranks may wait for this rank's buckets; now they get an error. Gradients in buckets are
+/// dropped: restoring them would undo a later `zero_grad`.
 void Reducer::give_up_failed() {
   if (!is_running_) return;
   const at::NoGradGuard no_grad;

@@ -153,7 +153,7 @@ const Value* find(const Value::Dict& fields, const std::string& name) {
   return it == fields.end() ? nullptr : &it->second;
 }
 
-/// An optimizer's options, plus fields of a saved group that Tessera does not know and saves again.
+/// An optimizer's options, and fields of a loaded group that libtorch lacks, to be saved again.
 template <class Options>
 struct WithCarriedFields final : Options {
   explicit WithCarriedFields(Options options) : Options(std::move(options)) {}

@@ -44,7 +44,7 @@ class OptimizerAdapter {
   virtual Value::Dict fields(const torch::optim::OptimizerOptions& options) const = 0;
   /// Returns options with these fields. Keeps unknown fields, to be saved again. Throws:
   /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`);
-  /// Error(mismatch) naming a field that is missing or not a number.
+  /// Error(mismatch) naming a field that is missing or of another type.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> with_fields(
       const Value::Dict& fields) const = 0;
 

@@ -37,8 +37,8 @@ class OptimizerLoad {
   /// `optimizer`: null if modules update all parameters.
   OptimizerLoad(torch::nn::Module& model, torch::optim::Optimizer* optimizer);
 
-  /// Returns the tensors to load for each parameter's state. The tensors are in the optimizer's own
-  /// memory if all of the parameter's state will be replaced and fits there, else in new memory.
+  /// Returns the tensors to load for each parameter's state. A tensor is in the optimizer's own
+  /// memory if it fits there and all state of its parameter will be replaced, else in new memory.
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Reads the fields of the saved groups, for `replace` (see `saved_groups`). Reports parameters

@@ -42,9 +42,9 @@ struct OptimizerParameter {
 };
 
 /// Returns the parameters of all groups, in order, except those that modules update in the backward
-/// (registry::FusedUpdates). Throws: Error(invalid_argument) with group and index of a parameter
-/// that the model does not have, or if the optimizer has a parameter twice; Error(unsupported) if a
-/// state dict hook has changed a parameter's shape.
+/// (registry::FusedUpdates). Throws: Error(invalid_argument) for a parameter that the model lacks
+/// (naming group and index), that a state dict hook has removed, or that the optimizer has twice;
+/// Error(unsupported) if a state dict hook has changed a parameter's shape.
 std::vector<OptimizerParameter> parameters_of(torch::nn::Module& model,
                                               const torch::optim::Optimizer& optimizer);
 

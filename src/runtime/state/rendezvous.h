@@ -26,13 +26,13 @@ class Rendezvous {
   /// throws the error again.
   std::vector<std::string> exchange(const std::string& own, const std::string& what);
 
-  /// Calls `body` on every rank, and returns all results, by rank. Collective. If a body throws,
-  /// all ranks throw: that rank its own error, the other ranks an error of the same kind that names
-  /// the rank.
+  /// Calls this rank's `body`, and returns the results of all ranks, by rank. Collective. If `body`
+  /// throws on a rank, all ranks throw: that rank its own error, the other ranks an error of the
+  /// same kind that names the rank.
   std::vector<std::string> all_gather(const std::string& what,
                                       const std::function<std::string()>& body);
 
-  /// Sets how long rank 0 waits for the others.
+  /// Sets how long rank 0 waits for each other rank. The others wait longer for rank 0's answer.
   void set_timeout(std::chrono::milliseconds timeout);
 
  private:

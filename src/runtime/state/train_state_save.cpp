@@ -121,8 +121,8 @@ std::string TrainState::Impl::values_to_json() const {
   return value_to_json(said);
 }
 
-/// Adds an entry to `contents.values` for each value of any rank, and the value itself to
-/// `its_values`, in the same order.
+/// Adds an entry to `contents.values` for each value in `all` (group fields) and in the messages,
+/// and the value itself to `its_values`, in the same order.
 void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
                                   formats::CheckpointContents& contents,
                                   std::vector<Value>& its_values) const {
@@ -166,8 +166,8 @@ bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format for
   return true;
 }
 
-/// Locks the directory of checkpoints, begins the staging directory and returns its path. For rank
-/// 0.
+/// Only for rank 0. Locks the directory of checkpoints (not in an object store), creates the
+/// staging directory and returns its path.
 std::string TrainState::Impl::stage(reshard::RankSave& save) {
   const reshard::RankSaveOptions& options = save.options();
   const bool is_on_store = object_store::is_on_store(save.path());

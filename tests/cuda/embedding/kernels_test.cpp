@@ -1,5 +1,5 @@
-// The kernels for GPUs against those for processors, and against float64. Runs on a GPU, and on the
-// processor (tests/cuda_on_cpu) with smaller batches.
+// Compares the CUDA kernels with the CPU's kernels, and with results in float64. Runs on a GPU, and
+// with smaller batches on the CPU (tests/cuda_on_cpu).
 #include "embedding_kernels/cuda/kernels.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ bool has_gpu() {
   return cudaGetDeviceCount(&num_devices) == cudaSuccess && num_devices > 0;
 }
 
-/// A stream that waits for no other: work that a kernel's launch puts elsewhere comes too late.
+/// A stream that waits for no other stream. So a test fails if the kernels use another stream.
 class Stream {
  public:
   Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
@@ -74,7 +74,7 @@ void expect_near(const std::vector<Found>& found, const std::vector<Expected>& e
   }
 }
 
-/// Makes the mean of each bag of its sum, as the weights of a batch do.
+/// Sets the weight of each id to 1 / (ids in its bag), so that the sum of a bag is its mean.
 void weigh_for_means(Batch& batch) {
   batch.weights.resize(batch.ids.size());
   for (std::size_t bag = 0; bag + 1 < batch.offsets.size(); ++bag) {
@@ -83,7 +83,7 @@ void weigh_for_means(Batch& batch) {
   }
 }
 
-/// Widths of tables. Kernels read four columns at once where all widths are multiples of four.
+/// Widths of tables. Kernels read four columns at once if all widths are multiples of four.
 enum class Widths { any, in_fours };
 
 /// A batch and its gradient, on the host and on the device.
@@ -94,7 +94,7 @@ class CudaEmbeddingTest : public testing::Test {
     stream_.emplace();
   }
 
-  /// Tables of one dtype: wide, narrow, no multiple of a warp's lanes, of one row, without rows.
+  /// Makes tables of one dtype and different widths; the third has no rows, the last has one.
   void make_tables(DType dtype, Widths widths = Widths::any) {
     widths_ = widths;
     const bool in_fours = widths == Widths::in_fours;
@@ -288,7 +288,7 @@ TEST_F(CudaEmbeddingTest, HotRowsAreUpdatedInFours) {
   }
 }
 
-/// Sorting needs no bit of the keys. Shows D9.
+/// The keys (table, row) have 0 bits to sort by. Shows D9.
 TEST_F(CudaEmbeddingTest, TheOnlyRowOfTheOnlyTableIsTouched) {
   tables_ = {test::random_table(random_, DType::float16, 1, 40)};
   copy_tables();
@@ -297,7 +297,7 @@ TEST_F(CudaEmbeddingTest, TheOnlyRowOfTheOnlyTableIsTouched) {
   expect_lookups_as_here();
 }
 
-/// A table's widths leave fewer warps in a block, then one, then none. Shows D9.
+/// Shared memory of a block has room for some rows, then for one, then for none. Shows D9.
 TEST_F(CudaEmbeddingTest, RowsFitIntoSharedMemoryOrAreRefused) {
   for (const std::int64_t dim : {2000, 12'288}) {
     SCOPED_TRACE(dim);
@@ -315,7 +315,7 @@ TEST_F(CudaEmbeddingTest, RowsFitIntoSharedMemoryOrAreRefused) {
                           "columns of a table on a GPU: expected at most 12288, found 12289"));
 }
 
-/// Ids are counted in int, samples in uint32. Shows D9.
+/// The kernels count ids in an int, samples in a uint32. Shows D9.
 TEST_F(CudaEmbeddingTest, BatchesThatAreTooLargeAreRefused) {
   std::int64_t id = 0;
   Bags bags{};
@@ -331,7 +331,7 @@ TEST_F(CudaEmbeddingTest, BatchesThatAreTooLargeAreRefused) {
                           "samples of a batch: expected at most 4294967295, found 4294967296"));
 }
 
-/// One table's state of every kind, as zeros.
+/// The state tensors of all optimizers, for one table.
 template <class Array>
 struct State {
   Array sum, exp_avg, exp_avg_sq, row_sum, row_exp_avg_sq;
@@ -410,7 +410,7 @@ TEST_F(CudaEmbeddingTest, NothingTouchedIsNoUpdate) {
 }
 
 #if defined(TESSERA_CUDA_ON_CPU) && defined(__SANITIZE_ADDRESS__)
-/// Kernels do not check ids. AddressSanitizer sees what a wrong one reads.
+/// Kernels do not check ids. AddressSanitizer reports the read outside of the table.
 TEST_F(CudaEmbeddingTest, AnIdOutOfRangeReadsBehindTheTable) {
   tables_ = {test::random_table(random_, DType::float32, 3, 2)};
   copy_tables();
@@ -424,7 +424,7 @@ TEST_F(CudaEmbeddingTest, AnIdOutOfRangeReadsBehindTheTable) {
 
 enum class Phases { one, two };
 
-/// Steps of the kernels on both sides, and of float64.
+/// Compares optimizer steps of the CUDA kernels with those of the CPU's kernels and of float64.
 class CudaUpdateTest : public CudaEmbeddingTest,
                        public testing::WithParamInterface<std::tuple<FusedOptimizer, DType>> {
  protected:
@@ -434,7 +434,7 @@ class CudaUpdateTest : public CudaEmbeddingTest,
     return {.table = table, .view = view, .optimizer = std::get<0>(GetParam()), .state = state};
   }
 
-  /// Updates all tables in one launch, or each in two phases.
+  /// Updates all tables by one `fused_update` on the device, or each in two phases.
   void update_there(std::vector<State<DeviceArray<float>>>& states, int step, Phases phases) {
     const std::vector<TableView> views = device_views();
     std::vector<TableUpdate> updates;
@@ -488,8 +488,8 @@ class CudaUpdateTest : public CudaEmbeddingTest,
             test::summed_gradients(batch_, table, tables_[number].dim, gradient_, 0.5));
       }
     }
-    // A weight may round to the other neighbour in each step; float32 gathers some roundings, and
-    // weight decay brings those of a small weight into the state.
+    // Tolerances. In each step one side may round a weight up, the other down. Errors of float32
+    // add up. Weight decay adds the error of a float16 or bfloat16 weight to the state.
     const double weights = 4 * test::precision(dtype) + 4e-6;
     const double state = 2e-5 + (dtype == DType::float32 ? 0 : test::precision(dtype));
     for (const int table : kTables) {
@@ -522,8 +522,8 @@ TEST_P(CudaUpdateTest, StepsInTwoPhasesAreThoseOfTheProcessor) {
 constexpr const char* kOptimizerNames[] = {"sgd", "adagrad", "row_wise_adagrad", "adam",
                                            "row_wise_adam"};
 
-/// Where g and its decay cancel, Adagrad's first step is g / (|g| + eps): no smaller an eps, or it
-/// would say what is left of a rounding.
+/// Adagrad's first step is g / (|g| + eps). If gradient and weight decay cancel, g is a rounding
+/// error, and with a smaller eps this error would decide the step.
 INSTANTIATE_TEST_SUITE_P(
     All, CudaUpdateTest,
     testing::Combine(

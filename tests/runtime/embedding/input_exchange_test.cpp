@@ -36,7 +36,7 @@ std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
                mesh, {.optimizer = embedding::RowWiseAdagrad{.lr = 0.1}});
 }
 
-/// A batch of one sample that looks one id of "city" up.
+/// A batch of one sample with one id for each feature: `id` for "city", 1 for the others.
 KeyedJaggedTensor one_city(std::int64_t id) {
   return KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"}, longs({1, 1, id, 1}),
                                          longs({1, 1, 1, 1}));

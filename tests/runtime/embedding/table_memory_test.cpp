@@ -46,7 +46,7 @@ TEST(TableMemoryTest, ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
       EXPECT_LE(held, kTableNbytes + kSlack) << "half the table, and as much of state";
       EXPECT_LE(test::allocated_memory().peak - before, kTableNbytes + kSlack);
 
-      // Ids as int64, two copies here and two sent; outputs and gradients, sent and received.
+      // Ids as int64: two copies kept, two in messages. Outputs and gradients: sent and received.
       constexpr std::int64_t kSamples = 200;
       constexpr std::int64_t kWorkspace =
           4 * 2 * kSamples * (3 + 1) * 8 + 8 * 2 * kSamples * kColumns * 4;

@@ -21,8 +21,8 @@ struct TableOptions {
 
 std::vector<EmbeddingBagConfig> small_tables(const TableOptions& options = {});
 
-/// The same rows on every rank and in every run. Rows and sample weights, and so gradients, begin
-/// above 0: if the terms of a gradient cancelled, a step of Adagrad would depend on the last bit.
+/// Returns tables with the same rows on every rank and in every run. Rows, sample weights and so
+/// gradients are positive: if terms of a gradient cancelled, Adagrad would depend on the last bit.
 EmbeddingBagCollection small_collection(const TableOptions& options = {});
 
 /// The batch of rank `rank` in step `step`: batches differ in size, one is empty.

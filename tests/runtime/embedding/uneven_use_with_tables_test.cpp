@@ -85,8 +85,8 @@ dist::MeshOptions hybrid_if(ShardingStrategy strategy) {
 
 class UnevenUseWithTablesTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
-  /// Trains together with an unsharded model, and compares all parameters. `route_of(rank,
-  /// step)`.
+  /// Trains a sharded and an unsharded model, and compares all parameters. `route_of(rank, step)`:
+  /// the experts that a rank uses in a step.
   void expect_training(int num_ranks, int num_steps,
                        const std::function<Route(int, int)>& route_of) {
     test::on_ranks(

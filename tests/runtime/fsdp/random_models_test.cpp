@@ -400,7 +400,7 @@ class Case {
     const std::string error = test::error_of([&] {
       const ForwardScope scope(*sharded_.root());
       const Batch batch = batch_of(mesh_.rank(), seed);
-      const at::NoGradGuard no_grad;  // what it computes is dropped in any case
+      const at::NoGradGuard no_grad;  // the output is dropped anyway
       if (mesh_.rank() != failing || seed % 2 == 0) sharded_.root()->forward(batch.x, batch.use);
       if (mesh_.rank() == failing) throw std::runtime_error("the user's own");
     });

@@ -42,7 +42,7 @@ struct RoutedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Routed);
 
-/// A block with a branch that some rows take.
+/// A block with a branch that the caller may leave out.
 struct BranchedImpl : torch::nn::Module {
   BranchedImpl() {
     always = register_module("always", torch::nn::Linear(kWidth, kWidth));
@@ -72,7 +72,7 @@ at::Tensor rows_of(int rank, int step) {
   return torch::linspace(-1, 1, 2 * kWidth).reshape({2, kWidth}) * (rank + 1) + step * 0.1;
 }
 
-/// Adds the average over the ranks of the gradients that the unsharded model has.
+/// Runs the ranks' forwards on the unsharded model, so that `.grad`s get the average over ranks.
 template <class Forward>
 void add_average(int num_ranks, const Forward& forward_of) {
   for (int rank = 0; rank < num_ranks; ++rank) (forward_of(rank).sum() / num_ranks).backward();
@@ -88,7 +88,7 @@ dist::MeshOptions hybrid_if(ShardingStrategy strategy) {
 
 class UnevenUseTest : public ::testing::TestWithParam<ShardingStrategy> {
  protected:
-  /// Compares gradients with the unsharded model's over several steps. `route_of(rank, step)`.
+  /// Compares gradients with the unsharded model's. `route_of(rank, step)`: the experts to use.
   void expect_average(int num_ranks, int num_steps,
                       const std::function<Route(int, int)>& route_of) {
     test::on_ranks(

@@ -147,7 +147,7 @@ TEST_P(RecomputeTest, NestsSixtyDeep) {
 
 // Shows B19.
 TEST_P(RecomputeTest, KeepsNoActivations) {
-  // A tensor that the function makes dies with its forward.
+  // A tensor that the function makes is destroyed when the function returns.
   c10::weak_intrusive_ptr<c10::TensorImpl> inner(c10::intrusive_ptr<c10::TensorImpl>{});
   const at::Tensor y = recompute(
       options(),

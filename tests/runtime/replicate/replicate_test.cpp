@@ -59,7 +59,7 @@ TEST(ReplicateTest, EachStepSendsEachGradientOnce) {
     replicate(*model, {.mesh = mesh, .module_states = ReplicateOptions::ModuleStates::as_they_are});
     const std::uint64_t before = mesh.world()->traffic().all_reduce;
     model->forward(some_batch()).mean().backward();
-    std::uint64_t num_elements = 6 + 2;  // flags: one per parameter, the bucket's, failures
+    std::uint64_t num_elements = 6 + 2;  // flags: 6 parameters, 1 bucket, 1 for a failure
     for (const std::uint64_t numel : {7U * 13, 13U, 13U * 11, 11U, 11U * 3, 3U}) {
       num_elements += (numel + 3) / 4 * 4;  // gradients begin at multiples of 16 bytes
     }
@@ -200,7 +200,7 @@ TEST(ReplicateTest, AnAverageOfThreeIsRoundedInItsOwnDtype) {
   });
 }
 
-// Rank 0 continues although rank 1 has not reached the bucket whose all-reduce has started.
+// Rank 0's backward fails while its all-reduces still wait for rank 1, and rank 0 continues.
 // Shows B22.
 TEST(ReplicateTest, ABackwardThatFailedLeavesNothingToTheNext) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

@@ -144,7 +144,7 @@ int flip_bits(int num_flips, const std::function<Flip(const std::string&, int)>&
       if (mesh.rank() != 0) continue;
       if (outcome == Outcome::loaded) expect_found_by_checksums(flip, directory.path());
       num_refused += outcome == Outcome::refused ? 1 : 0;
-      flip.apply();  // back
+      flip.apply();  // flips the bit back
     }
   });
   return num_refused;

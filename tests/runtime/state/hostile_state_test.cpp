@@ -619,7 +619,7 @@ TEST(HostileStateTest, WhatIsNotThereIsAnError) {
   const TrainState moved_to = std::move(state);
   const auto refusal_of = [&](const auto& action) { return test::error_of(action); };
   const auto matches = HasSubstr("a TrainState that was moved from");
-  EXPECT_THAT(refusal_of([&] { save(state, path); }), matches);  // NOLINT: what is tested
+  EXPECT_THAT(refusal_of([&] { save(state, path); }), matches);  // NOLINT: tests use after move
   EXPECT_THAT(refusal_of([&] { load(state, path); }), matches);
   EXPECT_THAT(refusal_of([&] { state.wait(); }), matches);
   EXPECT_THAT(refusal_of([&] { state.with("number", number); }), matches);

@@ -22,9 +22,9 @@ double tolerance_of(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 1e-2 : 1e-6;
 }
 
-/// Saves in every configuration, and loads each checkpoint in every configuration. Each also
-/// resumes training twice: from its own checkpoint (losses equal bit for bit), and from one other
-/// checkpoint, half the list away. So each checkpoint is resumed in one other configuration.
+/// Saves in every configuration, and loads each checkpoint in every configuration. Each
+/// configuration also resumes training twice: from its own checkpoint (losses equal bit for bit),
+/// and from the checkpoint of the configuration that is half the list away.
 void run(const Matrix& matrix) {
   const test::TemporaryDirectory directory;
   const auto configurations = test::configurations(matrix.world_sizes);

@@ -11,7 +11,7 @@ namespace {
 
 using test::seeded;
 
-constexpr int kNumNorms = 5;  // so that the balance of writers would spread their buffers
+constexpr int kNumNorms = 5;  // so many that ranks would share the writing of equal buffers
 
 struct NormsImpl : torch::nn::Module {
   NormsImpl() {

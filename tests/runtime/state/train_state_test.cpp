@@ -804,7 +804,7 @@ TEST(TrainStateTest, ARenamedNumberOfALayerIsNoNumberOfAGroup) {
       TrainState state(saved_model, saved_optimizer);
       save(state, path, {.flatten_optimizer_state_dict = is_flattened});
     }
-    for (const bool is_whole : {false, true}) {  // the rule for one layer, or for all
+    for (const bool is_whole : {false, true}) {  // renames one layer, or all layers
       const std::shared_ptr<torch::nn::Module> model =
           is_whole ? torch::nn::ModuleList(torch::nn::Sequential(torch::nn::Linear(4, 3))).ptr()
                    : std::shared_ptr<torch::nn::Module>(model_of("1").ptr());

@@ -10,8 +10,8 @@ namespace tessera::test {
 /// process. Units: bytes.
 std::int64_t peak_growth(const std::function<void()>& body);
 
-/// Makes malloc map each block of 128 KiB or more by itself from now on. Freed blocks then go back
-/// to the system at once, and are no longer resident memory.
+/// Makes malloc get each block of 128 KiB or more by an mmap of its own, from now on. `free` then
+/// returns such a block to the system at once, so that it is no longer resident memory.
 void give_back_freed_memory();
 
 }  // namespace tessera::test

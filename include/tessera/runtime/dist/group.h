@@ -30,9 +30,9 @@ class Pending {
   std::string what_;
 };
 
-/// The bytes that this rank has passed to collectives so far, as c10d counts them: an all-gather
-/// counts its output, every other collective its input. `sent` counts point-to-point sends. A group
-/// without a backend counts nothing.
+/// The bytes that this rank has passed to collectives so far. An all-gather counts its output, all
+/// other collectives their input; `max` is not counted. `sent` counts `send`, and `scatter` on its
+/// root. A group without a backend counts nothing.
 struct Traffic {
   std::uint64_t all_gather = 0;
   std::uint64_t reduce_scatter = 0;
@@ -69,9 +69,9 @@ class Group {
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
   /// Returns a second group of the same ranks, with its own connection. Collectives of the old and
-  /// the new group may run in any order, even in a different order on each rank. `traffic` of the
-  /// old group includes the new group. `purpose` is appended to the new group's name. Collective.
-  /// Throws as `dist::connect`.
+  /// the new group may run in any order, even in a different order on each rank. The two groups
+  /// count their traffic together. `purpose` is appended to the new group's name. Collective.
+  /// Throws: Error(io) if a rank does not connect in time.
   std::shared_ptr<Group> separate(const std::string& purpose);
 
   /// Gathers the inputs of all ranks. Shape: `input` `[n]`, `output` `[size * n]`, both contiguous.
@@ -107,7 +107,7 @@ class Group {
   /// have called it equally often.
   std::uint64_t next_number() { return next_number_++; }
 
-  /// Returns the traffic of this group and of the groups that `separate` made from it. Thread-safe.
+  /// Returns the traffic of this group and of all groups related to it by `separate`. Thread-safe.
   Traffic traffic() const;
 
  private:

@@ -24,10 +24,10 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 /// Returns the value of an environment variable of this process, or nothing.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), else
-/// of Open MPI's mpirun (OMPI_COMM_WORLD_*), else of Slurm's srun (SLURM_PROCID, …). Returns
-/// nothing if no launcher started this process. Under mpirun and srun, MASTER_ADDR and MASTER_PORT
-/// override the defaults: this host (mpirun) or the job's first host (srun), and 29500. Throws:
+/// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK), else of Open MPI's mpirun
+/// (OMPI_COMM_WORLD_*), else of Slurm's srun (SLURM_PROCID, …). Returns nothing if none are set.
+/// MASTER_PORT is 29500 if not set. MASTER_ADDR must be set under torchrun, and under mpirun on
+/// several hosts; else its default is this host (mpirun) or the step's first host (srun). Throws:
 /// Error(invalid_argument) naming a variable that is missing or not a valid number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 

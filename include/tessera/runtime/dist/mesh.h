@@ -19,8 +19,8 @@ struct Transport {
   std::string name;
   /// The device of small tensors that groups create for themselves.
   at::Device device = at::kCPU;
-  /// Whether a group of one rank also gets a backend. If false, collectives of such a group only
-  /// copy.
+  /// Whether a group of one rank also gets a backend, if there is a store. If false, collectives of
+  /// such a group only copy.
   bool connects_one_rank = false;
   /// Connects the ranks that share `store`. Collective.
   std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
@@ -80,9 +80,9 @@ struct MeshOptions {
   Transport transport = gloo();
 };
 
-/// Connects the ranks that share `store`. Collective. Throws: Error(invalid_argument) if the
-/// product of the axes is not the world size; Error(io) if a rank does not connect in time;
-/// Error(unsupported) if this machine has no device for the transport.
+/// Connects the ranks that share `store`; `store` may be null for one rank. Collective. Throws:
+/// Error(invalid_argument) if the product of the axes is not the world size, or `rank` is not in
+/// [0, world_size); Error(io) if a rank cannot connect, or does not in time.
 Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
              const MeshOptions& options = {});
 

@@ -37,7 +37,7 @@ struct EmbeddingBagCollectionOptions {
   /// What to do if the batch lacks a feature of a table: throw, or treat the feature's bags as
   /// empty.
   enum class MissingFeature { refuse, empty } missing_feature = MissingFeature::refuse;
-  /// `meta`: tables without memory. `shard` then allocates the shards only.
+  /// Where the weights are. `meta`: weights without memory; `shard` then allocates only the shards.
   at::Device device = at::kCPU;
 };
 
@@ -53,7 +53,7 @@ class TableSet {
   struct Output {
     std::size_t table;
     std::string feature;
-    std::int64_t column;
+    std::int64_t column;  // first column
   };
   /// Returns the outputs, ordered by table, then by feature.
   const std::vector<Output>& outputs() const { return outputs_; }

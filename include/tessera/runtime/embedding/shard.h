@@ -55,8 +55,8 @@ class ShardedEmbeddingBagCollection;
 ///   invalid;
 /// - Error(invalid_argument) if `kernel` or `cached_rows` names an unknown table, or `cached_rows`
 ///   a table that is dense or data_parallel, or a number of rows that is not in [1, 2^31);
-/// - Error(unsupported) if a rank has too little memory. The error of that rank names table, device
-///   and bytes; the error of the other ranks names that rank.
+/// - Error(unsupported) naming table, device and bytes if this rank has too little memory. If
+///   another rank cannot make its shards: Error(unsupported) naming that rank.
 std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectionBase& collection,
                                                      const TablePlan& plan, const dist::Mesh& mesh,
                                                      const ShardOptions& options = {});
@@ -71,7 +71,7 @@ class DistributedInput {
  public:
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
-  /// Starts the second of the two messages between ranks, after the first has arrived. Collective.
+  /// Waits for the first of the two messages between ranks and starts the second. Collective.
   /// Throws: the error in this rank's batch, or an error that names the rank with a wrong batch.
   void advance();
 
@@ -89,7 +89,7 @@ class DistributedInput {
 /// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
 /// empty. If one rank refuses its batch, all ranks throw. The output is that of the unsharded
 /// collection for this rank's batch. If a table is cut by rows, each shard sums its rows of a bag
-/// first; these sums are added in the plan's order of ranks.
+/// first; these sums are added in the order of the mesh's ranks.
 class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                             public registry::UpdatesParameters {
  public:
@@ -119,8 +119,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   /// Returns the table plan.
   const TablePlan& plan() const;
   /// Writes the rows that are cached on the device back to the weights and optimizer states in host
-  /// memory (ShardOptions::cached_rows). Call it before you read a weight directly; state dicts and
-  /// saves call it. Waits for the device. Collective: no.
+  /// memory (ShardOptions::cached_rows), and empties the cache. Call it before you read a weight
+  /// directly; state dicts, saves and loads call it. Waits for the device. Collective: no.
   void write_back_cached_rows();
   std::shared_ptr<registry::FusedUpdates> fused_updates() const override;
 

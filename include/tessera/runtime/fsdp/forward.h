@@ -18,9 +18,9 @@ class Pass;
 
 /// A forward over a fully sharded root. In the scope parameters have their full shapes: an operator
 /// that uses a parameter all-gathers its unit. Autocast's weight cache is off in the scope. The
-/// pass ends with the scope, or, if gradients are recorded, with the backward. Then parameters are
-/// shards again, and `.grad` is this rank's shard of the average over the ranks. An exception that
-/// leaves the scope cancels the pass. Collective: all ranks run the same passes in the same order.
+/// pass ends with the backward, or, under NoGradGuard, with the scope. Then parameters are shards
+/// again, and `.grad` is this rank's shard of the average over the ranks. An exception that leaves
+/// the scope cancels the pass. Collective: all ranks run the same passes in the same order.
 ///
 /// Do not write to parameters during the pass: its end throws if it detects a write. Writes through
 /// `data()` or a pointer are not detected, and are lost if the unit is sharded.
@@ -52,8 +52,8 @@ class [[nodiscard]] ForwardScope {
 /// A scope in which gradients are not reduced. Gradients of passes that end within the scope
 /// accumulate unsharded until a pass ends outside of it. Within the scope, FULL_SHARD keeps
 /// parameters gathered from the forward to the backward, as SHARD_GRAD_OP does. Scopes nest.
-/// `zero_grad` does not clear these gradients (see `drop_unsynced_gradients`). All ranks must use
-/// the scope for the same passes; entering it is not collective.
+/// `zero_grad` does not clear gradients of units (see `drop_unsynced_gradients`). All ranks must
+/// use the scope for the same passes; entering it is not collective.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
@@ -66,10 +66,10 @@ class [[nodiscard]] NoSyncScope {
   bool is_outermost_;
 };
 
-/// Drops the gradients that NoSyncScope has accumulated at and below `root`, for a step that is
-/// abandoned: the counterpart of `zero_grad`. Not collective, but all ranks must call it. Throws:
-/// Error(invalid_argument) within a forward or backward, or if nothing at or below `root` is
-/// sharded or replicated.
+/// Drops the unsharded gradients that NoSyncScope has accumulated for units at and below `root`.
+/// (Gradients of replicated modules are in `.grad`; `zero_grad` clears them.) Not collective, but
+/// all ranks must call it. Throws: Error(invalid_argument) within a forward or backward, or if
+/// nothing at or below `root` is sharded or replicated.
 void drop_unsynced_gradients(torch::nn::Module& root);
 
 /// Returns whether sharded parameters of `module` are in an open pass. Not collective.
@@ -128,9 +128,9 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// In an open pass, all-gathers the unit of a parameter. Call it before code that reads
-/// `data_ptr()`: only operators all-gather by themselves. Does nothing for other tensors.
-/// Collective if the unit is not gathered yet.
+/// All-gathers the unit of a parameter, as an operator that uses the parameter would. Call it
+/// before code that reads `data_ptr()`. Outside of a pass, throws as an operator would. Ignores
+/// tensors that are not sharded parameters. Collective if the unit is not gathered yet.
 void touch(const at::Tensor& parameter);
 
 }  // namespace tessera

@@ -106,7 +106,7 @@ struct FlatParameterInfo {
   std::map<std::string, std::string> shared;  // other fqn of a tied weight -> fqn in `parameters`
   std::int64_t unpadded_numel = 0;
   std::int64_t sharded_numel = 0;  // of each rank, with padding
-  bool is_unsharded = false;       // true while the parameters are gathered
+  bool is_unsharded = false;       // true while the parameters are all-gathered in a pass
 };
 
 /// Returns the flat parameters of all fully sharded modules at and below `module`, in the order of
@@ -129,7 +129,7 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_mod
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
                                bool recurse = true);
 
-/// The modules and parameters that the first forward over a root used, in order. Source:
+/// The modules and parameters that the first forward over a root used, in that order. Source:
 /// torch.distributed.fsdp._trace_utils (github.com/pytorch/pytorch, change 89917).
 struct ExecutionInfo {
   /// The used parameters of one unit.
@@ -161,7 +161,7 @@ struct NamedStream {
 std::vector<NamedStream> streams(const torch::nn::Module& root);
 
 /// Returns the collectives of the open or last pass over `root`, in order: `unshard layers.0`,
-/// `reduce layers.0`. Empty if there is only one rank. Not collective.
+/// `reduce layers.0`. On one rank: only those of units that are cast or offloaded. Not collective.
 std::vector<std::string> recorded_order(const torch::nn::Module& root);
 
 namespace detail {
@@ -187,12 +187,12 @@ auto on_meta_device(Make&& make) {
   return std::forward<Make>(make)();
 }
 
-/// Scales all gradients below `root`, sharded or not, so that their norm is at most `max_norm`.
-/// Returns the norm of the whole model before scaling, for every strategy. `norm_type`: a positive
-/// number or infinity. Do not use torch::nn::utils::clip_grad_norm_: it would see only this rank's
-/// shards, so it throws. Call it between backward and optimizer step. Collective over the meshes of
-/// sharded units and tables. Throws: Error(invalid_argument) unless `norm_type > 0` and `max_norm
-/// >= 0`.
+/// Scales all `.grad`s at and below `root`, sharded or not, so that their norm is at most
+/// `max_norm`. Returns the norm of the whole model before scaling, for every strategy. Call it
+/// between backward and optimizer step. `norm_type`: a positive number or infinity. Do not use
+/// torch::nn::utils::clip_grad_norm_ instead: it would see only this rank's shards, so it throws.
+/// Collective over the meshes of sharded units and tables. Throws: Error(invalid_argument) unless
+/// `norm_type > 0` and `max_norm >= 0`.
 double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type = 2.0);
 
 }  // namespace tessera

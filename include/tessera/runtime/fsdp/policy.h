@@ -14,11 +14,11 @@ namespace tessera {
 class FsdpPolicy {
  public:
   virtual ~FsdpPolicy() = default;
-  /// Returns whether to visit the children of `module`. `nonwrapped_numel`: the number of elements
-  /// of all parameters at and below the module, without ignored parameters.
+  /// Returns whether `module` or modules below it may become units. `nonwrapped_numel`: the number
+  /// of elements of all parameters at and below it, without those that are ignored or in units.
   virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
-  /// Returns whether `module` becomes a unit. `nonwrapped_numel`: as for `recurse`, but without the
-  /// elements of units below `module`.
+  /// Returns whether `module` becomes a unit. `nonwrapped_numel`: as for `recurse`, but also
+  /// without the elements of the units that this policy has made below `module`.
   virtual bool wrap(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
 };
 

@@ -12,7 +12,7 @@ namespace tessera {
 /// https://arxiv.org/abs/2304.11277, section 3.
 enum class ShardingStrategy {
   full_shard,          // parameters are gathered for the forward and again for the backward
-  shard_grad_op,       // parameters stay gathered from the forward to the end of the backward
+  shard_grad_op,       // parameters stay gathered until the unit's gradients are reduced
   no_shard,            // every rank holds everything; gradients are averaged
   hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`
   hybrid_shard_zero2,  // shard_grad_op over the mesh axis `shard`, replicated over `replicate`
@@ -32,7 +32,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype{};
   /// The dtype of gradients while they are summed over the ranks. Default: `param_dtype`.
   std::optional<at::ScalarType> reduce_dtype{};
-  /// The dtype of floating-point buffers, which are converted once. Default: the buffers' own.
+  /// The dtype to which `fully_shard` converts floating-point buffers. Default: the buffers' own.
   std::optional<at::ScalarType> buffer_dtype{};
   /// The dtype of `.grad`: that of the parameters, or that in which gradients were reduced.
   enum class Gradients { master_dtype, low_precision } gradients = Gradients::master_dtype;

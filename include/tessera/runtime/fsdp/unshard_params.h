@@ -31,7 +31,7 @@ struct UnshardParamsOptions {
 /// Writes: with `writeback` each rank keeps its own shard of what it wrote. With `rank0_only` all
 /// ranks keep their shards of what rank 0 wrote. Rank 0 sends these shards one by one; other ranks
 /// need no extra memory. Without `writeback` writes are dropped. A parameter's data may be replaced
-/// by other data of the same shape. Scopes with equal options nest.
+/// by other data of the same shape. Scopes with equal options (except `recurse`) nest.
 class [[nodiscard]] UnshardedParams {
  public:
   /// Collective over the mesh. Throws: Error(invalid_argument) naming a unit that is in a pass, or
@@ -52,9 +52,9 @@ class [[nodiscard]] UnshardedParams {
   int num_uncaught_;
 };
 
-/// Shows the whole parameters of all units at and below `module`, and of any unit that contains a
-/// parameter of `module`. See UnshardedParams. Source: FullyShardedDataParallel.summon_full_params,
-/// and github.com/pytorch/pytorch, change 92297, which refuses `writeback` with `rank0_only`.
+/// Shows the whole parameters of all units that contain a parameter at or below `module`. See
+/// UnshardedParams. Source: FullyShardedDataParallel.summon_full_params. (PyTorch refuses
+/// `writeback` with `rank0_only`: github.com/pytorch/pytorch, change 92297. Tessera supports it.)
 inline UnshardedParams unshard_params(torch::nn::Module& module,
                                       const UnshardParamsOptions& options = {}) {
   return UnshardedParams(module, options);

@@ -97,9 +97,9 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 /// tensor, or a vector or tuple of tensors, and must do the same in both calls. It and `args` are
 /// copied: what a lambda captures by reference must live until the backward. Calls nest.
 ///
-/// The backward throws: Error(mismatch) if the second call saves other tensors than the first;
-/// Error(unsupported) for torch::autograd::grad through a call with Recomputation::reentrant.
-/// Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
+/// The backward throws: Error(mismatch) if the second call saves more or fewer tensors, or other
+/// shapes (not checked with `reentrant`); Error(unsupported) for torch::autograd::grad with
+/// `reentrant`. Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
   using Result =

@@ -26,8 +26,8 @@ struct FusedParameter {
   std::int64_t* step = nullptr;  // number of steps taken; null: not counted
 };
 
-/// The parameters that a module updates by itself. Their optimizer state is saved and loaded
-/// together with the state of the trainer's optimizer. No optimizer of torch::optim may step them.
+/// The parameters that a module updates by itself during the backward. Their optimizer state is
+/// saved and loaded together with that of the trainer's optimizer, which does not update them.
 class FusedUpdates {
  public:
   virtual ~FusedUpdates() = default;

@@ -44,8 +44,8 @@ struct StateTensor {
   static StateTensor whole(const at::Tensor& tensor);
   /// Returns whether this rank holds all elements, in one shard.
   bool is_whole() const;
-  /// Returns the whole tensor. Throws: Error(invalid_argument) naming `fqn` if this rank holds only
-  /// some elements.
+  /// Returns the whole tensor. Throws: Error(invalid_argument) naming `fqn` if `is_whole()` is
+  /// false.
   at::Tensor tensor(const std::string& fqn) const;
 };
 
@@ -76,7 +76,7 @@ class StateDict {
   /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
   /// Returns the whole tensor; follows aliases. Throws: Error(not_found); Error(invalid_argument)
-  /// if the entry is a value, or this rank holds only some elements.
+  /// if the entry is a value, or not whole on this rank (`is_whole`).
   at::Tensor tensor(const std::string& fqn) const;
 
   std::size_t size() const { return items_.size(); }

@@ -13,8 +13,8 @@ namespace tessera {
 struct ReplicateOptions {
   /// Gradients are averaged over all ranks of this mesh. Default: this process alone.
   dist::Mesh mesh{};
-  /// The approximate size of a gradient bucket. Buckets are sent in the order in which a backward
-  /// usually computes gradients.
+  /// The size at which a gradient bucket takes no further parameter; the last buckets are smaller.
+  /// Buckets are sent in the order in which a backward usually computes gradients.
   std::int64_t bucket_nbytes = std::int64_t{25} << 20;
   /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks.
   enum class ModuleStates { sync, as_they_are } module_states = ModuleStates::sync;
@@ -41,7 +41,7 @@ struct ReplicateOptions {
 /// - Error(invalid_argument) if a parameter is on the meta device, has a graph, or is managed by
 ///   another module (a tied weight);
 /// - Error(unsupported) if a module updates its own parameters;
-/// - Error(mismatch) on all ranks if their parameters or buffers differ.
+/// - Error(mismatch) on all ranks if names, shapes or dtypes of parameters or buffers differ.
 ///
 /// A forward throws Error(invalid_argument) if a parameter of the module was replaced, added or
 /// removed.

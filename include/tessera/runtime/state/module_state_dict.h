@@ -15,9 +15,9 @@ namespace tessera {
 /// the keys of the unsharded model. A tied parameter is stored once; its other names are aliases.
 ///
 /// FULL: returns copies of the whole tensors, in their own dtypes. Gathers them one by one, so a
-/// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return tensors in
-/// the module's own memory, which training changes later; `offload_to_cpu` copies tensors of other
-/// devices. `module` may be any module: with or without Tessera's APIs, a root or a submodule, also
+/// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return contiguous
+/// tensors in the module's own memory, which training changes later; `offload_to_cpu` copies those
+/// of other devices. `module` may be any module: with or without Tessera's APIs, root or not, also
 /// before the first pass. Every type works for every strategy and world size. Collective over the
 /// model's mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params, or for
 /// `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp, state_dict_type;
@@ -46,9 +46,9 @@ class [[nodiscard]] StateDictTypeScope {
 void load_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                      const LoadStateDictOptions& options = {});
 
-/// Returns the mesh of the APIs applied at or below `module`; if there are none, a mesh of this
-/// process alone. Throws: Error(invalid_argument) if meshes of several ranks differ in their world
-/// size.
+/// Returns the largest mesh of the APIs applied at or below `module`; if there are none, a mesh of
+/// this process alone. Throws: Error(invalid_argument) if meshes of several ranks differ in their
+/// world size.
 dist::Mesh mesh_of(const torch::nn::Module& module);
 
 /// What to do with buffers that differ between ranks, such as the running statistics of BatchNorm,

@@ -10,9 +10,9 @@ namespace tessera {
 /// Returns an optimizer's state by parameter names, flattened as by PyTorch's distributed
 /// checkpoint: `state.<fqn>.exp_avg`, `param_groups.0.lr`, `param_groups.0.params` (a list of
 /// names). Elementwise state is sharded like its parameter. `step` is a 0-d float32 tensor, as in
-/// Python. Groups have all fields that Python's have, and fields of a loaded checkpoint that
-/// libtorch does not know. Parameters without state have no entries; frozen ones with state do.
-/// Parameters that a module updates during the backward (FusedEmbeddingBagCollection, `shard`) are
+/// Python, or int64 if float32 would round it. Groups have all fields of Python's groups, and those
+/// of a loaded checkpoint that libtorch lacks. Parameters without state have no entries; frozen
+/// ones with state do. Parameters that a module updates during the backward (fused tables) are
 /// included, in groups of their own after the groups of the optimizer.
 ///
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
@@ -47,7 +47,7 @@ void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict
 
 /// Returns `state_dict` with the fields of groups repeated for each parameter:
 /// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is
-/// one key. In this way the optimizers of several parts of a model, such as pipeline stages, can
+/// one key, dots included. Thus the optimizers of several parts of a model (pipeline stages) can
 /// save into one checkpoint. Not collective. Throws: Error(invalid_argument) if a group does not
 /// name its parameters. Source: `flatten_optimizer_state_dict` of
 /// torch.distributed.checkpoint.state_dict.

@@ -41,7 +41,7 @@ struct SaveOptions {
   /// place atomically. Both policies refuse to replace files that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
-  /// If true, each parameter's state repeats its group's options: see `flatten_optim_state_dict`.
+  /// If true, saves the fields of a group once for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
   /// If true, `save` returns once the state is copied, and writes in the background. The next
   /// `save` or `wait` throws errors of that write.
@@ -60,8 +60,8 @@ struct SaveOptions {
   bool changed_rows = false;
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
-  /// How long a rank waits for the slowest rank, in this save and later ones. Default: the time-out
-  /// of the mesh.
+  /// How long rank 0 waits for each other rank, in this save and later ones. Empty: as before; at
+  /// first, the time-out of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Writes this rank's files. Must outlive the save. Locks always use the operating system.
   FileSystem* file_system = &FileSystem::posix();
@@ -173,12 +173,12 @@ class TrainState {
 };
 
 /// Saves the state as a checkpoint at `path`. Each rank writes its part. The checkpoint appears
-/// when all ranks are done, whole or not at all. A piece that several ranks hold is written once;
-/// the ranks take turns. Ranks compare one hash of the layout. An unchanged layout is not planned
-/// again. Rank 0 locks the directory of `path` while this TrainState lives: no other trainer can
-/// save there. Collective. If a rank fails, all ranks throw, and the destination is unchanged.
-/// Exception: if only the removal of older checkpoints fails, the error says that the new one is
-/// complete.
+/// when all ranks are done, whole or not at all. If several ranks hold a piece, one of them writes
+/// it. Rank 0 locks the directory of `path` (not in an object store), so that no other trainer
+/// saves there, until this TrainState is destroyed or saves to another directory. If a rank fails,
+/// all ranks throw, and the destination is unchanged. Exception: if only the removal of older
+/// checkpoints fails, the error says that the new one is complete. If the layout is as in the last
+/// save (the ranks compare a hash of it), the save is not planned again. Collective.
 /// Throws:
 /// - Error(already_exists) if `path` exists and the options refuse to replace it;
 /// - Error(io) if writing or a rank fails;
@@ -220,7 +220,7 @@ inline LoadSummary load(TrainState&& state, const std::string& path,
   return load(state, path, options);
 }
 
-/// Loads the newest valid checkpoint of a directory, which `latest_valid` found.
+/// Loads the checkpoint that `latest_valid` found. Throws: Error(not_found) if it found none.
 LoadSummary load(TrainState& state, const formats::LatestValid& found,
                  const LoadOptions& options = {});
 
