@@ -213,6 +213,7 @@ class TrainState::Impl::Load {
   void check_optimizer();
   void refuse_problems() const;
   void find_local_shards(const LiveState& live);
+  bool is_dropped(const PerRankValue& value, const Value::List* saved) const;
   Value own_value(const PerRankValue& value, const Value::List& saved) const;
   void load_values() const;
 
@@ -356,10 +357,11 @@ void TrainState::Impl::Load::check(const NamedValue& value) {
 }
 
 void TrainState::Impl::Load::check(const PerRankValue& value) {
-  if (value.policy == PerRank::drop || !is_wanted(value.name)) return;
+  if (!is_wanted(value.name)) return;
   const int world_size = state_.mesh_.world_size();
   const auto saved = tree_.find({value.name, "ranks"});
   const auto* list = saved ? saved->get_if<Value::List>() : nullptr;
+  if (is_dropped(value, list)) return;
   if (list == nullptr || list->empty()) {
     if (!options_.allow_missing) report("missing", value.name, "a value of each rank", "none");
   } else if (value.policy == PerRank::refuse &&
@@ -466,6 +468,12 @@ void TrainState::Impl::Load::take_over() {
   load_values();
 }
 
+/// Whether the policy is to drop the saved values of the ranks: there are fewer or more than ranks.
+bool TrainState::Impl::Load::is_dropped(const PerRankValue& value, const Value::List* saved) const {
+  return value.policy == PerRank::drop &&
+         (saved == nullptr || saved->size() != static_cast<std::size_t>(state_.mesh_.world_size()));
+}
+
 /// Returns this rank's value, made from the values of all ranks at the save.
 Value TrainState::Impl::Load::own_value(const PerRankValue& value, const Value::List& saved) const {
   const int rank = state_.mesh_.rank();
@@ -486,9 +494,7 @@ void TrainState::Impl::Load::load_values() const {
     const auto found = tree_.find({value.name, "ranks"});
     const auto* const saved = found ? found->get_if<Value::List>() : nullptr;
     if (saved == nullptr || saved->empty()) continue;
-    const bool is_dropped = value.policy == PerRank::drop &&
-                            saved->size() != static_cast<std::size_t>(state_.mesh_.world_size());
-    if (!is_dropped) load_into(value.name, value.object, own_value(value, *saved));
+    if (!is_dropped(value, saved)) load_into(value.name, value.object, own_value(value, *saved));
   }
 }
 
