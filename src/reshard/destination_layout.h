@@ -40,7 +40,7 @@ class DestinationLayout {
   DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
                     const LayoutRule& rule, std::span<const FlatUnit> units);
 
-  /// Says whether all tensors keep their pieces, except tensors that get a new form.
+  /// Says whether all tensors keep their pieces, except row-wise state that is merged or repeated.
   bool keeps_pieces() const { return !rule_.strategy; }
 
   /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
@@ -64,8 +64,8 @@ class DestinationLayout {
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 
-/// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the
-/// first rank that has it.
+/// Returns the pieces of a source tensor as shards, without empty ones. Of several replicas,
+/// returns the one on the lowest rank. A tensor without elements gets one shard, on rank 0.
 std::vector<Shard> kept_shards(const formats::TensorEntry& tensor);
 
 /// Replaces each flat range among the pieces by boxes, for formats that store only boxes.

@@ -35,7 +35,7 @@ formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorS
                                         const ExecuteOptions& options,
                                         std::optional<int> rank = {});
 
-/// Does the same for pairs of `formats::pair_pieces`, sorted by piece.
+/// Does the same for `pairs`: some or all of formats::pair_pieces. Requires: sorted by piece.
 formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
                                            const formats::BaseCheckpoint& base,
                                            std::vector<formats::PiecePair> pairs,

@@ -32,7 +32,7 @@ struct JobTensor {
       layout{};  // which ranks hold which regions; empty: every rank holds everything
 };
 
-/// All tensors of a job, in any order. Equal on all ranks. No name occurs twice.
+/// All tensors of a job, in any order. Must be equal on all ranks. No name may occur twice.
 struct JobState {
   int world_size = 1;
   std::vector<JobTensor> tensors{};
@@ -44,8 +44,8 @@ struct JobState {
 };
 
 /// Decides which rank writes which piece of a job's tensors, and returns the contents of the
-/// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the rank with
-/// the least to write. Cuts regions into pieces that the format can hold. If the format has no
+/// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the one with
+/// the least to write so far. Cuts regions into pieces that the format can hold. If it has no
 /// aliases, each alias becomes a tensor.
 formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
 
@@ -92,7 +92,7 @@ struct LoadPlanOptions {
 /// The plan's destination has the wanted tensors and values that are loaded, for a writer that
 /// copies into memory. The checkpoint must have every wanted name, as a tensor or as an alias. If
 /// it has a tied tensor under only one name, that tensor is loaded, and the other names are
-/// missing.
+/// reported as missing.
 ///
 /// State under torchrec's names fills wanted tensors with canonical names (torchrec_names.h),
 /// unless torchrec's name itself is wanted.
