@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What the planner needs to know about an embedding table.
+/// An embedding table to plan.
 struct TableSize {
   std::string name{};
   std::int64_t rows = 0;
