@@ -29,7 +29,7 @@ enum class RowChanges {
 /// rows differ.
 /// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
-/// tensor if the base is damaged. Cost: reads each piece, in source and base, as far as it is compared.
+/// tensor if the base is damaged. Cost: reads the compared part of each piece, in source and base.
 formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
                                         const formats::BaseCheckpoint& base, RowChanges row_changes,
                                         const ExecuteOptions& options,

@@ -74,7 +74,7 @@ struct PlanOptions {
   std::size_t num_unordered_dicts = 0;      // MergedCheckpoint::num_unordered_dicts of the source
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
-  Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as a whole
+  Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as it is
 };
 
 /// Pieces and values that a source lists in its contents but cannot read.
