@@ -76,7 +76,7 @@ class Parser {
   Steps alternatives() {
     if (++depth_ > kMaxDepth) {
       refuse("a regular expression of at most " + std::to_string(kMaxDepth) +
-             " groups inside each other");
+             " levels of nested groups");
     }
     Steps steps = sequence();
     while (take('|')) {

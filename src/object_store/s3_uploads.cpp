@@ -73,7 +73,7 @@ int part_number_in(const std::string& url, const std::string& text) {
 
 [[noreturn]] void refuse_long_list(const std::string& url) {
   throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
-                        "a list that ends", "more than " + std::to_string(kMaxPages) + " pages");
+                        "a list of at most " + std::to_string(kMaxPages) + " pages", "more");
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ namespace {
 
 [[noreturn]] void refuse_existing(const std::string& url) {
   throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL",
-                        "an object", "another program wrote it meanwhile, or an earlier run did");
+                        "an object", "another program or an earlier run wrote it");
 }
 
 [[noreturn]] void refuse_checksum(const std::string& url, std::string_view what,

@@ -228,7 +228,7 @@ void Spool::claim() {
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
     if (other.key == parse_url(url).path) continue;  // our own; a repeated request may make two
     throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
-                          "no claim of another program", "'" + printable(other.key) + "'",
+                          "no upload of another program", "'" + printable(other.key) + "'",
                           "another program writes here");
   }
 }

@@ -38,7 +38,7 @@ struct SpoolOptions {
 
 /// What the server keeps of an upload that was interrupted.
 struct LeftOnServer {
-  std::size_t num_objects = 0;          // objects that have appeared; the index is missing
+  std::size_t num_objects = 0;          // objects that have appeared at the URL
   std::uint64_t unfinished_nbytes = 0;  // of uploaded parts, which readers do not see
 };
 

@@ -60,7 +60,7 @@ class DestinationLayout {
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
   const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
-  /// Names of tensors whose values differ between ranks. They stay whole, too.
+  /// Names of tensors whose values differ between ranks. These tensors also stay whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 

@@ -55,7 +55,7 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   // A flat `model.embed.weight` may be a name of the model, or `embed.weight` of a dict `model`.
   if (!options.renames.empty()) return;
   report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
-              expected + " and then the model's own name",
+              expected + ", then the tensor's name in the model",
               "names that begin with '" + std::string(model) +
                   ".' only once; the files drop it, so names of Hugging Face need it twice");
 }
