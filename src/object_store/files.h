@@ -36,8 +36,8 @@ void set_bucket_endpoint(const std::string& path, const std::string& endpoint);
 /// signature. Returns the rest. Stores the query, so that requests for this URL still send it.
 std::string keep_query(const std::string& argument);
 
-/// Forgets what is known about a URL, the URLs below it and the folder that contains it, so that
-/// the next `open` asks the server again. Does nothing for local paths.
+/// Forgets what is known about a URL, the URLs below it, the folder that contains it and the other
+/// entries of this folder. The next `open` asks the server again. Does nothing for local paths.
 void forget(const std::string& path);
 
 /// Whether a path to write to is on an object store, `s3://BUCKET/KEY`. Throws: Error(unsupported)

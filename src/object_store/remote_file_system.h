@@ -44,7 +44,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   /// Adds `query`, which may be a secret, to all later requests for a URL of a web server.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
-  /// other entries of this folder.
+  /// other entries of this folder. Makes new servers, which read the user's settings again.
   void forget(const std::string& path);
 
  private:

@@ -27,8 +27,8 @@ struct LayoutRule {
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
 
-/// Returns the table name of a source tensor, which table plans use; nothing if the tensor is not a
-/// table. The name is made from the tensor's name at the destination.
+/// Returns the table name that table plans use for a source tensor, from the tensor's name at the
+/// destination. Returns nothing if that is not the name of a table's weight.
 std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
                                          const PlanOptions& options);
 

@@ -9,7 +9,7 @@
 
 namespace tessera::reshard {
 
-/// Counts, by kind, the changes to the moved entries: those of the destination's format (dict keys
+/// Counts, by kind, the changes that a move makes: those of the destination's format (dict keys
 /// that become text), of the source's reader (Simplification) and of a merge (order of keys).
 /// Returns only kinds that occur, in the order of FormatChange. `renamed_keys`: paths in the source
 /// of keys that a rename has made text; they are also in FormatChangeCount::by_rename.

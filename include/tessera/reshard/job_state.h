@@ -77,7 +77,7 @@ std::unique_ptr<formats::CheckpointWriter> memory_writer(formats::CheckpointCont
 
 /// What a load accepts beyond an exact fit (default: nothing).
 struct LoadPlanOptions {
-  Relaxation missing = Relaxation::refuse;     // names not in the checkpoint keep their values
+  Relaxation missing = Relaxation::refuse;     // missing and incomplete entries keep their values
   Relaxation unexpected = Relaxation::refuse;  // names that only the checkpoint has are skipped
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
@@ -98,7 +98,7 @@ struct LoadPlanOptions {
 /// unless torchrec's name itself is wanted.
 ///
 /// `problems` lists everything that does not fit: one part of a checkpoint (PartOfWhole), missing
-/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the needed elements,
+/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the wanted tensors,
 /// flat vectors without a layout. `problems` is the same on every rank, with one exception: if the
 /// columns of a table are cut differently (row_wise_per_shard), only the ranks that hold a shard of
 /// the table report this.
@@ -168,7 +168,7 @@ class RankSave {
   /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
   ///   process is writing there, or if an interrupted run left work to resume;
   /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
-  ///   checkpoint's, or if the base cannot serve this path (check_base);
+  ///   checkpoint's, or if this path cannot have this base (check_base), as a URL cannot;
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();

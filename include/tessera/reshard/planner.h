@@ -170,9 +170,9 @@ struct Plan {
 
 /// Plans a move of everything that is selected.
 ///
-/// A cast changes floating-point parameters, buffers, and state that follows their elements or
-/// rows. Tensors without dimensions and entries of `param_groups` are never cast (`Plan::uncast`).
-/// A cast of the codes or the scales of a quantized weight is a problem: codes are no numbers.
+/// A cast changes floating-point parameters and buffers, and state of the kinds pointwise and
+/// row_wise. All other tensors keep their dtype (`Plan::uncast`): tensors without dimensions,
+/// entries of `param_groups`, other state. A cast of quantized codes or their scales is a problem.
 ///
 /// Without a strategy:
 /// - with a table plan, everything except its tables is `replicated`;
