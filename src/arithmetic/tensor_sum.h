@@ -64,8 +64,8 @@ class TensorSum {
 
   /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
   /// A sum of finite numbers that is infinite or NaN counts as too large.
-  /// Throws: Error(mismatch) naming the tensor if a sum is too large for `to` and
-  /// CombineOptions::on_overflow is `refuse`; what readers throw.
+  /// Throws: as round_numbers, Error(mismatch) naming the tensor if a sum is too large for `to`;
+  /// what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:
