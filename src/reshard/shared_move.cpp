@@ -89,7 +89,7 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
                              .command = worker.command,
                              .beginning = beginning});
   const bool was_complete = work_.is_complete(share);
-  // If it was, another worker may have finished the move by now.
+  // If the share was complete, another worker may have finished the whole move.
   if (was_complete || !work_.is_begun()) return std::nullopt;
   const BlocksOfShare blocks =
       divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];

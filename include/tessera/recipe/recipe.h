@@ -97,7 +97,7 @@ struct RecipeReport {
 /// Applies a recipe to names and shapes, and proves it: each element of the source is placed, or
 /// dropped by a rule; each element of a target comes from one place; the inverse gives back the
 /// source. Reads no tensor.
-/// Throws: Error(mismatch) if a variable has no value; Error(unsupported) as open_transformed.
+/// Throws: Error(mismatch, invalid_argument) for variables; Error(unsupported) as open_transformed.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);
 
