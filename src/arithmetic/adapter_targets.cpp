@@ -31,7 +31,7 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
 }
 
 /// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
-/// names. Empty if no prefix fits all tensors that the adapter changes, or several prefixes do.
+/// names. Empty if none is needed, if none fits all changed tensors, or if several do.
 std::string AdapterTargets::find_prefix() const {
   const auto has_all = [&](const std::string& prefix) {
     return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {

@@ -23,7 +23,7 @@ class AdapterTargets {
                  const LoraAdapter& adapter, Accumulation accumulation);
 
   /// Adds the adapter's changes to the sums of the base's tensors. Adds to `replaced` the tensors
-  /// that the adapter replaces. Leaves out changes of tensors that are not selected.
+  /// that the adapter replaces. Leaves out changes of tensors that are AsInFirst.
   void add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced);
 
   const std::vector<formats::Finding>& problems() const { return problems_; }

@@ -296,7 +296,7 @@ class Combination {
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces
-  std::vector<std::string> preferred_;  // names for which a preference chose the source
+  std::vector<std::string> preferred_;  // names whose entries differ between sources
   std::vector<Finding> problems_;
   CombinationCounts counts_;
 };

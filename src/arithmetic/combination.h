@@ -33,8 +33,8 @@ bool can_hold(Accumulation accumulation, double weight);
 /// The dtype to which the combined tensors are rounded.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // they stay float64 until the move casts them; but tensors that a cast
-                    // never changes (is_never_cast) are rounded as by to_first_source
+  later,            // they stay float64 until the move casts them; but complex tensors, and those
+                    // that no cast changes (is_never_cast), are rounded as by to_first_source
 };
 
 /// How to combine.
@@ -42,7 +42,7 @@ struct CombineOptions {
   double divisor = 1.0;  // divides the sum, before adapters are added
   Accumulation accumulation = Accumulation::float64;
   Rounding rounding = Rounding::to_first_source;
-  /// How to treat sums that are too large for the dtype.
+  /// What to do with sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   /// From which source an entry is taken if it cannot be added up (integers, values) and differs
   /// between sources.

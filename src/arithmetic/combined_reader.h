@@ -17,7 +17,7 @@
 namespace tessera::arithmetic {
 
 /// Marks a tensor that is read from the first source, piece by piece: a tensor that the move does
-/// not select, or that is incomplete.
+/// not select, or that a source does not hold completely.
 struct AsInFirst {};
 
 /// Where the elements of a combined tensor come from.

@@ -51,8 +51,8 @@ std::optional<double> number_of(const Value& value) {
   return std::nullopt;
 }
 
-/// A number of each module, as an adapter's configuration states it: one for all modules, and
-/// others for modules whose names match a pattern.
+/// A numeric option with a value for each module, as an adapter's configuration states it: one
+/// value for all modules, and others for modules whose names match a pattern.
 class NumbersOfModules {
  public:
   /// Throws: Error(corruption) if `for_all` or `by_pattern`, members of `config`, have another

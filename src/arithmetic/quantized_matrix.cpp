@@ -90,7 +90,7 @@ void decode_pairs(const TensorReader& codes, const Wanted& wanted, std::span<flo
   }
 }
 
-/// Unpacks integer `index` of integers packed without gaps into words; `at(i)` returns word i.
+/// Returns one of the integers that are packed without gaps into words; `at(i)` returns word i.
 template <class Words>
 std::uint32_t packed_at(Words at, std::int64_t index, int bits) {
   const std::int64_t bit = index * bits;

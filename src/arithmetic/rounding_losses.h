@@ -26,8 +26,8 @@ class RoundingLosses {
   };
 
   /// Divides `range`, elements of a region of a tensor, into parts that an earlier call had and
-  /// parts that are new. Regions of one tensor must be equal or disjoint. If several threads read
-  /// one range together, each passes its own number as `share`.
+  /// parts that are new. Regions of one tensor must be equal or disjoint. If several threads each
+  /// read a share of one range, each passes its own number as `share`.
   std::vector<Part> take(const std::string& fqn, const Region& region, FlatRange range,
                          int share = 0);
 

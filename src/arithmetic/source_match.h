@@ -41,8 +41,8 @@ class SelectedEntries {
   Indices values_;
 };
 
-/// Lists what prevents a sum of the sources: optimizer state, names that some sources lack,
-/// different shapes or kinds of numbers, missing files. `entries` is parallel to `sources`.
+/// Lists what prevents a sum of the sources: optimizer state, quantized weights, names that some
+/// sources lack, different shapes or kinds of numbers, missing files. `entries[i]`: `sources[i]`.
 std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);

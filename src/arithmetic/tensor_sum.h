@@ -43,8 +43,8 @@ inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
 void read_region(const inspect::TensorReader& tensor, const Region& region, FlatRange window,
                  std::span<std::byte> out);
 
-/// How one tensor of a combination is made. Reads elements when it is asked for them. Uses at most
-/// about 16 MiB of memory for each call of `read`. Immutable while it is read, so thread-safe.
+/// Computes one tensor of a combination. Reads elements of the sources only in calls of `read`, and
+/// uses at most about 16 MiB of memory for each call. Immutable while it is read, so thread-safe.
 class TensorSum {
  public:
   TensorSum(TensorMeta meta, const CombineOptions& options)
@@ -52,7 +52,7 @@ class TensorSum {
 
   /// Adds the next term. Requires: the term has the shape of the sum.
   void add(SumTerm term) { terms_.push_back(std::move(term)); }
-  /// Adds a term that is added after the sum was divided by the divisor.
+  /// Adds a term that the divisor does not divide.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
   /// Replaces all terms and the divisor by the elements of another tensor. Keeps what adapters add.
@@ -64,8 +64,8 @@ class TensorSum {
 
   /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
   /// A sum of finite numbers that is infinite or NaN counts as too large.
-  /// Throws: Error(mismatch) naming the tensor if a sum is too large for `to` and
-  /// CombineOptions::on_overflow is `refuse`; what readers throw.
+  /// Throws: as round_numbers, Error(mismatch) naming the tensor if a sum is too large for `to`;
+  /// what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:

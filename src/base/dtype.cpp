@@ -42,13 +42,13 @@ constexpr std::array<DTypeFacts, kNumDTypes> kFacts{{
     {DType::float4_e2m1fn_x2, "float4_e2m1fn_x2", 1, real},
 }};
 
-constexpr bool facts_stand_at_their_codes() {
+constexpr bool facts_are_in_order_of_codes() {
   for (std::size_t i = 0; i < kFacts.size(); ++i) {
     if (static_cast<std::size_t>(kFacts[i].dtype) != i) return false;
   }
   return true;
 }
-static_assert(facts_stand_at_their_codes());
+static_assert(facts_are_in_order_of_codes());
 
 struct SecondName {
   std::string_view name;

@@ -26,9 +26,9 @@ enum class JsonStyle { compact, indented };
 /// express is written as an object with one `$` key: `{"$tuple":[…]}`, `{"$set":[…]}`,
 /// `{"$bytes":"<base64>"}`, `{"$float":"nan"|"inf"|"-inf"}`, `{"$float":"nan:<16 hex digits>"}` for
 /// any other NaN than Python's `float("nan")`, `{"$symbol":"torch.float32"}`,
-/// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always carry
-/// a point or an exponent and round-trip; BigInts are plain JSON numbers, or `{"$int":"<decimal>"}`
-/// above 300 digits. A string with invalid UTF-8 is written as `{"$str":"<base64>"}`.
+/// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always have
+/// a point or an exponent, and no digit is lost; BigInts are plain JSON numbers, or
+/// `{"$int":"<decimal>"}` above 300 digits. A string with invalid UTF-8 is `{"$str":"<base64>"}`.
 std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
 
 /// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` for a malformed

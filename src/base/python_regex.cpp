@@ -76,7 +76,7 @@ class Parser {
   Steps alternatives() {
     if (++depth_ > kMaxDepth) {
       refuse("a regular expression of at most " + std::to_string(kMaxDepth) +
-             " groups inside each other");
+             " levels of nested groups");
     }
     Steps steps = sequence();
     while (take('|')) {
@@ -226,7 +226,7 @@ class Parser {
     } else {
       return item;
     }
-    take('?');  // as few as possible: the same names match
+    take('?');  // a lazy repetition: the same names match
     Steps steps;
     for (std::size_t i = 0; i < min; ++i) append(steps, item);
     if (!max) {

@@ -15,7 +15,7 @@ namespace tessera::inspect {
 struct DiffOptions {
   /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
   /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
-  /// elements must be equal bit for bit.
+  /// elements must be equal bit for bit, or as numbers if their dtypes differ.
   std::optional<double> rtol{};
   /// The absolute tolerance in the formula at `rtol`.
   std::optional<double> atol{};
@@ -52,7 +52,7 @@ struct Difference {
     elements,  // the elements of a tensor differ
     value,     // the values differ
     type,      // a tensor on one side, a value on the other
-    refused,   // values that are not compared: one holds objects of classes, which are never read
+    refused,   // values that are not compared: one has objects of classes, which are never read
   };
   Kind kind;
   std::string name;

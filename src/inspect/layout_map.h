@@ -19,7 +19,7 @@ struct LayoutPattern {
     dimension,   // each piece is a range of one dimension (`dim`), and whole in the others
     flat,        // each piece is a range of the elements in row-major order
     boxes,       // anything else
-    incomplete,  // elements are in no piece, or in two different regions
+    incomplete,  // some elements are in no piece, or in two different regions
   } cut = Cut::empty;
   std::size_t dim = 0;
   std::int64_t num_shards = 0;    // different regions that are not empty

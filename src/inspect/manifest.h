@@ -67,7 +67,7 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
 
 /// Reads a manifest as text, or the JSON of `ckpt-inspect hash --json`. Lines may be in any order
 /// and end with LF or CRLF. The line `whole:` (or `part I/N FILES:`) is required, and its digest
-/// must match the entries. Otherwise a truncated manifest could look complete. Throws:
+/// must match the entries, because a truncated manifest could look complete. Throws:
 /// Error(corruption) naming `path` and the line.
 Manifest parse_manifest(std::string_view text, const std::string& path);
 

@@ -18,8 +18,8 @@
 namespace tessera::inspect::detail {
 
 /// Returns the number of elements per read if each thread has `num_buffers` buffers of that many
-/// elements. The number is a positive multiple of `multiple`, at most `max_numel` rounded up to a
-/// multiple.
+/// elements: as many as the options' memory allows, at most `max_numel`, rounded down to a multiple
+/// of `multiple`, but at least `multiple`.
 inline std::int64_t numel_per_read(const ScanOptions& options, int num_buffers,
                                    std::uint64_t itemsize, std::int64_t multiple,
                                    std::int64_t max_numel) {

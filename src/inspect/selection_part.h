@@ -10,8 +10,8 @@
 namespace tessera::inspect {
 
 /// Divides a selection into `num_parts` parts, one for each of several processes, and returns part
-/// `index`. Each name is in exactly one part. Tensors are divided by their bytes; an alias is in
-/// the part of its tensor; values are in part 0. Requires: `0 <= index < num_parts`.
+/// `index`. Each name is in one part. Tensors are divided by bytes; an alias is in the part of its
+/// tensor, or in part 0 if that is not selected; values are in part 0. Requires: a valid index.
 Selection part_of_selection(const formats::CheckpointContents& contents, const Selection& selection,
                             int index, int num_parts);
 

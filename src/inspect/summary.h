@@ -34,8 +34,8 @@ struct Selection {
   bool empty() const { return tensors.empty() && values.empty() && aliases.empty(); }
 };
 
-/// Returns the names that the patterns select. Throws: Error(invalid_argument) if a pattern matches
-/// nothing (the error suggests the most similar name), or if the patterns select no name.
+/// Returns the names that the patterns select. Throws: Error(invalid_argument) if a pattern, not an
+/// exclusion, matches nothing (the error suggests a similar name), or if no name is selected.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 

@@ -168,8 +168,8 @@ class CandidateList {
       const FlatRange narrowest = chunk_of(table_.columns, num_shards - 1, num_shards);
       return narrowest.numel() >= constraint_.min_columns;
     };
-    // One single shard is only tried if a constraint asks for this sharding and several shards are
-    // impossible.
+    // A single shard is tried only if a constraint asks for this sharding, and the table may use
+    // only one rank (or host).
     const int fewest_shards = is_asked_for(sharding) ? std::min(2, most_shards) : 2;
     for (int num_shards = fewest_shards; num_shards <= most_shards; ++num_shards) {
       const bool is_tried = num_shards <= kMostColumnShardsTriedSingly ||

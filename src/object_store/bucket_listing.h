@@ -18,8 +18,8 @@ struct Entry {
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
-/// Whether a file can have the name that a server gives for an entry: not empty, `.` or `..`, and
-/// without a slash or a zero byte. Another name could lead out of a folder.
+/// Whether a file can have the name that a server gives for an entry. Returns false for an empty
+/// name, `.`, `..`, and a name with a slash or a zero byte: these could lead out of a folder.
 bool is_entry_name(std::string_view name);
 
 /// One page of the list of a bucket's objects.
@@ -30,9 +30,9 @@ struct BucketPage {
 
 /// Parses the answer to S3's request ListObjectsV2 with the delimiter `/`. `prefix`: of the
 /// request; empty, or ends with a slash. Names of entries are relative to the prefix. Leaves out
-/// the placeholder object that some programs make for a folder, and keys that end in `.` or `..`,
-/// which no file can have as its name. Throws: Error(corruption) naming `where`, also for a name
-/// that is_entry_name refuses.
+/// the placeholder objects that some programs make for folders (their keys end with a slash), and
+/// entries with the name `.` or `..`. Throws: Error(corruption) naming `where`, also for names with
+/// a slash or a zero byte.
 BucketPage parse_bucket_page(std::string_view xml, const std::string& prefix,
                              const std::string& where);
 

@@ -17,8 +17,8 @@ Environment environment_of_process();
 /// The sections of an ini file such as `~/.aws/credentials`, each with its keys.
 using ProfileFile = std::map<std::string, std::map<std::string, std::string>>;
 
-/// Parses an ini file. Ignores nested settings (indented lines) and lines that are neither a
-/// section nor a setting.
+/// Parses an ini file. Ignores nested settings (indented lines), settings before the first section,
+/// and lines that are neither a section nor a setting.
 ProfileFile parse_profile_file(std::string_view text);
 
 /// How to reach S3: the settings in the user's environment variables and in AWS's two files.
@@ -31,8 +31,8 @@ struct S3Settings {
 
 /// Reads the environment variables of AWS (AWS_ACCESS_KEY_ID, …) and the profile AWS_PROFILE in
 /// AWS_SHARED_CREDENTIALS_FILE (`~/.aws/credentials`) and AWS_CONFIG_FILE (`~/.aws/config`).
-/// Variables take precedence over files. Throws: Error(invalid_argument) if there is no profile
-/// with the name in AWS_PROFILE, or if a key lacks its secret.
+/// Variables take precedence over files. Throws: Error(invalid_argument) if AWS_PROFILE names a
+/// profile that does not exist or lacks needed keys, or if only one of key ID and secret is set.
 S3Settings read_s3_settings(const Environment& environment);
 
 }  // namespace tessera::object_store

@@ -4,8 +4,8 @@
 
 namespace tessera::object_store {
 
-/// The part of libcurl's binary interface that Tessera uses; it has not changed since 2006. Because
-/// it is declared here, building needs no header of curl, and the library is loaded only when the
+/// The part of libcurl's binary interface that Tessera uses. libcurl has kept it compatible since
+/// 2006. Because it is declared here, no header of curl is needed, and libcurl is loaded when the
 /// first URL is opened (docs/decisions/0016-curl-loaded-on-the-first-url.md).
 /// `curl_library_test.cpp` compares the numbers with curl's header.
 namespace curl {
@@ -91,7 +91,7 @@ struct CurlLibrary {
   void (*slist_free_all)(curl::List*);
 
   /// Returns the library; loads `libcurl.so.4` at the first call. Throws: Error(unsupported) if it
-  /// is not installed.
+  /// is not installed, lacks a function, or cannot start.
   static const CurlLibrary& of_process();
 };
 

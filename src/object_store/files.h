@@ -16,28 +16,28 @@ FileSystem& files();
 /// returns 16, because threads mostly wait for the server.
 int default_num_threads();
 
-/// Returns the object at `path`; nothing if there is none.
+/// Returns what `path` names: a file, folder, link or other object; nothing if nothing is there.
 std::optional<NamedObject> find_name(const std::string& path);
 
-/// Returns a text that differs between versions of an object (its ETag or date); empty for a file
-/// of the operating system.
+/// Returns the size and the ETag (or date) of an object at a URL, as one text. Two versions of the
+/// object have different texts. Empty for a local file.
 std::string version_of(const ReadableFile& file);
 
-/// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the server
-/// that the environment variables name.
+/// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the user's
+/// AWS settings. Buckets that have a server of their own (set_bucket_endpoint) keep it.
 void set_endpoint(const std::string& url);
 
 /// Sets the server for all `s3://` paths in the bucket of `path`, `s3://BUCKET/…`. A later call
-/// replaces it. Does nothing for other paths. Throws: Error(invalid_argument) if `endpoint` is not
-/// a URL.
+/// replaces it. Does nothing if `path` is not an `s3://` URL. Throws: Error(invalid_argument) if
+/// `endpoint` is not a URL.
 void set_bucket_endpoint(const std::string& path, const std::string& endpoint);
 
 /// Removes the query from a web URL in a command-line argument, because the query may be a secret
 /// signature. Returns the rest. Stores the query, so that requests for this URL still send it.
 std::string keep_query(const std::string& argument);
 
-/// Forgets what is known about a URL and the URLs below it, so that the next `open` asks the server
-/// again. Does nothing for other paths.
+/// Forgets what is known about a URL, the URLs below it, the folder that contains it and the other
+/// entries of this folder. The next `open` asks the server again. Does nothing for local paths.
 void forget(const std::string& path);
 
 /// Whether a path to write to is on an object store, `s3://BUCKET/KEY`. Throws: Error(unsupported)

@@ -36,7 +36,7 @@ struct HttpResponse {
   bool is_success() const { return status >= 200 && status < 300; }
   /// Returns the value of a header; an empty text if the response has no such header.
   std::string header(const std::string& name) const;
-  /// Whether another attempt may succeed: the server is overloaded, or the connection was cut.
+  /// Whether another attempt may succeed, for example because the server was overloaded.
   bool may_succeed_later() const;
   /// Returns the failure in words, for a message: `status 503`, `connection refused`.
   std::string failure_in_words() const;
@@ -57,7 +57,7 @@ struct RetryPolicy {
   std::chrono::milliseconds max_wait{10'000};
   std::chrono::seconds deadline{120};  // since the first attempt, or the last byte that arrived
 
-  /// Returns the default policy, with `max_attempts` from AWS_MAX_ATTEMPTS if that is set.
+  /// Returns the default policy. `max_attempts` is AWS_MAX_ATTEMPTS if that is set (1 to 100).
   static RetryPolicy of_process();
 };
 
@@ -69,7 +69,7 @@ class Retries {
   /// If the request may be tried again, waits and returns true. Returns false if it has failed for
   /// good. A server can ask for a longer wait (Retry-After).
   bool wait_after(const HttpResponse& response);
-  /// Resets the number of attempts and the deadline. Call it when bytes have arrived.
+  /// Call it when bytes have arrived: restarts both limits, but does not reset num_attempts().
   void note_progress();
   int num_attempts() const { return num_attempts_; }
 

@@ -14,7 +14,7 @@ namespace tessera::object_store {
 class HttpServer final : public Server {
  public:
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Adds `query` (`?…`) to all later requests for a URL.
+  /// Adds a question mark and `query` to the URL in all later requests for it.
   void keep_query(const std::string& url, const std::string& query);
 
  private:
@@ -26,10 +26,10 @@ class HttpServer final : public Server {
   std::map<std::string, std::string> queries_;  // key: URL; queries may be secrets
 };
 
-/// A model on Hugging Face's hub, as a folder: `hf://OWNER/NAME[@REVISION]`, or
+/// Models on Hugging Face's hub, each as a folder: `hf://OWNER/NAME[@REVISION]`, or
 /// `https://huggingface.co/OWNER/NAME/resolve/REVISION`. A branch or tag is resolved to a commit
-/// once, so that all reads are of the same commit. HF_ENDPOINT names another hub; HF_TOKEN reads
-/// private models.
+/// once, so that all reads are of the same commit. HF_ENDPOINT sets another hub. Private models
+/// need a token, in HF_TOKEN or in the file `token` of the folder HF_HOME.
 class HubServer final : public Server {
  public:
   /// Whether the hub serves a URL.

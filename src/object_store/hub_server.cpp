@@ -40,7 +40,7 @@ const std::string* text_in(const Value& object, std::string_view key) {
   return found == nullptr ? nullptr : found->get_if<std::string>();
 }
 
-/// Returns the URL of the next page: `Link: <https://…>; rel="next"`.
+/// Returns the URL in `Link: <https://…>; rel="next"`; an empty text on the last page.
 std::string next_page(const HttpResponse& response) {
   const std::string link = response.header("link");
   const std::size_t end = link.find(">; rel=\"next\"");
@@ -180,7 +180,7 @@ Error HubServer::error_for(const std::string& url, const HttpResponse& response)
                          "a model that can be read", response.failure_in_words(),
                          token().empty()
                              ? "check the name; for a private or gated model, set HF_TOKEN"
-                             : "check the name; has the token (HF_TOKEN) access to the model?");
+                             : "check the name; does the token (HF_TOKEN) give access to it?");
 }
 
 }  // namespace tessera::object_store

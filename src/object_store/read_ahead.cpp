@@ -6,8 +6,8 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxStreams = 32;  // at least the number of threads that read
-/// A read still continues a stream after a gap of this size: between two tensors there can be
-/// padding, or small tensors that are not read.
+/// A read still continues a stream after a gap of at most this size: between two tensors there can
+/// be padding, or small tensors that are not read.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{1} << 20;
 /// A read still continues a stream if it begins at most this far before the end of the last read:
 /// several threads that read one stream do not read in order.
@@ -36,7 +36,7 @@ std::optional<ByteRange> StreamFinder::note(ByteRange read, std::uint64_t file_n
   if (nbytes_so_far < sizes_.begin_ahead_nbytes) return ByteRange{read.end, read.end};
   const std::uint64_t wanted = std::min(nbytes_so_far, sizes_.ahead_nbytes);
   const std::uint64_t end = std::min(file_nbytes, stream->next + wanted);
-  // Read ahead only whole windows, so that there are few requests.
+  // Few requests: read ahead at least a window (or `wanted` if less), or up to the file's end.
   const bool is_worth_it =
       end == file_nbytes || end >= stream->ahead_end + std::min(wanted, sizes_.window_nbytes);
   if (end <= stream->ahead_end || !is_worth_it) return ByteRange{read.end, read.end};

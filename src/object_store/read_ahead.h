@@ -17,7 +17,7 @@ namespace tessera::object_store {
 /// megabytes.
 struct ReadAheadSizes {
   std::uint64_t small_nbytes = std::uint64_t{1} << 20;   // smaller reads are served from a window
-  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // files up to this size are one window
+  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // up to here, the rest of a file is read
   std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of the window of a small read
   std::uint64_t window_nbytes = std::uint64_t{8}
                                 << 20;  // of windows read ahead, and of the parts of large reads
@@ -41,7 +41,7 @@ class StreamFinder {
  private:
   struct Stream {
     std::uint64_t first = 0;      // where the stream began
-    std::uint64_t next = 0;       // where the last read of the stream ended
+    std::uint64_t next = 0;       // the greatest end of its reads
     std::uint64_t ahead_end = 0;  // the end of the bytes that were read ahead
     std::uint64_t age = 0;
   };

@@ -16,8 +16,8 @@ namespace tessera::object_store {
 /// One version of an object, open for reading.
 ///
 /// Small reads are served from windows (ranges in memory), so that several reads share a request.
-/// Large reads go directly into the caller's memory, in parts that are requested in parallel. If
-/// reads follow each other, the windows after them are fetched in the background.
+/// Large reads go directly into the caller's memory; the largest are split into parallel requests.
+/// If reads follow each other, the next windows are fetched in the background.
 class RemoteFile final : public ReadableFile {
  public:
   /// Requires: `server` outlives the file.

@@ -91,7 +91,7 @@ void RemoteFileSystem::set_bucket_endpoint(const std::string& url, const std::st
   std::erase_if(objects_, is_in_bucket);
 }
 
-/// Makes the next use of S3 read the user's settings again. `mutex_` is held.
+/// Makes the next use of S3 read the user's settings again. Requires: the caller holds `mutex_`.
 void RemoteFileSystem::retire_s3_servers() {
   for (auto& [endpoint, server] : s3_) old_servers_.push_back(std::move(server));
   s3_.clear();
@@ -123,8 +123,8 @@ RemoteFileSystem::Folder RemoteFileSystem::known_folder(const std::string& url) 
   return found == folders_.end() ? nullptr : found->second;
 }
 
-/// Returns the content of a folder. Asks the server if it is not known yet. For a server that
-/// cannot list folders, returns the objects that were found before.
+/// Returns the entries of a folder. Asks the server if they are not known yet. If the server cannot
+/// list folders, returns the objects in the folder that were found before.
 RemoteFileSystem::Folder RemoteFileSystem::folder(const std::string& url) const {
   if (Folder known = known_folder(url)) return known;
   auto entries = server_of(url).list(url);
@@ -153,7 +153,7 @@ std::optional<FoundObject> RemoteFileSystem::object(const std::string& url) cons
   return objects_.emplace(url, std::move(found)).first->second;
 }
 
-/// Returns the entry of a URL in the list of its parent folder; nothing if the parent has not been
+/// Returns what the list of the parent folder says about a URL; nothing if the parent has not been
 /// listed.
 std::optional<RemoteFileSystem::Known> RemoteFileSystem::look_in_parent(
     const std::string& url) const {

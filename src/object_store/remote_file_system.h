@@ -35,7 +35,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   /// Returns the server for a URL `s3://…`. It lives as long as this object.
   S3Server& s3(const std::string& url) const;
   /// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the
-  /// server that the environment variables name.
+  /// user's AWS settings. Buckets with a server of their own (set_bucket_endpoint) keep it.
   void set_endpoint(const std::string& url);
   /// Sets the server for the bucket of a URL `s3://BUCKET/…`. Other buckets keep theirs. Forgets
   /// what is known about the bucket if its server changes. Throws: Error(invalid_argument) if
@@ -44,7 +44,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   /// Adds `query`, which may be a secret, to all later requests for a URL of a web server.
   void keep_query(const std::string& url, const std::string& query);
   /// Forgets what is known about a path, the paths below it, the folder that contains it, and the
-  /// other entries of this folder.
+  /// other entries of this folder. Makes new servers, which read the user's settings again.
   void forget(const std::string& path);
 
  private:

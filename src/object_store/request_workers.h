@@ -25,8 +25,8 @@ class RequestWorkers {
   RequestWorkers(const RequestWorkers&) = delete;
   RequestWorkers& operator=(const RequestWorkers&) = delete;
 
-  /// Runs `task`, which must not throw, on a worker. In a child of fork(), which has no workers,
-  /// runs it at once.
+  /// Runs `task`, which must not throw, on a worker. Runs it in this thread if no thread can be
+  /// started, or in the child of a fork() after the first call (the child has no workers).
   void run(Turn turn, std::function<void()> task);
 
  private:

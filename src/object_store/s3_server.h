@@ -22,7 +22,7 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. It is signed, but a body that is sent over HTTPS is not.
+  /// A request other than a plain read. With credentials it is signed, but its body not over HTTPS.
   struct Call {
     /// Whether the request is about an object or its bucket. The URL names the object in both
     /// cases.
@@ -46,7 +46,7 @@ class S3Server final : public Server {
     std::string error_code() const;
   };
 
-  /// Whether the server is Amazon S3 itself, which supports every request and header of S3.
+  /// Whether no endpoint is set: Amazon S3 itself, which supports every request and header of S3.
   bool is_amazon() const { return settings_.endpoint.empty(); }
   /// Whether the server checks bodies by the header `x-amz-checksum-crc32`.
   enum class Crc32Support { unknown, yes, no };

@@ -73,7 +73,7 @@ int part_number_in(const std::string& url, const std::string& text) {
 
 [[noreturn]] void refuse_long_list(const std::string& url) {
   throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
-                        "a list that ends", "more than " + std::to_string(kMaxPages) + " pages");
+                        "a list of at most " + std::to_string(kMaxPages) + " pages", "more");
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ namespace {
 
 [[noreturn]] void refuse_existing(const std::string& url) {
   throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", "no object at this URL",
-                        "an object", "another program wrote it meanwhile, or an earlier run did");
+                        "an object", "another program or an earlier run wrote it");
 }
 
 [[noreturn]] void refuse_checksum(const std::string& url, std::string_view what,
@@ -174,7 +174,7 @@ class S3Uploads::Body {
   std::optional<Md5> md5_;
 };
 
-/// Chooses the checksums of a request. `check_of_upload`: of the upload whose part is sent.
+/// Chooses the checksums of a request. `check_of_upload`: for a part; nothing for a whole object.
 S3Uploads::Checks S3Uploads::checks_for(std::optional<BodyCheck> check_of_upload) const {
   const Support support = server_.crc32_support();
   if (!check_of_upload) return {.md5 = support != Support::yes, .crc32 = support != Support::no};
@@ -190,7 +190,7 @@ void S3Uploads::note_crc32(const Checks& checks, const Answer& answer) {
 }
 
 /// Sends bytes with checksums. Sends them again if the answer shows that they were damaged, or not
-/// checked. Returns the last answer, whatever its status.
+/// checked. Returns the last answer, whatever its status. Throws when they are damaged 3 times.
 Answer S3Uploads::send_body(const std::string& url, Call call, Body& body, std::string_view what,
                             Existing existing, std::optional<BodyCheck> check_of_upload) {
   call.body = body.bytes();

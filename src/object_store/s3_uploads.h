@@ -39,11 +39,11 @@ std::optional<UploadedPart> listed_part(const UploadedPart& listed,
                                         std::span<const std::byte> bytes);
 
 /// Writes objects with the requests of S3, each with a checksum of its body. If an answer is lost,
-/// the request is repeated without harm. Thread-safe. Throws: Error(io) naming the URL if a request
-/// fails for good; Error(already_exists) for an object that must not exist.
+/// the request is repeated without harm. Thread-safe. Throws: Error(io or not_found) naming the URL
+/// if a request fails for good; Error(already_exists) for an object that must not exist.
 ///
-/// The checksum is a CRC-32 if the server shows that it checks this (it repeats the value in its
-/// answer), and an MD5 digest otherwise.
+/// The checksum is a CRC-32 if the server checks it (it then repeats the value in its answer), and
+/// an MD5 digest otherwise. As long as that is not known, `put` sends both.
 class S3Uploads {
  public:
   /// Requires: `server` outlives this.
@@ -66,10 +66,10 @@ class S3Uploads {
                          const std::vector<UploadedPart>& parts, Existing existing);
   /// Removes an unfinished upload and its parts. Does nothing if there is no such upload.
   void abort(const std::string& url, const std::string& id);
-  /// Returns the parts of an unfinished upload, without UploadedPart::crc32.
+  /// Returns the parts of an unfinished upload, without UploadedPart::crc32; none if it is gone.
   ListedParts list_parts(const std::string& url, const std::string& id);
-  /// Returns the unfinished uploads whose keys begin with the key of `url`, oldest first. May
-  /// return none on servers that cannot search by prefix: MinIO only finds whole keys.
+  /// Returns the unfinished uploads whose keys begin with the key of `url`. Returns fewer, or none,
+  /// if the server refuses the list or cannot search by prefix: MinIO only finds whole keys.
   std::vector<UnfinishedUpload> list_unfinished(const std::string& url);
   /// Removes an object. Does nothing if there is none.
   void remove(const std::string& url);

@@ -66,8 +66,8 @@ class Server {
   }
   /// Returns the error for an answer with an error status.
   virtual Error error_for(const std::string& url, const HttpResponse& response) = 0;
-  /// Whether an answer means that there is no object. If the user may read objects but not list
-  /// them, S3 answers "forbidden" (403) also for objects that do not exist.
+  /// Whether an answer means that there is no object: 404, 410; after `find` found one, also 401
+  /// and 403. S3 answers 403 for missing objects if the user may read objects but not list them.
   bool is_missing(const HttpResponse& response) const;
   /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;

@@ -41,7 +41,7 @@ std::string canonical_query(std::vector<std::pair<std::string, std::string>> que
 std::string authorization(const RequestToSign& request, const Credentials& credentials,
                           const SigningScope& scope, std::string_view payload_sha256);
 
-/// The SHA-256 of a request without a body.
+/// The SHA-256 of an empty body.
 inline constexpr std::string_view kEmptySha256 =
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 

@@ -108,7 +108,7 @@ std::string Spool::url_of(const std::string& staged_path) const {
   return parent_url_ + rest.substr(0, suffix) + rest.substr(slash);
 }
 
-/// Returns the path of a file relative to the destination; empty for a single file.
+/// Returns the path of a file relative to the destination folder; empty if it is not in it.
 std::string Spool::name_of(const SpooledFile& file) const {
   if (!file.url().starts_with(options_.url + "/")) return {};
   return file.url().substr(options_.url.size() + 1);
@@ -201,8 +201,8 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
   return files;
 }
 
-/// Makes sure that no other move completes a checkpoint at the destination until the uploads of
-/// this one have ended.
+/// Throws if another program is uploading a checkpoint to the destination. Does nothing on Amazon
+/// S3, which refuses to replace objects by itself.
 ///
 /// Each writer begins an upload below the destination, its claim, and then lists the claims there.
 /// Readers do not see such uploads. If two writers overlap, at least the one that begins later sees
@@ -228,12 +228,12 @@ void Spool::claim() {
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
     if (other.key == parse_url(url).path) continue;  // our own; a repeated request may make two
     throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
-                          "no claim of another program", "'" + printable(other.key) + "'",
+                          "no upload of another program", "'" + printable(other.key) + "'",
                           "another program writes here");
   }
 }
 
-/// Throws if an object at the destination is new or has changed since the constructor.
+/// Throws if the objects at the destination are no longer those of SpoolOptions::replaced.
 void Spool::require_replaced_unchanged() const {
   const StoredObjects now = list_objects(options_.url);
   const auto in_words = [](const StoredObjects& objects, const std::string& name) {
@@ -320,7 +320,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
   if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
-  if (path == path_ && is_folder) require_no_objects_of_others();  // during the upload
+  if (path == path_ && is_folder) require_no_objects_of_others();  // again, after the upload
   std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed
   {
     const std::scoped_lock lock(mutex_);

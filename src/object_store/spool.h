@@ -24,7 +24,7 @@ namespace tessera::object_store {
 struct SpoolOptions {
   std::string url;             // of the destination
   std::string staging_suffix;  // of the local path at which writers work
-  /// The objects at the URL that are to be replaced. Empty: the upload fails if an object with
+  /// The objects at the URL that are to be replaced. If not set, the upload fails if an object with
   /// other bytes exists there.
   std::optional<StoredObjects> replaced{};
   /// Returns whether a file, given by its path relative to the destination, is an index. Without
@@ -38,14 +38,14 @@ struct SpoolOptions {
 
 /// What the server keeps of an upload that was interrupted.
 struct LeftOnServer {
-  std::size_t num_objects = 0;          // objects that have appeared; the index is missing
+  std::size_t num_objects = 0;          // objects that have appeared at the URL
   std::uint64_t unfinished_nbytes = 0;  // of uploaded parts, which readers do not see
 };
 
 /// The local folder in which a checkpoint is written before it is at a URL (the spool).
 ///
-/// To a writer this is a local file system: it stages a checkpoint at `<path()><suffix>`, and then
-/// renames it to `path()`. While the files are written, they are uploaded part by part, and readers
+/// A writer uses it like a local file system: it stages a checkpoint at `<path()><suffix>`, then
+/// renames that to `path()`. While the files are written, they are uploaded in parts, and readers
 /// do not see these uploads. The rename completes the uploads, the index last. From then on, the
 /// checkpoint is at the URL, and the local folder is empty.
 ///
@@ -62,7 +62,7 @@ class Spool final : public ForwardingFileSystem {
 
   /// Returns the local path of the destination.
   const std::string& path() const { return path_; }
-  /// Ends the uploads, and removes their parts from the server. Throws: Error(io).
+  /// Ends the unfinished uploads, and removes their parts from the server. Throws: Error(io).
   void abort();
   /// Ends the uploads, and leaves the uploaded parts on the server for a run that resumes.
   LeftOnServer keep();
@@ -105,7 +105,7 @@ class Spool final : public ForwardingFileSystem {
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   bool is_claimed_ = false;
   StoredObjects published_;  // objects that have appeared, by URL
-  UploadWorkers workers_;    // ends first
+  UploadWorkers workers_;    // destroyed first: its tasks use the other members
 };
 
 }  // namespace tessera::object_store

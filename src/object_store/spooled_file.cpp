@@ -71,7 +71,7 @@ ByteRange SpooledFile::range_of(std::size_t part) const {
   return {std::min(begin, nbytes_), std::min(begin + part_nbytes_, nbytes_)};
 }
 
-/// Sets the size of the parts at the first call, and their number. Throws if they are too many.
+/// Sets the number of parts; the first call also sets their size. Throws if they are too many.
 void SpooledFile::fix_part_nbytes() {
   if (part_nbytes_ == 0) part_nbytes_ = PartSizes::of_file(nbytes_, min_part_nbytes_);
   const std::uint64_t max_nbytes = part_nbytes_ * PartSizes::kMaxParts;

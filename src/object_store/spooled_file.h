@@ -25,7 +25,7 @@ struct PartSizes {
   static constexpr std::uint64_t kMinNbytesOfGrowing = std::uint64_t{16} << 20;
   static constexpr std::uint64_t kMaxParts = 10'000;
 
-  /// Returns the size of the parts of a file: 8 MiB, or more MiB for a file of over 78 GiB.
+  /// Returns the size of a file's parts: `min_nbytes`, or more if that gives over 10,000 parts.
   static std::uint64_t of_file(std::uint64_t nbytes, std::uint64_t min_nbytes = kMinNbytes);
 };
 
@@ -44,9 +44,9 @@ class WrittenRanges {
 ///
 /// A part is complete once all of its bytes have been written, or the file was synced. The first
 /// part is uploaded last, because some formats write their header last. A part that is written
-/// again after its upload is uploaded again. The disk space of an uploaded part is freed when the
-/// part is no longer read or written: after the sync, or immediately if the format writes each byte
-/// only once.
+/// again after its upload is uploaded again. The disk space of an uploaded part (not of the first)
+/// is freed when the part is no longer read or written: after the sync, or immediately if the
+/// format writes each byte only once.
 class SpooledFile {
  public:
   /// When the disk space of an uploaded part is freed.
@@ -77,8 +77,8 @@ class SpooledFile {
   /// Declares all bytes final; bytes that were never written are zero. Returns the parts that can
   /// be uploaded, as write_at does.
   std::vector<Work> sync();
-  /// Returns the first part, and all other parts that have not been uploaded. Requires: `sync` was
-  /// called.
+  /// Returns the first part, and all parts that were never returned, or were written again since.
+  /// Requires: `sync` was called.
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 

@@ -14,7 +14,7 @@ namespace tessera::object_store {
 using StoredObjects = std::map<std::string, ObjectVersion>;
 
 /// Returns the object at a URL `s3://…`. If there is none, returns all objects in the folder of
-/// that name, and in the folders in it. Always asks the server.
+/// that name, and in the folders in it, at most 8 levels deep. Always asks the server.
 StoredObjects list_objects(const std::string& url);
 
 /// Removes each object of `objects`, in the folder `url`, if `is_removed` is true for its name.
@@ -25,9 +25,9 @@ void remove_objects(const std::string& url, const StoredObjects& objects,
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
                  Existing existing);
 
-/// Whether find_unfinished removes the uploads that it finds.
+/// Whether find_unfinished only counts the uploads, or also aborts them.
 enum class Unfinished { count, remove };
-/// Returns the number of unfinished uploads at a URL, and in the folder of that name.
+/// Returns the number of unfinished uploads to the object `url` and to all objects under `url/`.
 int find_unfinished(const std::string& url, Unfinished action);
 
 }  // namespace tessera::object_store

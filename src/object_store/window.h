@@ -41,7 +41,7 @@ class Window {
   /// Waits for the bytes. Returns nothing if the window was dropped, or, in a child of fork(), if
   /// no thread of this process fetches it. Throws what `fetch` threw.
   Bytes wait() const;
-  /// Counts bytes that were read from the window. Returns whether all have been read.
+  /// Counts bytes that were read from the window. Returns whether they are as many as it has.
   bool note_read(std::uint64_t nbytes);
   /// Frees the bytes and returns true. If they are being fetched, does nothing and returns false.
   bool drop();

@@ -107,7 +107,7 @@ class Proof {
   }
 
   /// Counts the source elements that are in new tensors or merged with others. Adds a note for each
-  /// source tensor with elements that are in no new tensor.
+  /// source tensor that loses elements, unless the whole tensor is dropped or merged.
   void check_placed(const Transformation& made) {
     const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
     std::set<std::uint32_t> merged;

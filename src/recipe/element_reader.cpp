@@ -238,7 +238,7 @@ ElementReader::ElementReader(const formats::TensorSource& source, std::string pa
   }
 }
 
-/// One call of `read`: the source tensor, and the buffer to fill.
+/// One block in a call of `read`: its source tensor, and the buffer to fill.
 struct ElementReader::Work {
   std::size_t tensor;  // index in the source, or kConstant
   double added;

@@ -43,7 +43,7 @@ class IndexedBlocks {
 };
 
 /// Reads elements of the tensors that a recipe makes ([Note: Blocks] in block_tensor.h) from the
-/// pieces of the source. Uses at most `kScratchNbytes` of memory for each thread that reads.
+/// pieces of the source. Uses at most 2 * `kScratchNbytes` of memory for each thread that reads.
 /// Thread-safe. Keeps a reference to `source`.
 class ElementReader {
  public:

@@ -34,7 +34,7 @@ class Variables {
             std::map<std::string, std::int64_t> given, Value config, std::string config_path);
 
   /// Returns the value of an expression. A quotient must be whole.
-  /// Throws: Error(mismatch) naming the place in the recipe and the variable.
+  /// Throws: Error(mismatch), or Error(corruption) for a cycle, naming the place or the variable.
   std::int64_t evaluate(const Expression& expression);
 
  private:

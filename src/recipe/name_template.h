@@ -66,14 +66,14 @@ class NameTemplate {
   /// several times, returns the first spelling that says the kind (`{p:gate|up}`, not `{p}`).
   const Capture* find(std::string_view name) const;
 
-  /// Returns a copy of this template in which the capture with the name of `of` has the kind of
-  /// `of`. Requires: the template has this capture.
+  /// Returns a copy of this template in which captures with the name of `of` get the kind of `of`,
+  /// if they are spelled without a kind (`{p}`).
   NameTemplate with_kind(const Capture& of) const;
   /// Returns a copy of this template in which word number `word` replaces the capture `name`.
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
-  /// Returns a problem if a name could match in two ways: nothing separates two captures, or a
-  /// capture that is not a number occurs twice.
+  /// Returns a problem if it is unclear where a capture ends, if a capture that is not a number
+  /// occurs twice, or if there are too many captures of text.
   std::optional<Problem> ambiguity() const;
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text

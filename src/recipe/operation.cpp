@@ -244,7 +244,7 @@ Stream stacked(Stream stream, const Stack& op) {
   for (auto& [key, tensor] : stream.tensors) {
     std::vector<std::int64_t> rest = key;
     rest.erase(rest.begin() + place);
-    std::vector<BlockTensor>& group = groups[rest];  // sorted by the captured number, as `keys` is
+    std::vector<BlockTensor>& group = groups[rest];  // the keys are sorted, so numbers ascend
     if (key[static_cast<std::size_t>(place)] != std::ssize(group)) {
       throw ShapeProblem("{" + op.capture + "} from 0 without a gap",
                          std::to_string(key[static_cast<std::size_t>(place)]) + " in place of " +

@@ -386,8 +386,8 @@ void check_names(const RecipeJson& json, const Rule& rule) {
   }
 }
 
-/// Checks the captures that only one side has. They must be numbers. The operations must stack each
-/// capture that only `from` has once, and unstack each capture that only `to` has once.
+/// Checks the captures that only one side has. They must be numbers. The operations must stack once
+/// each capture that only `from` has, and unstack once each capture that only `to` has.
 void check_stacks(const RecipeJson& json, const Rule& rule) {
   std::set<std::string> live(rule.from.front().captures().begin(),
                              rule.from.front().captures().end());

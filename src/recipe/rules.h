@@ -72,7 +72,7 @@ class RecipeAccess {
 
 /// Evaluates all numbers of a recipe, and returns its rules, or the inverse rules if the options
 /// ask for them.
-/// Throws: Error(mismatch) naming the rule.
+/// Throws: Error(mismatch) naming the rule; Error(invalid_argument) for an unknown variable.
 Rules rules_of(const Recipe& recipe, const RecipeOptions& options);
 
 /// Returns the rules of the inverse. Throws: Error(mismatch) naming a rule that has no inverse.

@@ -131,7 +131,7 @@ class Transformer {
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
   std::vector<std::optional<std::size_t>> rule_of_input_;
-  // New names of each tensor, by index; no names if it is dropped.
+  // Becomes Transformation::targets_of.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
   /// The targets made from aliases: their names, each with the index of the alias's tensor.

@@ -44,8 +44,8 @@ struct Transformation {
   std::uint64_t num_dropped_elements = 0;  // elements of dropped tensors, slices and paddings
   /// By old name; only tensors whose names change.
   std::unordered_map<std::string, std::vector<std::string>> new_names;
-  /// For each parameter, by its index in the source: the names of the parameters made from it; no
-  /// name if it is dropped. The whole map is empty if the checkpoint has no optimizer.
+  /// For each tensor that a rule names or that is renamed, by its index in the source: the names of
+  /// the tensors made from it; none if it is dropped. Empty if the checkpoint has no optimizer.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
 };
 

@@ -198,7 +198,7 @@ class TransformedReader final : public formats::DerivedReader {
   void check(const Condition& condition, std::size_t tensor_index) const;
 
   std::string recipe_path_;
-  Transformation made_;          // without the elements of its targets, which are in pieces_
+  Transformation made_;          // without what pieces_ and conditions_ have
   std::vector<Finding> losses_;  // empty after take_rest()
   ElementReader elements_;
   GroupNames groups_;

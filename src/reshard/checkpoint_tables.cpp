@@ -42,7 +42,7 @@ std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& cont
     const auto [known, is_new] = fqn_of_table.emplace(*name, meta.fqn);
     if (!is_new) {
       throw Error::expected(ErrorKind::mismatch, {path, meta.fqn, {}}, "table " + *name,
-                            "one tensor of that name", printable(known->second) + " too",
+                            "one tensor of that name", "also " + printable(known->second),
                             "use patterns to select the tables of one collection");
     }
     table_of_tensor[t] = tables.size();

@@ -19,7 +19,7 @@ using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// Returns the world size that the options name; 0 if they leave it to the strategy.
+/// Returns the world size of the options, else of the source; 0 if `hybrid:AxB` sets it.
 int wanted_world_size(const CheckpointContents& source, const PlanOptions& options) {
   int wanted = options.world_size;
   if (options.table_plan) {
@@ -130,9 +130,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
 }
 
-/// Returns whether a tensor stays whole on all ranks. It does if the source does not cut it (as
-/// with a buffer), if ranks have different values of it, or if its name has the prefix of tensors
-/// that the format keeps whole. A tensor that has one row and is on one rank may be cut.
+/// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
+/// name has the format's prefix of uncut tensors, or if the source cuts other tensors but not this
+/// one (as with a buffer). Vectors of numbered state, and single rows on some ranks, may be cut.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {

@@ -27,8 +27,8 @@ struct LayoutRule {
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
 
-/// Returns the table name of a source tensor, which table plans use; nothing if the tensor is not a
-/// table. The name is made from the tensor's name at the destination.
+/// Returns the table name that table plans use for a source tensor, from the tensor's name at the
+/// destination. Returns nothing if that is not the name of a table's weight.
 std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
                                          const PlanOptions& options);
 
@@ -40,7 +40,7 @@ class DestinationLayout {
   DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
                     const LayoutRule& rule, std::span<const FlatUnit> units);
 
-  /// Says whether all tensors keep their pieces, except tensors that get a new form.
+  /// Says whether all tensors keep their pieces, except row-wise state that is merged or repeated.
   bool keeps_pieces() const { return !rule_.strategy; }
 
   /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
@@ -60,12 +60,12 @@ class DestinationLayout {
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
   const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
-  /// Names of tensors whose values differ between ranks. They stay whole, too.
+  /// Names of tensors whose values differ between ranks. These tensors also stay whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 
-/// Returns the pieces of a source tensor as shards. Of several replicas, returns only one, on the
-/// first rank that has it.
+/// Returns the pieces of a source tensor as shards, without empty ones. Of several replicas,
+/// returns the one on the lowest rank. A tensor without elements gets one shard, on rank 0.
 std::vector<Shard> kept_shards(const formats::TensorEntry& tensor);
 
 /// Replaces each flat range among the pieces by boxes, for formats that store only boxes.

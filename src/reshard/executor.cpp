@@ -142,7 +142,7 @@ class Execution {
     bool is_replica;  // only if its elements change: see find_replicas
   };
 
-  /// Adds the blocks of a piece. To be called for all pieces, in their order.
+  /// Adds the blocks of a piece. Call it for all pieces, in their order.
   void add_blocks(std::size_t piece, std::int64_t num_blocks) {
     if (num_blocks != 1 && first_blocks_.empty()) {
       first_blocks_.resize(piece + 1);

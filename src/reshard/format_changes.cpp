@@ -24,7 +24,7 @@ using formats::Simplification;
 using Counts = std::map<FormatChange, std::size_t>;
 using Names = std::map<FormatChange, std::set<std::string>>;
 
-/// Calls `visit(key path)` for every entry that has a path.
+/// Calls `visit(key path)` for every tensor, value and alias. The path may be empty.
 template <class Visit>
 void for_each_path(const CheckpointContents& contents, const Visit& visit) {
   for (const auto& tensor : contents.tensors) visit(tensor.key_path);

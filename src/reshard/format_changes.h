@@ -9,10 +9,10 @@
 
 namespace tessera::reshard {
 
-/// Counts the changes that the destination's format makes to the moved entries, such as dict keys
-/// that become text. Also counts the changes that a merge of sources has made. Leaves out what the
-/// user asked for, and kinds of change that do not happen. The order is that of FormatChange.
-/// `renamed_keys` are paths in the source; each leads to a key that a rename has made text.
+/// Counts, by kind, the changes that a move makes: those of the destination's format (dict keys
+/// that become text), of the source's reader (Simplification) and of a merge (order of keys).
+/// Returns only kinds that occur, in the order of FormatChange. `renamed_keys`: paths in the source
+/// of keys that a rename has made text; they are also in FormatChangeCount::by_rename.
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
                                                     const formats::CheckpointContents& source,
                                                     const MovedSelection& selection,

@@ -40,7 +40,7 @@ struct JournaledOptions {
   bool as_is = false;          // take one part of a checkpoint as it is
 };
 
-/// Returns a digest of the names, shapes and pieces of a checkpoint's tensors.
+/// Returns a digest of a checkpoint's world size and of its tensors' names, shapes and pieces.
 std::string layout_digest(const formats::CheckpointContents& contents);
 
 /// Returns the options as members of a journal's ResumeIdentity. A file is represented by the

@@ -55,9 +55,9 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   // A flat `model.embed.weight` may be a name of the model, or `embed.weight` of a dict `model`.
   if (!options.renames.empty()) return;
   report.note(std::string(kModelNamesRule), tensors.front().meta.fqn,
-              expected + " besides their own",
+              expected + ", then the tensor's name in the model",
               "names that begin with '" + std::string(model) +
-                  ".' once; the files drop this word, so Hugging Face's names need it twice");
+                  ".' only once; the files drop it, so names of Hugging Face need it twice");
 }
 
 }  // namespace tessera::reshard

@@ -28,7 +28,7 @@ class MovedSelection {
 
  private:
   const NameSelection& only_;
-  std::optional<OptimizerEntries> left_out_;  // none: optimizer state is moved, too
+  std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
 };
 
 /// A source tensor under its name at the destination.
@@ -67,8 +67,8 @@ MovedNames list_moved_names(const formats::CheckpointContents& source, const Pla
 LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNames& moved,
                        const MovedSelection& selection);
 
-/// Throws Error(invalid_argument) for the first pattern or prefix that matches no name, because it
-/// is probably a typing error. Adds a note for each exclusion (`!GLOB`) that matches no name.
+/// Throws Error(invalid_argument) if a pattern matches no name, if a rename fits no moved name, or
+/// if no name is selected. Adds a note for each exclusion (`!GLOB`) that matches no name.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection, PlanReport& report);
 

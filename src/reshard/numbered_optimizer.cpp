@@ -341,7 +341,7 @@ bool add_names(const Value& params, std::vector<std::string>& names) {
   return true;
 }
 
-/// Returns the optimizer; nothing if its groups hold no names.
+/// Returns the optimizer; nothing if `params` of a group is not a list of names, or all are empty.
 std::optional<NamedOptimizer> read_named(const CheckpointReader& reader, const std::string& root,
                                          const Groups& groups) {
   NamedOptimizer optimizer{.root = root, .names = {}, .values = {}};

@@ -67,7 +67,7 @@ class NumberedParamsReader final : public RenamedEntries {
         front_(optimizer.root + "state."),
         numbers_(std::move(numbers)),
         params_values_(optimizer.values.begin(), optimizer.values.end()) {
-    rename_entries("state only under a name", "state under this number, too");
+    rename_entries("state only under a name", "also state under this number");
   }
 
  private:

@@ -12,7 +12,7 @@ namespace tessera::reshard {
 /// `optimizer.state_dict()`: the order of the names in the lists `params`, one group after another.
 /// If several optimizers have names, it is the one with the `param_groups` that `only` selects.
 /// Throws: Error(mismatch) if there is no such optimizer or several, if a name is in two lists, or
-/// if state is of a name in no list; what `read_value` throws.
+/// if state belongs to a name that is in no list; what `find_named_optimizer` throws.
 std::unique_ptr<formats::CheckpointReader> number_optimizer_params(
     std::unique_ptr<formats::CheckpointReader> source, const NameSelection& only);
 

@@ -62,7 +62,7 @@ std::vector<std::string> parse_list(const OptimizerParams& params) {
   return names;
 }
 
-/// Checks that there is one name for each number.
+/// Checks that there is one name for each number, and that no name occurs twice.
 void check_list(const ParamNames& given, const NumberedOptimizer& optimizer) {
   const std::size_t num_params = optimizer.num_params();
   if (given.names.size() != num_params) {
@@ -124,7 +124,7 @@ bool is_sorted(const std::vector<std::string>& names) {
 }
 
 /// Returns the candidates in the order of their state dict, each tensor under its first name.
-/// Returns nothing if no order is known.
+/// Returns nothing if no order with all candidates is known, or if the names are sorted.
 std::optional<std::vector<ParamCandidate>> in_dict_order(
     const CheckpointReader& reader, const std::map<std::string, const TensorEntry*>& candidates) {
   for (const std::vector<std::string>& order : reader.dict_orders()) {
@@ -177,7 +177,7 @@ std::map<std::string, const TensorEntry*> selected_candidates(const CheckpointCo
   return selected.size() < num_params ? candidates : selected;
 }
 
-/// Throws if the state of a number has more or fewer elements than every tensor of the checkpoint.
+/// Throws if no tensor that may be a parameter has as many elements as the flat state of a number.
 /// Such state is of a flat parameter of FSDP1, which contains several parameters.
 void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer& optimizer) {
   if (optimizer.flat.empty()) return;
@@ -241,7 +241,7 @@ class NamedParamsReader final : public RenamedEntries {
         names_(std::move(names)),
         shapes_(shapes),
         params_values_(optimizer.values.begin(), optimizer.values.end()) {
-    rename_entries("state only under a number", "state under this name, too");
+    rename_entries("state only under a number", "also state under this name");
   }
 
  private:

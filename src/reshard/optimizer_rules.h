@@ -14,8 +14,8 @@ namespace tessera::reshard {
 /// How a tensor relates to a parameter. This decides how the tensor follows the parameter's layout.
 struct StateRole {
   formats::StateKind kind = formats::StateKind::plain;
-  /// The index of the parameter in the same contents. Empty if the parameter is missing (optimizer
-  /// state with numbers as keys); the tensor is then laid out by its own shape.
+  /// The index of the parameter in the same contents. Empty if the tensor is no state, or if its
+  /// parameter is missing (state under numbers); the tensor is then laid out by its own shape.
   std::optional<std::uint32_t> parameter_index;
   /// Whether the name says pointwise or row-wise state, but the shape is neither that of the
   /// parameter nor that of its rows. The kind is then opaque.
@@ -25,7 +25,7 @@ struct StateRole {
 /// Returns the role of every tensor, parallel to `contents.tensors`.
 ///
 /// If the checkpoint records a kind, that kind is used. Other projects' formats record none; for
-/// them the kind follows from the name `<prefix>state.<parameter>.<name>`, never from a shape:
+/// them the kind follows from the name `<prefix>state.<parameter>.<name>`, if the shape fits it:
 ///
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
 ///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param, param;

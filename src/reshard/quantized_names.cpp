@@ -48,8 +48,8 @@ class SeparatedParts {
       if (places_[part->partner].empty()) {
         left_out_.add(name_of(i) + ", " + parts_.in_words(*part));
       } else if (!is_recognised(i, *part)) {
-        // Counts a pair of codes and scales once, at the codes. A part whose partner is no longer
-        // found is counted by itself.
+        // Counts a pair of codes and scales once, at the codes. Counts each part that is not one of
+        // such a pair by itself.
         const bool counts_as_scales =
             part->role != kCodesRole && parts_.find(part->partner)->partner == i;
         if (!counts_as_scales) renamed_.add(words_of_renamed(i, *part));
@@ -78,7 +78,7 @@ class SeparatedParts {
   }
 
   /// Returns whether a part has the same role under one of its new names. Codes and scales must
-  /// also have found each other. Other parts may belong to several weights.
+  /// also belong together as before. Other parts may belong to several weights.
   bool is_recognised(std::size_t source_tensor, const QuantizedPart& part) const {
     const bool is_of_pair =
         part.role == kCodesRole || parts_.find(part.partner)->partner == source_tensor;

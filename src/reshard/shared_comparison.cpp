@@ -55,7 +55,7 @@ class SharedComparison {
         work_(work),
         pairs_(formats::pair_pieces(plan.destination, base.reader().contents())) {}
 
-  /// Returns what all workers have found.
+  /// Compares shares until all are compared. Returns the equal pieces of all shares.
   formats::PieceMatches run() {
     std::vector<std::string> texts;
     std::vector<bool> is_done(static_cast<std::size_t>(share_.num_shares));
@@ -76,7 +76,7 @@ class SharedComparison {
   }
 
  private:
-  /// Returns the text of a share's equal pairs; nothing while another worker compares the share.
+  /// Reads or makes the text of a share's equal pairs. Nothing while another worker compares it.
   std::optional<std::string> find_or_compare(int share) {
     if (auto text = read(share)) return text;
     const auto lock = work_.try_lock_comparison(share);

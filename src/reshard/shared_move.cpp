@@ -53,7 +53,7 @@ class SharedMove {
   std::optional<SharedMoveOutcome::Share> write(const SharedMoveOptions& worker, int share,
                                                 ShareOptions::Beginning beginning,
                                                 const ExecuteOptions& options) const;
-  /// Makes the destination appear if all shares are complete.
+  /// Makes the destination appear if all shares are complete; otherwise lists the missing ones.
   void finish(SharedMoveOutcome& outcome, const std::stop_token& stop);
 
  private:
@@ -89,7 +89,7 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
                              .command = worker.command,
                              .beginning = beginning});
   const bool was_complete = work_.is_complete(share);
-  // If it was, another worker may have finished the move by now.
+  // If the share was complete, another worker may have finished the whole move.
   if (was_complete || !work_.is_begun()) return std::nullopt;
   const BlocksOfShare blocks =
       divide_blocks(*writer, worker.num_shares)[static_cast<std::size_t>(share)];
@@ -111,7 +111,7 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
   return SharedMoveOutcome::Share{share, blocks.nbytes, resumed_nbytes};
 }
 
-/// Adds to an error that the share's finished blocks are kept.
+/// Writes the blocks of a share. An error says that the finished blocks are kept.
 void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
                               const ExecuteOptions& options) const {
   const auto kept = [&] {
@@ -172,7 +172,7 @@ void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop)
 /// Adds up what the casts of several shares lose, so that each tensor is reported once.
 class LossesOfShares {
  public:
-  /// Makes `options` add to this instead of calling its own functions. Must outlive `options`.
+  /// Makes `options` count losses here instead of calling its own functions. Must outlive it.
   void count_in(ExecuteOptions& options) {
     if (options.overflowed) {
       options.overflowed = [this](const TensorOverflow& each) {

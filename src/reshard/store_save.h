@@ -46,12 +46,12 @@ class StoreSave {
   FileSystem& file_system() { return files_; }
 
   /// Makes the spool and returns the local path of the destination. For rank 0. Throws:
-  /// Error(already_exists) if there is a checkpoint at the URL and `overwrite` is `refuse`.
+  /// Error(already_exists) with `refuse` if objects other than an interrupted save's are there.
   std::string begin(OverwritePolicy overwrite);
-  /// Removes the index of the checkpoint that is replaced. To be called before any of its files is
+  /// Removes the index of the checkpoint that is replaced. Call it before any of its files is
   /// replaced. For rank 0.
   void remove_old_index();
-  /// Uploads the files in `directory` that this rank made. The index must not be there yet.
+  /// Uploads the files in `directory` that this rank made. Requires: it has no index yet.
   void upload_own_files(const std::string& directory);
   /// Checks that the files of all ranks are at the URL, removes the other files of the replaced
   /// checkpoint, and uploads the index. For rank 0.

@@ -60,7 +60,7 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   plan_.copies.push_back(std::move(copy));
 }
 
-/// Returns whether the source has a tensor completely and in a valid form; if not, reports why.
+/// Returns whether a tensor is complete and valid in the source and has a layout; else reports why.
 bool TensorPlanner::can_be_moved(const MovedTensor& moved) {
   const TensorEntry& tensor = source_.tensors[moved.source_tensor];
   if (is_bare_flat_vector(tensor.meta.fqn)) {
@@ -108,7 +108,7 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
   return entry;
 }
 
-/// Gives an entry the wanted dtype. Returns whether that is possible; if not, reports why.
+/// Applies PlanOptions::cast to an entry. Returns false if the cast is not possible; reports why.
 bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
                             entry.kind == StateKind::row_wise;

@@ -19,7 +19,7 @@
 
 namespace tessera::reshard {
 
-/// Returns a number for a list of numbers; equal lists have equal numbers.
+/// Returns a hash of a list of numbers.
 struct NumbersHash {
   std::uint64_t operator()(const std::vector<std::uint32_t>& numbers) const {
     std::uint64_t hash = numbers.size();
@@ -44,7 +44,7 @@ class TensorPlanner {
 
   void plan_tensor(const MovedTensor& moved);
 
-  /// Adds notes about the layout that need all tensors. To be called last.
+  /// Adds notes about the layout that need all tensors. Call it last.
   void finish() { layout_check_.note_unused_rules(); }
 
  private:

@@ -49,7 +49,7 @@ TEST(PythonRegexTest, AnErrorSaysWhichLimitIsExceeded) {
   };
   refused("(?:a{100}){100}", "at most 4096 steps");
   refused("a{99999999999999999999}", "at most 4096 steps");
-  refused(std::string(60, '(') + std::string(60, ')'), "at most 50 groups inside each other");
+  refused(std::string(60, '(') + std::string(60, ')'), "at most 50 levels of nested groups");
   refused("(a", "without back references");
 }
 

@@ -424,7 +424,7 @@ def test_of_two_writers_that_begin_together_both_see_each_other(proxy, keys, buc
     proxy.refuse = refuse
     process = run(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/{name}", "--to", "native" if name == "together" else "safetensors")
     assert process.returncode == 2, process.stderr
-    assert f"s3://checkpoints/new/{name}: claim: expected no claim of another program, found '{other}'" in process.stderr
+    assert f"s3://checkpoints/new/{name}: claim: expected no upload of another program, found '{other}'" in process.stderr
     assert keys("new/together") == {}
     assert [upload["Key"] for upload in uploads(bucket)] == [other]
 

@@ -51,8 +51,8 @@ class WritableFile {
 enum class FileKind { regular, directory, other };
 
 /// An interface to files: those of the operating system (`posix`), of servers, or of tests.
-/// Thread-safe. Every call throws Error(not_found) if a path is missing, Error(already_exists) if a
-/// path to create exists, or Error(io) with the path and the system's reason.
+/// Thread-safe. Unless a comment says otherwise, calls throw Error(not_found) if a path is missing,
+/// Error(already_exists) if a path to create exists, or Error(io) with the system's reason.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -89,7 +89,7 @@ std::string read_file(const FileSystem& fs, const std::string& path, std::uint64
 std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
                                       std::uint64_t max_nbytes);
 
-/// Joins a directory and a name with one slash. Changes nothing else.
+/// Joins a directory and a name with one slash. Returns `name` alone if `directory` is empty.
 std::string join_path(const std::string& directory, const std::string& name);
 
 std::string without_trailing_slashes(std::string path);  // a root stays `/`

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Calls `task(i)` for every i in [0, num_tasks) on `num_threads` threads, the calling thread
-/// included. Tasks start in order of i. After the first exception no more tasks start: the call
+/// Calls `task(i)` for every i in [0, num_tasks) on up to `num_threads` threads (one of them is the
+/// calling thread). Tasks start in order of i. After an exception no more tasks start: the call
 /// waits for the running tasks, and then throws the exception of the lowest i. A stop request acts
 /// like an Error(interrupted) of a task. Error(interrupted) is thrown only if no task throws
 /// anything else. So the caller sees the failure of one task, even if this failure interrupts tasks

@@ -38,7 +38,7 @@ class TensorReader {
   void read(const Box& box, FlatRange window, std::span<std::byte> out) const;
 
   /// Returns where a read that begins at `begin` should end: at most `max_numel` elements later,
-  /// and not beyond the end of a piece. Consecutive blocks then do not read a stored chunk twice.
+  /// and not beyond the end of a contiguous piece. So blocks do not read a stored chunk twice.
   std::int64_t window_end(std::int64_t begin, std::int64_t max_numel) const;
 
  private:

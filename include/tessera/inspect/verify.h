@@ -18,7 +18,7 @@ struct VerifyOptions {
 
 /// What a check found, and how much it read.
 struct VerifyReport {
-  std::vector<formats::Finding> findings{};  // sorted by file, then tensor, then rule
+  std::vector<formats::Finding> findings{};  // sorted by file, then tensor, then rule; `part` first
   std::int64_t num_tensors = 0;
   std::int64_t num_pieces = 0;
   std::int64_t num_values = 0;

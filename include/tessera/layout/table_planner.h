@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What the planner needs to know about an embedding table.
+/// An embedding table to plan.
 struct TableSize {
   std::string name{};
   std::int64_t rows = 0;
@@ -119,7 +119,7 @@ struct ProposedPlan {
 /// tables of the slowest rank are moved as long as that helps. For up to 12 tables it also tries
 /// combinations of all shardings. Equal arguments give equal results. row_wise uses all ranks that
 /// the table may use. table_row_wise, table_column_wise and grid use whole hosts; the planner only
-/// tries them if there are several hosts or a constraint asks for them.
+/// tries them if there are several hosts with several ranks each, or a constraint asks for them.
 ///
 /// The stages (enumerate, estimate, partition, explain) are those of torchrec's planner
 /// (https://docs.pytorch.org/torchrec/planner-api-reference.html). Costs and search differ.

@@ -65,8 +65,8 @@ void add_setting(RecipeOptions& options, std::string_view text);
 void read_config(const FileSystem& fs, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 
-/// Returns a text with the recipe and all options that change its result. Runs with
-/// equal texts do the same.
+/// Returns a text with the recipe and the content of config.json. Runs with equal texts and equal
+/// directions, variables and prefixes do the same.
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options);
 
 /// A rule of a recipe, and how many tensors it used and made.
@@ -97,7 +97,7 @@ struct RecipeReport {
 /// Applies a recipe to names and shapes, and proves it: each element of the source is placed, or
 /// dropped by a rule; each element of a target comes from one place; the inverse gives back the
 /// source. Reads no tensor.
-/// Throws: Error(mismatch) if a variable has no value; Error(unsupported) as open_transformed.
+/// Throws: Error(mismatch, invalid_argument) for variables; Error(unsupported) as open_transformed.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);
 

@@ -29,13 +29,13 @@ enum class RowChanges {
 /// rows differ.
 /// `rank`: only the pieces of this rank. `options`: as for `execute`; `progress` gets the bytes
 /// that were compared or skipped. Throws: what `execute` throws; Error(corruption) naming file and
-/// tensor if the base is damaged. Cost: reads each piece, in source and base, as far as it is compared.
+/// tensor if the base is damaged. Cost: reads the compared part of each piece, in source and base.
 formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
                                         const formats::BaseCheckpoint& base, RowChanges row_changes,
                                         const ExecuteOptions& options,
                                         std::optional<int> rank = {});
 
-/// Does the same for pairs of `formats::pair_pieces`, sorted by piece.
+/// Does the same for `pairs`: some or all of formats::pair_pieces. Requires: sorted by piece.
 formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
                                            const formats::BaseCheckpoint& base,
                                            std::vector<formats::PiecePair> pairs,

@@ -40,7 +40,7 @@ struct TensorUnderflow {
 enum class ExtraFilesPolicy {
   carry,   // copied into the destination's directory
   leave,   // not copied
-  refuse,  // Plan::problems gets an entry that names them
+  refuse,  // ExtraFilesPlan::problems gets an entry that names them
 };
 
 /// Returns the value for `carry`, `leave` or `refuse`; nothing for another word.
@@ -54,7 +54,7 @@ struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
   std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all files; the largest are skipped
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
-  /// The source whose file is copied if several sources of a merge have a file of one name.
+  /// The source whose file is copied if sources of a merge have different files of one name.
   formats::MergePreference preference = formats::MergePreference::none;
   /// Whether `config.json` loses its description of codes, because the weights became numbers.
   bool removes_quantization = false;
@@ -84,8 +84,8 @@ struct ExtraFilesPlan {
 };
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied
-/// into a checkpoint of format `format` at `destination`. Never follows links, and never enters
-/// folders.
+/// into a checkpoint of format `format` at `destination`. Never follows links, and enters only
+/// folders that hold files of the checkpoint.
 ///
 /// If several sources have a file of the same name, it is copied if a preference is set or the
 /// files are equal; otherwise it is not copied. If the plan casts tensors, `config.json` gets the
@@ -106,7 +106,7 @@ using FileStates = std::map<std::string, std::string>;
 /// Error(io).
 FileStates source_file_states(const formats::CheckpointReader& reader);
 
-/// The operating system's files, for opening a source. Records the state of each file before the
+/// Local files and files at URLs, for opening a source. Records the state of each file before the
 /// file is opened for the first time. So a change is noticed even if it happens while the source is
 /// being opened, which may take long. Thread-safe.
 class SourceFiles {
@@ -128,7 +128,7 @@ class SourceFiles {
   std::unique_ptr<const Files> files_;
 };
 
-/// How to execute a plan. The written files are the same for all values.
+/// How to execute a plan. The files that are written do not depend on these options.
 struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
   int num_threads = 0;                                 // 0: default_num_threads()
@@ -146,14 +146,14 @@ struct ExecuteOptions {
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
   /// Whether to read the source of blocks that an interrupted run wrote already. Set it if the
-  /// source calculates its elements: it then counts, while it is read, what rounding changes.
+  /// source calculates its elements, because it counts rounding losses only while it is read.
   bool reads_kept_blocks = false;
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
 /// tensor. Checks the source's checksums as it reads. Blocks that the writer already has from an
-/// interrupted run are not written again; their source is read only if numbers that a cast makes
-/// too large or zero must be counted. Does not commit. If it throws, it has abandoned the writer.
+/// interrupted run are not written again; their source is read only to count losses of a cast, or
+/// with `reads_kept_blocks`. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws:
 /// - what source and writer throw;
@@ -180,7 +180,7 @@ void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
                          const std::string& destination, const formats::CreateOptions& create);
 /// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
 /// replace the destination or to resume the staging directory, whether files of the source are
-/// missing, and whether the writer would refuse elements of the source, such as numbers of steps.
+/// missing, and whether the writer would refuse elements of the source, such as a step counter.
 /// `num_shares`: the shares of a move by several workers; then it is no error if other workers have
 /// begun the same work. Throws: the error that the move would throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
@@ -233,12 +233,12 @@ struct SharedMoveOptions {
 
 /// What a worker has written, and which shares are still missing.
 struct SharedMoveOutcome {
-  /// A share that this worker has written.
+  /// A share that this worker has written, or its own share that was complete before.
   struct Share {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
     std::uint64_t resumed_nbytes = 0;  // the part of `nbytes` that an interrupted worker wrote
-    bool was_complete = false;         // another worker had written it before
+    bool was_complete = false;         // this worker wrote nothing of it; the numbers are 0
   };
   /// A share that is not complete.
   struct Missing {
@@ -246,7 +246,7 @@ struct SharedMoveOutcome {
     std::string state;  // such as `was never begun`
   };
 
-  std::vector<Share> shares{};     // shares that this worker has written
+  std::vector<Share> shares{};     // its own share, then the shares that it took over
   std::vector<Missing> missing{};  // sorted by index
   bool is_finished = false;        // the destination has appeared
 };

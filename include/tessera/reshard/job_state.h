@@ -32,7 +32,7 @@ struct JobTensor {
       layout{};  // which ranks hold which regions; empty: every rank holds everything
 };
 
-/// All tensors of a job, in any order. Equal on all ranks. No name occurs twice.
+/// All tensors of a job, in any order. Must be equal on all ranks. No name may occur twice.
 struct JobState {
   int world_size = 1;
   std::vector<JobTensor> tensors{};
@@ -44,8 +44,8 @@ struct JobState {
 };
 
 /// Decides which rank writes which piece of a job's tensors, and returns the contents of the
-/// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the rank with
-/// the least to write. Cuts regions into pieces that the format can hold. If the format has no
+/// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the one with
+/// the least to write so far. Cuts regions into pieces that the format can hold. If it has no
 /// aliases, each alias becomes a tensor.
 formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
 
@@ -77,7 +77,7 @@ std::unique_ptr<formats::CheckpointWriter> memory_writer(formats::CheckpointCont
 
 /// What a load accepts beyond an exact fit (default: nothing).
 struct LoadPlanOptions {
-  Relaxation missing = Relaxation::refuse;     // names not in the checkpoint keep their values
+  Relaxation missing = Relaxation::refuse;     // missing and incomplete entries keep their values
   Relaxation unexpected = Relaxation::refuse;  // names that only the checkpoint has are skipped
   Relaxation cast = Relaxation::refuse;        // between floating dtypes
   Relaxation lossy = Relaxation::refuse;       // merge state that is stored per column shard
@@ -92,13 +92,13 @@ struct LoadPlanOptions {
 /// The plan's destination has the wanted tensors and values that are loaded, for a writer that
 /// copies into memory. The checkpoint must have every wanted name, as a tensor or as an alias. If
 /// it has a tied tensor under only one name, that tensor is loaded, and the other names are
-/// missing.
+/// reported as missing.
 ///
 /// State under torchrec's names fills wanted tensors with canonical names (torchrec_names.h),
 /// unless torchrec's name itself is wanted.
 ///
 /// `problems` lists everything that does not fit: one part of a checkpoint (PartOfWhole), missing
-/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the needed elements,
+/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the wanted tensors,
 /// flat vectors without a layout. `problems` is the same on every rank, with one exception: if the
 /// columns of a table are cut differently (row_wise_per_shard), only the ranks that hold a shard of
 /// the table report this.
@@ -168,7 +168,7 @@ class RankSave {
   /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
   ///   process is writing there, or if an interrupted run left work to resume;
   /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
-  ///   checkpoint's, or if the base cannot serve this path (check_base);
+  ///   checkpoint's, or if this path cannot have this base (check_base), as a URL cannot;
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();

@@ -44,9 +44,9 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// `param_names`. Otherwise the names are those of floating-point tensors that are outside
 /// optimizers and have the shapes of the state. If `only` selects enough of these tensors, the
 /// others are ignored. The names are used only if there is exactly one way to choose the tensors.
-/// Where a file keeps the order of its state dict (CheckpointReader::dict_orders), each group must
-/// follow that order; elsewhere shapes alone must decide. The names become relative to the model:
-/// `model.emb.weight` gives `emb.weight`.
+/// If a file keeps the order of its state dict (CheckpointReader::dict_orders), and not only sorted
+/// names, each group must follow that order; otherwise shapes alone must decide. The names become
+/// relative to the model: `model.emb.weight` gives `emb.weight`.
 ///
 /// With kParamsAsNumbers, the optimizer must have names in its `param_groups`. Number k is the name
 /// at place k of the lists `params`, one group after another. Recipes must be applied before.

@@ -54,7 +54,7 @@ enum class OptimizerSelection { keep, leave_out };
 /// in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
-  int world_size = 0;                     // 0: as the strategy, the table plan or the source says
+  int world_size = 0;                     // 0: of the strategy, table plan, mesh or source
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
   std::optional<MeshLayout> mesh{};       // of the destination's names; instead of a strategy
@@ -74,7 +74,7 @@ struct PlanOptions {
   std::size_t num_unordered_dicts = 0;      // MergedCheckpoint::num_unordered_dicts of the source
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
   Relaxation lossy = Relaxation::refuse;    // merge state that is stored per column shard
-  Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as a whole
+  Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as it is
 };
 
 /// Pieces and values that a source lists in its contents but cannot read.
@@ -160,7 +160,7 @@ struct Plan {
   std::vector<std::size_t> value_sources;  // parallel to destination.values
   std::vector<formats::Finding>
       problems;                         // every reason to refuse the move; empty in a usable plan
-  std::vector<formats::Finding> notes;  // differences that a Relaxation allowed
+  std::vector<formats::Finding> notes;  // findings that do not stop the move
   std::uint64_t nbytes_to_write = 0;    // of tensors
   OnOverflow on_overflow = OnOverflow::refuse;  // of casts
   std::vector<FormatChangeCount> changes{};  // made because the format has no place for something
@@ -170,16 +170,16 @@ struct Plan {
 
 /// Plans a move of everything that is selected.
 ///
-/// A cast changes floating-point parameters, buffers, and state that follows their elements or
-/// rows. Tensors without dimensions and entries of `param_groups` are never cast (`Plan::uncast`).
-/// A cast of the codes or the scales of a quantized weight is a problem: codes are no numbers.
+/// A cast changes floating-point parameters and buffers, and state of the kinds pointwise and
+/// row_wise. All other tensors keep their dtype (`Plan::uncast`): tensors without dimensions,
+/// entries of `param_groups`, other state. A cast of quantized codes or their scales is a problem.
 ///
 /// Without a strategy:
-/// - the pieces stay as they are (replicas stored once) if world size and tables do not change;
 /// - with a table plan, everything except its tables is `replicated`;
-/// - at another world size, the strategy is `dim0`.
+/// - with only a world size, or in a format that stores replicas, the strategy is `dim0`;
+/// - otherwise the pieces stay as they are (replicas stored once).
 ///
-/// safetensors and torch.save files hold whole tensors, so strategy, world size and table plan are
+/// safetensors and torch.save files hold whole tensors, so all options that cut tensors are
 /// refused. A table without a rule in the table plan follows the strategy; without a strategy it is
 /// a problem. DCP has only boxes and no aliases: ranges become boxes, and an alias becomes a
 /// tensor. Optimizer state follows its parameter by its role (optimizer_rules.h). The name at the

@@ -26,7 +26,7 @@ struct StoreOptions {
 
 /// A destination on an object store. A writer writes it on a local file system, `file_system()`, at
 /// `path()`. The bytes are uploaded while they are written. The commit of the writer makes the
-/// checkpoint appear at the URL; before that, nothing is visible there.
+/// checkpoint appear at the URL; before that, readers see nothing new there.
 ///
 /// Disk: the files that are being written, and the first 16 MiB of each file. Memory: four parts of
 /// 16 MiB; the parts are larger for files of over 156 GiB. Thread-safe like a FileSystem.

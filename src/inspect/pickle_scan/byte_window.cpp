@@ -12,7 +12,7 @@ void BytesFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   if (offset > bytes_.size() || out.size() > bytes_.size() - offset) {
     throw Error(ErrorKind::corruption,
                 {.path = path_, .byte_range = ByteRange{offset, offset + out.size()}},
-                "the file ends before");
+                "the file ends before this range");
   }
   if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
 }
