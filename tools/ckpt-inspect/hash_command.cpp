@@ -125,7 +125,7 @@ void check_options(const HashOptions& options) {
                    "ckpt-inspect hash --help");
 }
 
-// Computes the digests of the selected names, or of one part of them. Part 0 has the extra files.
+// Computes digests of the selected names (or a part of them), and in part 0 of the extra files.
 Manifest compute(const HashOptions& options, const formats::CheckpointReader& reader,
                  inspect::Selection selection, Terminal& terminal) {
   PartOfWork part;
@@ -204,8 +204,10 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   check_options(options);
   const bool checks = !options.manifest_path.empty();
   if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
-    throw UsageError("--check: expected - for the manifest or for the checkpoint, found - for both",
-                     "ckpt-inspect hash --help");
+    throw UsageError(
+        "--check: only one of the manifest and the checkpoint can come from standard input ('-'); "
+        "both are '-'",
+        "ckpt-inspect hash --help");
   }
   const Manifest expected = checks ? read_expected(options) : Manifest{};
   const auto* const reader = open_source(options.source, terminal);

@@ -334,7 +334,7 @@ const Command* CommandLine::find(std::string_view name) const {
 const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
   if (arguments.empty())
     throw UsageError("expected a command or a checkpoint, found no arguments", tool_ + " --help");
-  if (!arguments.empty() && !arguments.front().empty()) {
+  if (!arguments.front().empty()) {
     if (const Command* command = find(arguments.front())) {
       arguments.erase(arguments.begin());
       return *command;
