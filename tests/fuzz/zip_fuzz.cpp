@@ -6,7 +6,7 @@
 #include "fuzz/packed_files.h"
 #include "tessera/base/error.h"
 
-/// Does to an archive all that its users do, whatever they make of the members.
+/// Calls all functions of ZipReader for the first 64 members of an archive. An Error is fine.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   using namespace tessera::formats;

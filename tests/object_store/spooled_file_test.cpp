@@ -132,7 +132,7 @@ TEST_F(SpooledFileTest, AFileThatGrowsGetsMoreParts) {
   }
   EXPECT_EQ(taken, (std::vector<int>{1, 2, 3, 4, 5}));
   file.resize(5 * kPart + 10);
-  EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // it has another size now
+  EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // resize() made it shorter
 }
 
 }  // namespace

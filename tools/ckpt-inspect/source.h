@@ -100,7 +100,7 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
-/// Throws Error(invalid_argument) if a pattern matches no name in A and none in B (probably a typo),
+/// Throws Error(invalid_argument) if a pattern matches no name in A and none in B (perhaps a typo),
 /// or if all patterns together select no name. Prints a note for each exclusion (`!GLOB`) that
 /// matches no name. `renames` are applied to A's names first.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
