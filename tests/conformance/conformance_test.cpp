@@ -87,13 +87,13 @@ class WriterConformanceTest : public ConformanceTest {
   }
 
   /// Runs `write` again and again; in run i, operation i fails: only it, or also all later ones.
-  /// Expects Error(io) that names a file. Expects that `write` then left nothing. If all later
-  /// operations failed too, the destination may exist, but must be complete.
+  /// `write` must throw Error(io) that names a file. If only operation i failed, it must leave
+  /// nothing. If all later ones failed too, a destination that exists must be complete.
   void fail_each_operation(const std::function<void(FileSystem&)>& write) {
     write(fs_);
     const auto whole = all_files();
     const auto is_whole = [&] {
-      fs_.remove_all(path() + ".partial.journal");  // removing it may fail silently
+      fs_.remove_all(path() + ".partial.journal");  // `write` ignores an error when it removes it
       return all_files() == whole;
     };
     clear();

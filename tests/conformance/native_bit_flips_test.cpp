@@ -150,7 +150,7 @@ class NativeBitFlips {
   }
 
   static void expect_names(const Error& error, const Flip& flip, const std::string& fqn) {
-    const bool has_signature = flip.position >= 8;  // else it is not an HDF5 file
+    const bool has_signature = flip.position >= 8;  // else it is no native file
     EXPECT_EQ(error.kind(), has_signature ? ErrorKind::corruption : ErrorKind::unsupported)
         << error.what();
     EXPECT_THAT(error.what(), HasSubstr(join_path(kPath, flip.file)));

@@ -135,7 +135,7 @@ def saved_by_ranks(fixtures: Path):
     valid = fixtures / "torch_checkpointing/valid"
     yield packed(valid / "fsdp2", SAVED_BY_RANKS)
     metadata = pickle.loads((valid / "fsdp2_tp_other_forms" / SAVED_BY_RANKS[0]).read_bytes())
-    del metadata["metadata"]["optimizer"]  # its files are in folders, which a packed checkpoint lacks
+    del metadata["metadata"]["optimizer"]  # its files are in folders, but SAVED_BY_RANKS has no folder
     parts = [pickle.dumps(metadata, protocol=4)]
     parts += [(valid / "fsdp2_tp_other_forms" / name).read_bytes() for name in SAVED_BY_RANKS[1:5]]
     yield packed_bytes([*parts, b""])

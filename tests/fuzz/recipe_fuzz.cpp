@@ -28,7 +28,7 @@ tessera::formats::CheckpointContents some_contents() {
 }  // namespace
 
 /// Parses the input as a recipe and checks it forwards and backwards. If the check says that it is
-/// invertible, no source element may be lost: each is placed, dropped by a rule, or a duplicate.
+/// invertible, no source element may be lost: each is placed, dropped, or must equal another one.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   static const formats::CheckpointContents contents = some_contents();

@@ -6,7 +6,7 @@
 #include "fuzz/packed_files.h"
 #include "tessera/base/error.h"
 
-/// Calls all functions of ZipReader for the first 64 members of an archive. An Error is fine.
+/// Reads ranges, data and CRC-32s of the first 64 members of an archive. An Error is fine.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   using namespace tessera::formats;

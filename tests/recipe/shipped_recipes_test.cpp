@@ -317,7 +317,7 @@ TEST(ShippedRecipesTest, NamesTooLongForARuleOfMegatronsAreRefused) {
   EXPECT_THAT(check_recipe(of_megatron(), contents, {}).dropped, ElementsAre(name));
 }
 
-// Captures match neither 01 nor numbers that do not fit into 64 bits.
+// Captures match neither 01 nor numbers of more than 18 digits.
 TEST(ShippedRecipesTest, DigitsThatAreNoNumberOfARuleStayInMegatronsNames) {
   MemoryCheckpoint source;
   for (const char* name : {"a.01.b._extra_state", "a.12345678901234567890.b._extra_state",

@@ -125,7 +125,7 @@ void check_options(const HashOptions& options) {
                    "ckpt-inspect hash --help");
 }
 
-// Computes digests of the selected names (or a part of them), and in part 0 of the extra files.
+// Digests the selected names, or a part of them. Without patterns, part 0 also has extra files.
 Manifest compute(const HashOptions& options, const formats::CheckpointReader& reader,
                  inspect::Selection selection, Terminal& terminal) {
   PartOfWork part;

@@ -221,8 +221,8 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
-/// Opens the source. As the options say, dequantizes it, gives names to an optimizer's numbered
-/// parameters, and applies a recipe. If a step finds problems, leaves out the later steps.
+/// Opens the source, and dequantizes it if asked. If that finds no problems, also gives names to an
+/// optimizer's numbered parameters and applies a recipe, as the options say.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,

@@ -88,7 +88,7 @@ struct Place {
   std::string path;
 };
 
-/// Moves all bytes and commits, or a worker's share. Returns the bytes of an interrupted move.
+/// Moves all bytes and commits, or writes a worker's share. Returns how many bytes it resumed.
 std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
@@ -188,7 +188,7 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   return outcome;
 }
 
-/// Plans a move, and executes it unless this is a dry run.
+/// Plans a move. Executes it, unless the plan has problems or this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = object_store::files();
   const bool is_on_store = object_store::is_on_store(request.destination);
