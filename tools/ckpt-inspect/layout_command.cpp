@@ -94,7 +94,7 @@ std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
   return text;
 }
 
-// Returns a mesh's ranks as PyTorch prints them: `[[0, 1], [2, 3]]`; many in a row as `0 to 7`.
+// Returns a mesh's ranks as PyTorch prints them: `[[0, 1], [2, 3]]`, or by place if places repeat.
 std::string mesh_in_words(const formats::TensorMesh& mesh) {
   std::vector<std::pair<Shape, int>> places;  // in row-major order
   for (const auto& [rank, place] : mesh.coordinates) places.emplace_back(place, rank);
