@@ -93,7 +93,7 @@ TEST_F(SpooledFileTest, APartThatIsWrittenAgainIsTakenAgain) {
   file.resize(3 * kPart);
   const auto first = write(file, kPart, kPart);
   ASSERT_EQ(indices(first), std::vector<int>{1});
-  EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // may be written once more
+  EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // waits for sync()
   upload(file, first);                                   // the old bytes
   const auto again = file.sync();
   ASSERT_EQ(indices(again), (std::vector<int>{1, 2}));
