@@ -32,7 +32,7 @@ struct ExitCodeMeaning {
 /// Returns the meanings that every help text prints.
 std::span<const ExitCodeMeaning> exit_code_meanings();
 
-/// Runs a tool's body, flushes standard output, and returns the exit status. If either throws, prints
+/// Runs a tool's body, flushes standard output, and returns the exit status. If one throws, prints
 /// `<tool>: <message>` to standard error (nothing for OutputClosed), and returns the error's code.
 int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
 
