@@ -213,7 +213,7 @@ TEST(CastLossesTest, CountsNumbersThatBecomeZero) {
   for (const TooLarge too_large : {TooLarge::becomes_infinity, TooLarge::becomes_largest_finite}) {
     const auto [losses, numbers] =
         cast_and_count(DType::float32, source, DType::float16, too_large);
-    EXPECT_EQ(losses.num_became_zero, 3);  // the tie too
+    EXPECT_EQ(losses.num_became_zero, 3);  // including the tie
     EXPECT_EQ(losses.num_too_large, 1);
     EXPECT_EQ(numbers[2], 0x1p-24F);
     EXPECT_EQ(numbers[3], 0.0F);

@@ -63,7 +63,7 @@ TEST(ParallelTest, AFailureIsToldAlsoWhereItInterruptsOthersFirst) {
   EXPECT_THAT(
       [&] {
         std::latch both_work(2);
-        std::latch helper_has_ended(1);  // then its failure was recorded
+        std::latch helper_has_ended(1);  // by then, its failure is recorded
         parallel_for(2, 2, {}, [&](std::int64_t) {
           both_work.arrive_and_wait();
           if (std::this_thread::get_id() != caller) {

@@ -3,9 +3,9 @@
     PYTHONPATH=build/python python tests/bench/changed_rows.py FOLDER [--rows N] [--columns N] [--lookups N] [--checkpoints N]
         [--state pointwise|row-wise] [--cold]
 
-Between two checkpoints, the rows of `--lookups` lookups change, which a Zipf distribution (exponent 1.05) draws; the frequent rows lie
-anywhere in the table. Prints the median over the checkpoints after the first one of the seconds of tessera.save, of the bytes that
-it adds to the disk, and of the share of the rows that differ from the first checkpoint. `--cold` takes the base out of the page cache before
+Between two checkpoints, `--lookups` rows are drawn from a Zipf distribution (exponent 1.05) and changed; a row may be drawn several times. The
+frequent rows are at random places in the table. Prints medians over all checkpoints but the first: the seconds of tessera.save, the bytes
+that it adds to the disk, and the share of rows that differ from the first checkpoint. `--cold` takes the base out of the page cache before
 each save, so that it is read from the disk.
 """
 
@@ -54,7 +54,7 @@ class Table:
 
 
 def disk_nbytes(folder: Path) -> int:
-    """The bytes on the disk, where a file with several names counts once."""
+    """Returns the bytes that the .h5 files use on the disk. A file with several names counts once."""
     return 512 * sum({status.st_ino: status.st_blocks for status in (file.stat() for file in folder.rglob("*.h5"))}.values())
 
 

@@ -59,7 +59,7 @@ struct Memory {
 
 enum class Ids { uniform, zipf };
 
-/// Draws ids. Ids::zipf: the k-th most frequent id has the weight 1 / k^1.05, and is any row.
+/// Draws ids. Ids::zipf: the k-th most frequent id has the weight 1 / k^1.05, and is a random row.
 class IdSource {
  public:
   explicit IdSource(Ids ids) : ids_(ids) {

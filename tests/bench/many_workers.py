@@ -108,7 +108,7 @@ def count_operations(tools: Path, folder: Path, *, quick: bool) -> None:
 
 
 def count_calls(text: str, folder: str) -> list[tuple[str, int]]:
-    """Counts the calls that name a file in `folder`, and those that name only an open file."""
+    """Counts the system calls that name a file in `folder`, and calls on open files."""
     counts = Counter()
     for line in text.splitlines():
         found = re.match(r"\d+ +(\w+)\((.*)", line)

@@ -1,7 +1,7 @@
 """An S3 server in memory, with a latency and a link of limited speed, so that a move can be compared with the speed of the link.
 
 It answers the requests that ckpt-reshard sends: lists, ranges, objects and uploads in parts. To need little processor time, it checks
-neither signatures nor checksums, and its ETags are not MD5 digests. It repeats CRC-32s, as a server does that checks them.
+neither signatures nor checksums, and its ETags are not MD5 digests. It returns the CRC-32s that it gets, like a server that checks them.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Store:
         return etag
 
     def list(self, bucket: str, prefix: str) -> str:
-        """Returns one page with everything in the folder."""
+        """Returns the answer to a list request: all objects and folders directly under `prefix`, on one page."""
         entries, folders = [], set()
         for path, (body, etag) in sorted(self.objects.items()):
             key = path.removeprefix(bucket + "/")
@@ -98,7 +98,7 @@ def handler(store: Store, link: Link, latency_s: float) -> type:
                 self.wfile.write(part)
 
         def repeated(self) -> dict:
-            """Returns the headers by which a server shows that it knows CRC-32s."""
+            """Returns the request's CRC-32 headers, which a server that checks CRC-32s sends back."""
             names = ("x-amz-checksum-algorithm", "x-amz-checksum-crc32")
             return {name: self.headers[name] for name in names if name in self.headers}
 

@@ -1,4 +1,4 @@
-"""A Chromium without a window, driven over a pipe by its own protocol: no package is needed."""
+"""Controls a headless Chromium by the DevTools protocol over a pipe, without any package."""
 
 import base64
 import json
@@ -11,19 +11,19 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 
 
 def find():
-    """Returns the path of a Chromium, or nothing."""
+    """Returns the path of a Chromium; None if there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One page. Whatever the page logs as an error, or fails to load, is in `complaints`."""
+    """One page. `complaints` has its exceptions, logged errors and warnings, and requests to other hosts."""
 
     def __init__(self, path):
         to_browser, self.output = os.pipe()
         self.input, from_browser = os.pipe()
         self.profile = tempfile.TemporaryDirectory(prefix="tessera-browser-", ignore_cleanup_errors=True)
 
-        def wire():  # the protocol is spoken on descriptors 3 and 4
+        def wire():  # Chromium reads commands from descriptor 3 and writes answers to 4
             os.dup2(to_browser, 100)
             os.dup2(from_browser, 101)
             os.dup2(100, 3)
@@ -86,7 +86,7 @@ class Browser:
             self.note(answer)
 
     def open(self, path, *, width=1400, height=900, scheme="light"):
-        """Opens a file and waits until it is loaded, with its scripts run."""
+        """Opens a file and waits until it is loaded and its scripts have run."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                   mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -97,14 +97,14 @@ class Browser:
         self.settle()
 
     def evaluate(self, expression):
-        """Returns what an expression of JavaScript comes to, promises awaited."""
+        """Evaluates a JavaScript expression and returns its value. Awaits a promise."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def settle(self):
-        """Waits until what a change brings about has been drawn."""
+        """Waits until the browser has drawn the page after a change."""
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
     def screenshot(self, path, *, whole_page=False):

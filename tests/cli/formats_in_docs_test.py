@@ -1,4 +1,4 @@
-"""Holds the pages that list formats to the list of the tools.
+"""Checks that the pages that list formats have the same formats as the tools.
 
 usage: formats_in_docs_test.py --bin DIRECTORY --docs DIRECTORY
 """
@@ -16,7 +16,7 @@ PAGES = {"torch": "torch_zip.md"}  # a page is named as its format, but for thes
 
 
 def formats(tool: str) -> dict[str, str]:
-    """The names and descriptions in the help of a tool."""
+    """Returns the formats in a tool's help: names and descriptions."""
     text = subprocess.run([ARGUMENTS.bin / tool, "--help"], capture_output=True, text=True, check=True).stdout
     section = text[text.index("\nFormats\n"):].split("\n\n")[0]
     rows = re.findall(r"^  (\S+)  +(\S.*(?:\n   +\S.*)*)", section, re.MULTILINE)

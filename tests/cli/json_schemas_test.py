@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the tools' JSON output against the schemas in docs/cli/json-schema.md. Shows row E6."""
+"""Checks the tools' JSON output against the schemas in docs/cli/json-schema.md. Shows row E6."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ TYPES = {
 
 
 def read_schemas():
-    """Returns the schemas by their $id; those in `definitions` by their names."""
+    """Returns the schema named `definitions`, and all other schemas by their $id."""
     text = OPTIONS.schemas.read_text(encoding="utf-8")
     schemas = {}
     for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL):
@@ -38,7 +38,7 @@ def read_schemas():
 
 
 def faults(value, schema, definitions, where="document"):
-    """Returns what is wrong with a value, in words."""
+    """Returns a text for each difference between a value and its schema."""
     unknown = schema.keys() - KEYWORDS
     if unknown:
         raise ValueError(f"the schema of {where} uses {unknown}")
@@ -75,7 +75,7 @@ def faults(value, schema, definitions, where="document"):
 
 
 def undocumented(value, schema, definitions, where="document"):
-    """Returns members that no part of the schema names: adding one means to write it down."""
+    """Returns the members that the schema does not name, so that no member stays undocumented."""
     if "$ref" in schema:
         return undocumented(value, definitions[schema["$ref"]], definitions, where)
     if "anyOf" in schema:

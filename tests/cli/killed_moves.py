@@ -1,4 +1,4 @@
-"""What the tests share that kill moves: a source, and the files of a destination."""
+"""Functions for tests that kill moves: they write a source, and read the files of a destination."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import struct
 
 
 def write_source(path, seed):
-    """Writes 24 MiB of safetensors whose bytes compress as weights do."""
+    """Writes a safetensors file of 24 MiB whose bytes compress as well as weights."""
     rows, columns, num_tensors = 1024, 1024, 12
     nbytes = rows * columns * 2
     header = {f"layers.{i}.weight": {"dtype": "BF16", "shape": [rows, columns],

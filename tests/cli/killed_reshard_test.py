@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Kills ckpt-reshard at random moments, and has other runs go on. Shows row E4."""
+"""Kills ckpt-reshard at random moments, and resumes with other runs. Shows row E4."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from killed_moves import contents, write_source
 
 OPTIONS = None
 RECIPES = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "recipes"
-# Where to, with which options.
+# Names of destinations, each with its options.
 DESTINATIONS = (
     ("native", []),
     ("ranks", ["--world-size", "3", "--threads", "3"]),
@@ -61,7 +61,7 @@ class KilledReshard(unittest.TestCase):
         return stdout
 
     def whole(self, source, name, options):
-        """Returns what an uninterrupted run makes, and how long that takes."""
+        """Returns the files that an uninterrupted run writes, and its seconds."""
         with tempfile.TemporaryDirectory(dir=self.root) as folder:
             self.work = pathlib.Path(folder)
             start = time.monotonic()
@@ -93,9 +93,9 @@ class KilledReshard(unittest.TestCase):
         self.assertGreater(num_resumed, enough, "too few of the killed runs had begun")
 
     def kill_and_go_on(self, draw, name, options, num_kills, seconds, before, after):
-        """Returns whether the last run found something of those before.
+        """Kills runs, then lets one run finish. Returns whether that run resumed the work of a killed one.
 
-        Corrects the seconds that a run takes, where it ended before it could be killed or had not yet begun.
+        Decreases `seconds` if the first run ended before it was killed; increases it if nothing was resumed.
         """
         path = self.work / name
         for attempt in range(num_kills):
@@ -138,12 +138,12 @@ class KilledReshard(unittest.TestCase):
                 self.assertEqual(contents(self.work / name), expected)
 
     def test_another_recipe_does_not_resume(self):
-        """With the recipe of the run that was killed, all is as without the kill."""
+        """Checks that --resume with another recipe is refused, and with the same recipe gives the expected files."""
         draw = random.Random(self.seed)
         name, options = next(each for each in DESTINATIONS if each[0] == "turned")
         expected, seconds = self.whole(self.source, name, options)
         other = self.root / "other.json"
-        # The same names and shapes, other elements.
+        # This recipe makes the same names and shapes, but other elements.
         other.write_text((RECIPES / "turned_layers.json").read_text().replace('{"transpose": [0, 1]}', ""))
         for _ in range(100):
             with tempfile.TemporaryDirectory(dir=self.root) as folder:

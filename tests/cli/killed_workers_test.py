@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Moves checkpoints with several workers, kills some of them at random moments, and has others go on."""
+"""Moves checkpoints with several workers, kills some of them at random moments, and lets others finish."""
 
 import argparse
 import fcntl
@@ -29,7 +29,7 @@ NUM_WORKERS = (1, 2, 3, 8)
 
 
 def on_host(name):
-    """Returns what runs a command as on another host: with a name, a network and process numbers of its own."""
+    """Returns a command prefix that simulates another host: the command gets its own hostname, network and PIDs."""
     return ["unshare", "--map-root-user", "--uts", "--net", "--pid", "--fork", "--kill-child", "sh", "-c",
             'hostname "$0" && exec "$@"', name]
 
@@ -65,7 +65,7 @@ class KilledWorkers(unittest.TestCase):
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run_tool(self, name, options, code=0, source=None):
-        """Returns what a run printed."""
+        """Runs the tool, and returns what it printed."""
         process = self.start(name, options, source)
         stdout, stderr = process.communicate()
         self.assertEqual(process.returncode, code, stderr)
@@ -189,7 +189,7 @@ class KilledWorkers(unittest.TestCase):
         self.run_tool(name, [*options[:-1], "1/2"])
 
     def stopped_worker(self, name, options, host):
-        """Starts a worker on a host, and stops it while it writes its part."""
+        """Starts a worker on a host. Suspends it (SIGSTOP) while it writes its part, and returns it."""
         while True:
             worker = self.start(name, options, host=host)
             lock = self.work / (name + ".partial.shares") / "share-0.lock"
@@ -201,7 +201,7 @@ class KilledWorkers(unittest.TestCase):
                 if not (lock.parent / "share-0.done").exists():
                     return worker
                 os.kill(child, signal.SIGCONT)
-            worker.communicate()  # it was faster
+            worker.communicate()  # it ended too early
             self.finish(name, "--discard")
 
     @staticmethod
@@ -258,7 +258,7 @@ class KilledWorkers(unittest.TestCase):
         self.assertIn("is the move finished already?", self.finish(name, code=3))
 
     def base_and_next(self, parts=3, distance=256):
-        """Returns a base, and a source of which the first of so many parts has a changed byte at each distance."""
+        """Returns a base, and a new source. In the first of `parts` parts of the source, every `distance`-th byte differs."""
         base, following = self.work / "base", self.work / "next.safetensors"
         self.run_tool("base", ["--world-size", "4"])
         found = bytearray(self.source.read_bytes())
@@ -275,7 +275,7 @@ class KilledWorkers(unittest.TestCase):
         return {each.name for each in path.iterdir() if each.stat().st_ino in of_base}
 
     def take_over_with_base(self, begin, changed_rows=False):
-        """Has `begin` start parts of three. Then one worker takes over, and the result is that of one process."""
+        """Calls `begin`, which starts some of three parts. One worker then takes over. Compares with one process alone."""
         base, following = self.base_and_next(parts=1, distance=40_000) if changed_rows else self.base_and_next()
         options = ["--world-size", "4", "--base", base, *["--changed-rows"] * changed_rows]
         start = time.monotonic()

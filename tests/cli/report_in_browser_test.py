@@ -76,7 +76,7 @@ class ReportInBrowserTest(unittest.TestCase):
         self.browser.settle()
 
     def names(self):
-        """Returns the names in the table's rows, as they are told in full."""
+        """Returns the full names (tooltips) in the table's rows."""
         return self.evaluate("[...document.querySelectorAll('#table .name')].map((name) => name.title)")
 
     def filter(self, words):
@@ -87,7 +87,7 @@ class ReportInBrowserTest(unittest.TestCase):
         hostile = ["</script><script>document.title = 'broken'</script>", "<!--<script>",
                    "\"'><img src=x onerror=document.title='broken'>", "a\\u003c/script>", "${document.title='broken'}", "\u202etxt.\u2028\x07", "<b>bold</b>.weight"]
         escaped = {"\u202etxt.\u2028\x07": "\\u202etxt.\\u2028\\u0007"}
-        # Each alone, as one may undo what another does to the parser, and all together.
+        # Tests each name alone, because one may hide the effect of another, and all together.
         for names in [*([name] for name in hostile), hostile]:
             with self.subTest(names=names):
                 path = write_safetensors(self.folder / "<i>names.safetensors", {name: [1, 2] for name in names})

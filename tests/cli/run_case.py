@@ -47,7 +47,7 @@ def read(path, default=None):
 
 
 def read_terminal(fd):
-    """Returns all that a terminal receives until nobody holds its other end."""
+    """Returns all that is written to a terminal until every process has closed it."""
     received = b""
     while True:
         try:

@@ -61,7 +61,7 @@ FormatUnderTest safetensors(std::string name, std::string destination,
           .lacks = {DType::complex32, DType::complex128}};
 }
 
-/// Returns the rows that each rank has of a DTensor; all of a tensor that cannot be cut.
+/// Returns the rows that each rank has of a DTensor; the whole tensor if it cannot be cut.
 std::vector<Piece> rows_of(const Shape& shape, int num_ranks) {
   std::vector<Piece> pieces;
   for (const Shard& shard :
@@ -79,7 +79,7 @@ bool is_opened(const Value& value) {
          });
 }
 
-/// Adds what is left of a value where its dicts, and the lists that hold some, are opened.
+/// Adds a value to `checkpoint`; instead of a dict or a list with a dict in it, adds its entries.
 void add_opened(MemoryCheckpoint& checkpoint, const KeyPath& path, const Value& value) {
   const auto add = [&](auto key, const Value& item) {
     KeyPath item_path = path;
@@ -164,7 +164,7 @@ MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnder
         pieces.push_back(piece);
         continue;
       }
-      // Of replicas and of pieces without elements a format of boxes may keep what it likes.
+      // `pieces` gets each box once; formats of boxes may leave out replicas and empty pieces.
       for (Box& box : boxes_of(piece.region, tensor.meta.shape)) {
         const bool is_replica = std::ranges::any_of(
             pieces, [&](const Piece& other) { return std::get<Box>(other.region) == box; });
@@ -224,9 +224,9 @@ void write_checkpoint(const FormatUnderTest& format, FileSystem& fs, const std::
 
 namespace {
 
-/// A printable form of whatever was flattened from `key_path`.
+/// Returns a key path as text: `['model'][0]`.
 std::string shown(const std::string& name, const KeyPath& key_path) {
-  // No key path says the same as one key that is the whole name.
+  // An empty key path means one key: the whole name.
   if (key_path.empty()) return "['" + name + "']";
   std::string text;
   for (const auto& key : key_path) {
@@ -275,7 +275,7 @@ void expect_equal_checkpoints(const CheckpointReader& found, const CheckpointRea
     EXPECT_EQ(a.values[i].name, b.values[i].name);
     EXPECT_EQ(shown(a.values[i].name, a.values[i].key_path),
               shown(b.values[i].name, b.values[i].key_path));
-    // The bits of floats too: -0.0 and every NaN.
+    // The JSON also shows differences that == does not: -0.0, and the bits of a NaN.
     EXPECT_EQ(value_to_json(found.read_value(i)), value_to_json(expected.read_value(i)));
     EXPECT_EQ(found.read_value(i), expected.read_value(i))
         << value_to_string(found.read_value(i)) << " is not "

@@ -12,8 +12,8 @@
 
 namespace tessera::test {
 
-/// A format as the conformance suite sees it: how it is opened and written, and what it can hold.
-/// What a format cannot hold is asked of it nowhere; all else is asked of every format alike.
+/// A format under test: how it is opened and written, and what it can hold. Every format gets the
+/// same tests. They never expect from a format what it cannot hold.
 struct FormatUnderTest {
   using Open = std::function<std::unique_ptr<formats::CheckpointReader>(const FileSystem& fs,
                                                                         const std::string& path)>;
@@ -29,12 +29,12 @@ struct FormatUnderTest {
   formats::Format format = formats::Format::native;
   std::string destination;  // name of the file or directory
   Open open;
-  Create create{};                    // none: the format is read only
-  std::string fixture{};              // what to read where nothing can be written
+  Create create{};                    // none: the format can only be read
+  std::string fixture{};              // a checkpoint to read if `create` is none
   Pieces pieces = Pieces::any;        // what a tensor may be cut into
-  Extras aliases = Extras::kept;      // second names
+  Extras aliases = Extras::kept;      // second names of tensors
   Extras state_kinds = Extras::kept;  // kinds of optimizer state, units and annotations
-  Nesting values = Nesting::kept;     // whether a dict within a value is told from a dict around it
+  Nesting values = Nesting::kept;     // opened: a dict in a value comes back as several values
   std::vector<DType> lacks{};
 
   bool holds(DType dtype) const;
@@ -46,21 +46,21 @@ struct FormatUnderTest {
 std::vector<FormatUnderTest> formats_that_write();
 std::vector<FormatUnderTest> formats_that_read();
 
-/// Returns `source` with its pieces, aliases and kinds cut down to what the format can hold. No
-/// element is lost: where a format has no shards, each tensor is one piece.
+/// Returns `source` without the dtypes, pieces, aliases and kinds that the format cannot hold. The
+/// tensors that stay keep all elements: in a format without shards, each tensor is one piece.
 MemoryCheckpoint fit_to_format(const MemoryCheckpoint& source, const FormatUnderTest& format);
 
-/// Returns `source` as the format's reader shows it once it is written: cut down to what the format
-/// can hold, and with values opened where the format cannot tell them from what is around them.
+/// Returns `source` as a reader shows it after it was written in this format: as fit_to_format, and
+/// with the entries of nested dicts as values of their own if the format opens values.
 MemoryCheckpoint as_it_comes_back(const MemoryCheckpoint& source, const FormatUnderTest& format);
 
-/// Writes `source`, cut down to what the format can hold, on `num_threads` threads.
+/// Writes fit_to_format(source) on `num_threads` threads.
 void write_checkpoint(const FormatUnderTest& format, FileSystem& fs, const std::string& path,
                       const MemoryCheckpoint& source, int num_threads = 1,
                       OverwritePolicy overwrite = OverwritePolicy::refuse);
 
-/// Expects everything of `expected` in `found`: metas, regions that cover, bytes, kinds, key paths,
-/// values, aliases, and nothing else.
+/// Expects that both have equal contents: metas, bytes, kinds, key paths, values and aliases, and
+/// that the regions in `found` cover each tensor.
 void expect_equal_checkpoints(const formats::CheckpointReader& found,
                               const formats::CheckpointReader& expected);
 
@@ -68,10 +68,10 @@ void expect_equal_checkpoints(const formats::CheckpointReader& found,
 /// replicas, 0-d and empty tensors, optimizer state, nested key paths, values, an alias.
 MemoryCheckpoint one_of_everything();
 
-/// One value of every kind, and the odd ones of each.
+/// Values of every kind, including unusual ones.
 std::vector<Value> values_of_every_kind();
 
-/// Returns bytes that look like a tensor's, the same ones for the same arguments.
+/// Returns bytes that look like a tensor's. Equal arguments give equal bytes.
 Bytes patterned_bytes(std::uint64_t nbytes, std::uint64_t seed);
 
 }  // namespace tessera::test

@@ -86,14 +86,14 @@ class WriterConformanceTest : public ConformanceTest {
     copy_checkpoint(source, *writer);
   }
 
-  /// Fails each operation of `write` in turn, for once and for good: each time it throws Error(io)
-  /// that names a file, and leaves nothing, or, where nobody can undo it any more, the whole
-  /// destination.
+  /// Runs `write` again and again; in run i, operation i fails: only it, or also all later ones.
+  /// `write` must throw Error(io) that names a file. If only operation i failed, it must leave
+  /// nothing. If all later ones failed too, a destination that exists must be complete.
   void fail_each_operation(const std::function<void(FileSystem&)>& write) {
     write(fs_);
     const auto whole = all_files();
     const auto is_whole = [&] {
-      fs_.remove_all(path() + ".partial.journal");  // nobody hears of it where that fails
+      fs_.remove_all(path() + ".partial.journal");  // `write` ignores an error when it removes it
       return all_files() == whole;
     };
     clear();
@@ -344,7 +344,7 @@ TEST_P(WriterConformanceTest, EverythingIsSyncedBeforeItAppears) {
   } else {
     write_checkpoint(format(), watched, path(), one_of_everything(), 2);
   }
-  std::set<std::string> unsynced;  // files with bytes, directories with names
+  std::set<std::string> unsynced;  // written files, and directories with new names
   bool has_appeared = false;
   std::istringstream transcript(watched.transcript());
   for (std::string line; std::getline(transcript, line);) {
@@ -437,7 +437,7 @@ class ReaderConformanceTest : public ConformanceTest {
     }
   }
 
-  /// All that a reader gives, as one text.
+  /// Returns all tensors and values of a checkpoint as one text.
   static std::string told(const CheckpointReader& reader) {
     std::string text;
     for (std::size_t i = 0; i < reader.contents().tensors.size(); ++i) {
@@ -474,7 +474,7 @@ TEST_P(ReaderConformanceTest, ATruncatedFileIsRefusedOrFoundByVerifyAndNeverRead
   const std::string whole = told(*open());
   Random random;
   for (const auto& [file, bytes] : all_files()) {
-    // Every length near both ends and near every piece, and some in between.
+    // Lengths to cut the file to: all near both ends and near pieces, and some in between.
     std::set<std::size_t> lengths;
     const auto add_around = [&, &size = bytes](std::uint64_t at) {
       for (std::uint64_t nbytes = at < 3 ? 0 : at - 3; nbytes < at + 3; ++nbytes) {

@@ -14,8 +14,8 @@
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
-// Single bits that flip in the files of a native checkpoint: data, index, and what HDF5 has around
-// them. `verify` finds each; reading and resharding find it or give what was written.
+// Flips single bits in the files of a native checkpoint: in data, index, and HDF5's own structures.
+// `verify` must find each flip. Reading and resharding must throw, or give the bytes as written.
 
 namespace tessera::test {
 namespace {
@@ -26,7 +26,7 @@ using testing::HasSubstr;
 
 const std::string kPath = "checkpoint";
 
-/// Data of each kind: one block, several plain ones, compressed chunks.
+/// Has each kind of stored data: one block, several uncompressed blocks, compressed chunks.
 MemoryCheckpoint source() {
   Random random;
   MemoryCheckpoint checkpoint("source", 2);
@@ -57,7 +57,7 @@ struct Flip {
   }
 };
 
-/// A native checkpoint in memory, and what is known of it while it is sound.
+/// A native checkpoint in memory, and its tensors as they were before any bit was flipped.
 class NativeBitFlips {
  public:
   NativeBitFlips() : fs_(kPath, written()) {
@@ -70,7 +70,7 @@ class NativeBitFlips {
     for (int rank = 0; rank < reader->contents().world_size; ++rank) note_data_of(rank);
   }
 
-  /// Draws a bit, each as likely as any other.
+  /// Draws a random bit; all bits are equally likely.
   Flip draw(Random& random) const {
     auto position =
         static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(num_bytes_)));
@@ -81,7 +81,7 @@ class NativeBitFlips {
     throw std::logic_error("a position beyond the last file");
   }
 
-  /// Flips the bit, looks at what comes of it, and flips it back.
+  /// Flips the bit, expects that verify, reads and resharding find it, and flips it back.
   void expect_found(const Flip& flip) {
     SCOPED_TRACE(flip.text());
     const std::string fqn = tensor_at(flip);
@@ -93,7 +93,7 @@ class NativeBitFlips {
       expect_reads_find(*reader, flip, fqn);
       expect_resharding_finds(*reader, flip, fqn);
     } catch (const Error& error) {
-      EXPECT_EQ(flip.file, "index.h5") << error.what();  // the rest is not needed for opening
+      EXPECT_EQ(flip.file, "index.h5") << error.what();  // opening reads only the index
       expect_names(error, flip, "");
     }
     flip.apply(fs_);
@@ -140,7 +140,7 @@ class NativeBitFlips {
     }
   }
 
-  /// Returns the tensor whose data the flip is in; empty where it is in something else.
+  /// Returns the tensor whose data has the flipped bit; empty if the bit is not in tensor data.
   std::string tensor_at(const Flip& flip) const {
     for (const Data& data : data_) {
       const bool is_in = flip.position >= data.range.begin && flip.position < data.range.end;
@@ -150,7 +150,7 @@ class NativeBitFlips {
   }
 
   static void expect_names(const Error& error, const Flip& flip, const std::string& fqn) {
-    const bool has_signature = flip.position >= 8;  // without, it is no file of ours
+    const bool has_signature = flip.position >= 8;  // else it is no native file
     EXPECT_EQ(error.kind(), has_signature ? ErrorKind::corruption : ErrorKind::unsupported)
         << error.what();
     EXPECT_THAT(error.what(), HasSubstr(join_path(kPath, flip.file)));
@@ -226,7 +226,7 @@ TEST(SlowNativeBitFlipsTest, EveryOfTenThousandIsFound) {
   flip_random_bits(10'000);
 }
 
-/// The structure is little beside the data, so few random flips meet it.
+/// HDF5's structures are small, so few of the random flips are in them.
 /// Shows E4.
 TEST(NativeBitFlipsTest, BitsOfTheHeadersAreFound) {
   NativeBitFlips checkpoint;

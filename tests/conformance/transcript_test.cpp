@@ -14,15 +14,15 @@
 namespace tessera::test {
 namespace {
 
-/// What each writer does to the disk, operation by operation, against fixtures/transcripts: which
-/// files it makes, in which order they are synced, closed, renamed and removed. Where in a file it
-/// writes, and how much, is left out, as that is up to HDF5 and zstd. With
-/// TESSERA_UPDATE_TRANSCRIPTS in the environment the files are written anew, for whoever changed
-/// the order to look at.
+/// Compares each writer's file operations with fixtures/transcripts: which files it creates, and
+/// the order in which it syncs, closes, renames and removes them. Leaves out the offsets and sizes
+/// of writes, which depend on HDF5 and zstd.
+/// If TESSERA_UPDATE_TRANSCRIPTS is set, first overwrites the transcripts with the new operations;
+/// review the difference before you commit it.
 class TranscriptTest : public ::testing::TestWithParam<FormatUnderTest> {
  protected:
-  /// Returns the operations of one writing, with the writes to a file that follow each other as
-  /// one.
+  /// Writes one checkpoint and returns the operations. Consecutive writes to a file count as one
+  /// operation.
   std::string operations(const MemoryCheckpoint& source, OverwritePolicy overwrite) {
     FaultFileSystem watched(FileSystem::posix(), tmp_.path());
     write_checkpoint(GetParam(), watched, tmp_ / GetParam().destination, source, 1, overwrite);

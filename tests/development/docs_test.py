@@ -1,4 +1,4 @@
-"""The pages' links lead somewhere, and every public symbol has a comment."""
+"""Checks that links in the pages have a target, and that every public symbol has a comment."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""Puts the modules of tools/development in reach of the tests."""
+"""Lets the tests import the modules of tools/development."""
 
 import sys
 from pathlib import Path

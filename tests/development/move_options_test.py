@@ -1,4 +1,4 @@
-"""An option of ckpt-reshard exists everywhere: on the command line, in Python, in the journal and on its page.
+"""Checks that each option of ckpt-reshard exists on the command line, in Python, in the journal and on its page.
 
 TESSERA_BIN, if set, is the folder of a built ckpt-reshard: its --help must then list the same options.
 """
@@ -13,22 +13,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BIN = os.environ.get("TESSERA_BIN")
 
-# Options that a place lacks on purpose.
+# Options that Python, or the journal, lacks on purpose.
 NOT_IN_PYTHON = {
     "quiet", "json", "color",  # a function prints nothing, and returns its summary
-    "workers",  # a function takes the numbers, and asks no launcher
-    "dequantize",  # the tool alone computes new numbers, as `combine` does
+    "workers",  # Python's `part` and `parts` are numbers; it reads no launcher's variables
+    "dequantize",  # only the tool can compute new numbers; Python has no `combine` either
 }
 NOT_IN_JOURNAL = {
-    "dequantize",  # an entry of its own beside the plan's
+    "dequantize",  # the journal has an entry for it outside the plan
     "to", "compress", "base", "changed-rows", "max-shard-size", "device-mesh",  # part of the journal's destination, not of its plan
     "extra-files", "extra-files-from", "extra-files-limit",  # the journal names the files that they select
     "memory", "threads", "spool", "dry-run", "overwrite", "resume", "discard", "quiet", "json", "progress", "color",  # may differ
-    "endpoint",  # of the URLs; other objects than those of the first run are refused
-    "part", "workers", "take-over",  # the number of workers has an entry of its own
+    "endpoint",  # may differ; changed source objects are refused in any case
+    "part", "workers", "take-over",  # the journal has an entry for the number of workers
 }
-ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # beside world_size and part themselves
-# Options of merge and split, which have sections of their own on the page.
+ANOTHER_NAME_IN_PYTHON = {"ranks": "world-size", "parts": "part"}  # Python also has world_size and part
+# Options of merge and split, which other sections of the page describe.
 JOURNAL_OF_OTHER_VERBS = {"prefix", "sources", "prefer"}
 EXTENSION_OF_OTHER_VERBS = {"prefix", "keep-prefix", "prefer"}
 
@@ -38,7 +38,7 @@ def text(path: str) -> str:
 
 
 def function(path: str, signature: str) -> str:
-    """The body of a C++ function, which ends with a brace in the first column."""
+    """Returns the text of a C++ function up to the first line that is a single brace."""
     source = text(path)
     begin = source.index(signature)
     return source[begin:source.index("\n}\n", begin)]
@@ -76,7 +76,7 @@ def described_keywords() -> set[str]:
 
 
 def extension_members() -> set[str]:
-    """What the extension is given, and progress, which is an argument of its own."""
+    """Returns the options that Python passes to the extension, and `progress`, which is a separate argument."""
     stub = ast.parse(text("tools/python/src/tessera/_core.pyi"))
     [options] = [node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "_MoveOptions"]
     members = {"prefix" if node.target.id == "prefixes" else node.target.id for node in options.body}

@@ -1,4 +1,4 @@
-"""Every row of docs/requirements.md has a test that shows it; tests are named for what they show, not for the row."""
+"""Checks that a test shows each row of docs/requirements.md, and that no test has a row's number in its name."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Sets up environments for real, from a package index that is a folder with one tiny wheel."""
+"""Builds real Python environments from a package index that is a folder with one tiny wheel."""
 
 import contextlib
 import io

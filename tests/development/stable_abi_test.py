@@ -1,6 +1,6 @@
-"""The extension of the Python package calls only what the stable ABI has: its wheel serves CPython 3.12 and all versions after it.
+"""Checks that the Python extension calls only the stable ABI, because one wheel is for CPython 3.12 and all later versions.
 
-A build for an older Python, as most machines have, would not find a call that breaks this. tests/interop/test_python_stable_abi.py
+A build for an older Python accepts forbidden calls, so this test reads the sources. tests/interop/test_python_stable_abi.py
 compiles such a wheel, but only on demand.
 """
 

@@ -8,7 +8,7 @@ import modules  # noqa: F401
 import tests
 from console import Stop
 
-# What CTest 3.25 writes for each way in which a test can end.
+# What CTest 3.25 writes for each way a test can end.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="x" tests="6">
   <testcase name="good" time="0.5" status="run"><system-out>fine</system-out></testcase>

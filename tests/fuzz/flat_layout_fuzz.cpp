@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/flat_unit.h"
 
-/// The two files that say what flat vectors are made of: of a source, and of a destination.
+/// Reads the input as both files that describe flat parameters: of a source and of a destination.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   const fuzz::PackedFiles files(std::as_bytes(std::span(data, nbytes)), {""});

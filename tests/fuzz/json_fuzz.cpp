@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "tessera/base/error.h"
 
-/// Whatever parses is written and parsed again to the same text.
+/// If the input is valid JSON, writing and parsing it again must give the same text.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   try {

@@ -5,7 +5,7 @@
 #include "inspect/manifest.h"
 #include "tessera/base/error.h"
 
-/// A manifest that is read is written and read again as the same.
+/// If the input is a valid manifest, writing and reading it again must give an equal one.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   const std::string_view text(reinterpret_cast<const char*>(data), nbytes);

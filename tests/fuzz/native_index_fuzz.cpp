@@ -4,8 +4,8 @@
 #include "formats/native/index.h"
 #include "tessera/base/error.h"
 
-/// The binary index without the checksums before it: `{ role | world size | rank | version | index
-/// }`, a byte each but the last. Whatever decodes is encoded and decoded again to the same bytes.
+/// The input is `{ role | world size | rank | version | index }`: four bytes, then a binary index
+/// without checksums. An index that decodes must be equal after it is encoded and decoded again.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   using namespace tessera::formats::native;

@@ -1,9 +1,9 @@
-"""Makes the fuzz targets' first inputs out of the fixtures, and of what the targets once found.
+"""Makes the seeds (first inputs) of the fuzz targets from fixtures and from earlier findings.
 
     pack_seeds.py FIXTURES OUT        writes OUT/<target>/<seed>
 
-The form of a packed checkpoint is drawn in packed_files.h; the names of its files stand here and in the target.
-What a target found lies in findings/<target>, mended, and is tried again each time.
+packed_files.h shows the layout of a packed checkpoint. The names of its files are in this script and in the target.
+findings/<target> has inputs that once made a target crash. The bugs are fixed; each run tries these inputs again.
 """
 
 import json
@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PACKED = {  # names as in <target>_fuzz.cpp; the first must be there
+PACKED = {  # names as in <target>_fuzz.cpp; a fixture must have the first
     "dcp": (".metadata", "__0_0.distcp", "__1_0.distcp"),
     "bin": ("pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"),
     "rank_files": ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"),
@@ -92,7 +92,7 @@ def pickles(fixtures: Path):
 
 
 def native_indexes(fixtures: Path):
-    """Yields the indexes of native files, each behind the four bytes that native_index_fuzz.cpp names."""
+    """Yields the indexes of native files, each after the four bytes that native_index_fuzz.cpp describes."""
     for file in sorted(fixtures.rglob("*.h5")):
         content = file.read_bytes() if file.is_file() else b""
         if not content.startswith(b"\x89TSR") or len(content) < 4096:
@@ -114,7 +114,7 @@ def shards(fixtures: Path):
 
 
 def zero_checkpoints(fixtures: Path):
-    """Yields the files of two ranks of DeepSpeed, behind the byte that deepspeed_fuzz.cpp names."""
+    """Yields the packed files of two ranks of DeepSpeed, after the byte that deepspeed_fuzz.cpp describes."""
     for file in sorted(fixtures.rglob(RANKS_OF_ZERO[0])):
         for stage, models in MODELS_OF_ZERO.items():
             names = RANKS_OF_ZERO + models
@@ -123,7 +123,7 @@ def zero_checkpoints(fixtures: Path):
 
 
 def megatron_checkpoints(fixtures: Path):
-    """Yields the files of Megatron's ranks, behind the byte that megatron_fuzz.cpp names."""
+    """Yields the packed files of Megatron's ranks, after the byte that megatron_fuzz.cpp describes."""
     for file in sorted(fixtures.rglob("mp_rank_00/model_optim_rng.pt")):
         for kind, names in RANKS_OF_MEGATRON.items():
             if all((file.parent.parent / name).is_file() for name in names):
@@ -131,18 +131,18 @@ def megatron_checkpoints(fixtures: Path):
 
 
 def saved_by_ranks(fixtures: Path):
-    """Yields what torch_checkpointing wrote: three ranks with torch.save, and the model of four ranks as safetensors."""
+    """Yields two checkpoints of torch_checkpointing: three ranks with torch.save, and a model of four ranks as safetensors."""
     valid = fixtures / "torch_checkpointing/valid"
     yield packed(valid / "fsdp2", SAVED_BY_RANKS)
     metadata = pickle.loads((valid / "fsdp2_tp_other_forms" / SAVED_BY_RANKS[0]).read_bytes())
-    del metadata["metadata"]["optimizer"]  # whose files lie in folders
+    del metadata["metadata"]["optimizer"]  # its files are in folders, but SAVED_BY_RANKS has no folder
     parts = [pickle.dumps(metadata, protocol=4)]
     parts += [(valid / "fsdp2_tp_other_forms" / name).read_bytes() for name in SAVED_BY_RANKS[1:5]]
     yield packed_bytes([*parts, b""])
 
 
 def structured() -> bytes:
-    """Returns safetensors with all that `tessera.structure` can say (docs/formats/safetensors.md)."""
+    """Returns a safetensors file with every member of `tessera.structure` (docs/formats/safetensors.md)."""
     structure = {"schema": 1, "key_paths": {"a.0": ["a", [0]]}, "kinds": {"a.0": "pointwise"},
                  "parameters": {"a.0": "b"}, "units": [{"name": "u", "dtype": "uint8", "parameters": [
                      {"fqn": "b", "shape": [1], "offset": 0}]}]}
@@ -158,7 +158,7 @@ def manifests():
 
 
 def seeds(fixtures: Path):
-    """Yields pairs of target and content."""
+    """Yields pairs of a target's name and an input."""
     for target, names in PACKED.items():
         for file in sorted(fixtures.rglob(names[0])):
             if file.is_file():

@@ -83,7 +83,7 @@ std::vector<std::string> PackedFiles::list_directory(const std::string& path) co
   return {names.begin(), names.end()};
 }
 
-/// Returns the names in a folder, those of folders too.
+/// Returns the names of the files and folders in a folder.
 std::set<std::string> PackedFiles::names_within(const std::string& folder) const {
   const std::string begin = folder + "/";
   std::set<std::string> names;

@@ -17,13 +17,13 @@ namespace tessera::fuzz {
 /// The path under which the files of one fuzzer input appear.
 inline constexpr const char* kCheckpointPath = "/checkpoint";
 
-/// A directory of read-only files in memory, cut out of one fuzzer input:
+/// A read-only directory `/checkpoint` in memory. Its files are parts of one fuzzer input:
 ///
-///     { 4 bytes little-endian: nbytes | bytes } per name but the last, which takes what is left
+///     { 4 bytes little-endian: nbytes | bytes } for each name; the last file has only bytes
 ///
-/// Files whose length is missing in the input do not exist. A single name makes `/checkpoint`
-/// itself the file where that name is empty. pack_seeds.py writes this form.
-/// Sees the input's memory. Thread-safe. Everything that would write throws Error(io).
+/// If the input ends early, the files whose length is missing do not exist. If the only name is
+/// empty, `/checkpoint` itself is the file. pack_seeds.py writes inputs of this layout.
+/// Does not copy the input, which must outlive it. Thread-safe. Writes throw Error(io).
 class PackedFiles final : public ReadOnlyFileSystem {
  public:
   PackedFiles(std::span<const std::byte> input, std::vector<std::string> names);

@@ -14,7 +14,7 @@ namespace {
 using namespace tessera;
 using namespace tessera::formats;
 
-/// Takes the entries of every dict that may be taken, and walks through all that they hold.
+/// Takes the entries of every dict that the reader offers, and converts each key and value.
 class WalkingTaker final : public pickle::EntryTaker {
  public:
   explicit WalkingTaker(std::size_t pickle_nbytes) : budget_(pickle_nbytes) {}

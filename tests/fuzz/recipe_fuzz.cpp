@@ -27,8 +27,8 @@ tessera::formats::CheckpointContents some_contents() {
 
 }  // namespace
 
-/// A recipe from anywhere: its form, and what its rules do to names and shapes. What the check
-/// calls invertible must have placed all that it did not drop.
+/// Parses the input as a recipe and checks it forwards and backwards. If the check says that it is
+/// invertible, no source element may be lost: each is placed, dropped, or must equal another one.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   static const formats::CheckpointContents contents = some_contents();

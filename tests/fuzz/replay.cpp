@@ -27,7 +27,7 @@
 #include "fuzz_targets.inc"
 #undef TESSERA_FUZZ_TARGET
 
-// Of the sanitizers, where the program is built with them.
+// The sanitizers' runtime defines this; null without sanitizers.
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
 extern "C" const char* __asan_default_options() {
   return "max_allocation_size_mb=1024";  // no input is larger than a few MB
@@ -42,7 +42,7 @@ constexpr const char* kUsage =
     "  them, or for some seconds. What crashes or takes 10 s is written to FILE (default: "
     "finding).\n";
 constexpr unsigned kMaxSecondsPerInput = 10;
-constexpr std::size_t kMaxNbytes = std::size_t{1} << 20;  // of a mutation
+constexpr std::size_t kMaxNbytes = std::size_t{1} << 20;  // largest mutation
 
 using Bytes = std::vector<std::uint8_t>;
 using Run = int (*)(const std::uint8_t* data, std::size_t nbytes);
@@ -57,7 +57,7 @@ constexpr Target kTargets[] = {
 #undef TESSERA_FUZZ_TARGET
 };
 
-// What a signal's handler needs.
+// The signal handler reads these.
 Bytes current_input;
 std::string current_name;
 std::string keep_path = "finding";
@@ -85,7 +85,7 @@ void keep_what_crashes() {
     sigaction(SIGABRT, &action, nullptr);
     return;
   }
-  static std::array<char, 65536> stack;  // the program's own may be what ran out
+  static std::array<char, 65536> stack;  // the crash may be an overflow of the normal stack
   const stack_t other{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};
   sigaltstack(&other, nullptr);
   action.sa_flags = SA_ONSTACK;
@@ -175,8 +175,8 @@ std::vector<Input> read_inputs(const std::vector<std::string>& paths) {
   return inputs;
 }
 
-/// Changes inputs as damage and malice do: bits, bytes, numbers at a limit, ranges that are lost,
-/// doubled, or come from elsewhere.
+/// Changes inputs as damage or an attacker might: flips bits, sets bytes, writes extreme numbers,
+/// removes ranges of bytes, and inserts ranges of the same or another input.
 class Mutator {
  public:
   explicit Mutator(std::uint64_t seed) : engine_(seed) {}
@@ -193,7 +193,7 @@ class Mutator {
  private:
   std::size_t below(std::size_t end) { return static_cast<std::size_t>(engine_() % end); }
   std::size_t place_in(const Bytes& bytes) { return bytes.empty() ? 0 : below(bytes.size()); }
-  /// Short ranges are as likely as long ones.
+  /// Returns a random length from 1 to `most`, at most 2048. Short ones are the most likely.
   std::size_t length_up_to(std::size_t most) {
     const std::size_t limit = std::size_t{1} << below(12);
     return most == 0 ? 0 : 1 + below(std::min(most, limit));
@@ -228,7 +228,7 @@ class Mutator {
     }
   }
 
-  /// Puts a number of 1 to 8 bytes, little-endian, over what is there.
+  /// Overwrites 1 to 8 bytes with a little-endian number.
   void put_number(Bytes& bytes, std::size_t at) {
     constexpr std::uint64_t kNumbers[] = {0,
                                           1,
@@ -251,7 +251,7 @@ class Mutator {
     for (; at < end; ++at, number >>= 8U) bytes[at] = static_cast<std::uint8_t>(number);
   }
 
-  /// Puts a word of the text formats between what is there, or a number in place of digits.
+  /// Replaces the first digits after `at` by a word; appends the word if there are no digits.
   void put_text(Bytes& bytes, std::size_t at) {
     constexpr std::string_view kWords[] = {"-1",
                                            "0",
@@ -302,7 +302,7 @@ void feed(const Target& target, std::string name, Bytes bytes) {
   alarm(0);
 }
 
-/// Returns how many were fed.
+/// Runs the mutations, at least for `num_seconds`. Returns how many were run.
 std::uint64_t feed_mutations(const Options& options, const std::vector<Input>& inputs) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(options.num_seconds);
   Mutator mutator(options.seed);

@@ -128,7 +128,7 @@ class Proxy {
 };
 
 Proxy& proxy() {
-  static auto& proxy = *new Proxy;  // its thread runs to the end
+  static auto& proxy = *new Proxy;  // never destroyed: its thread runs until the process ends
   static const bool is_set = [] {
     ::setenv("AWS_MAX_ATTEMPTS", "1", 1);  // no waits
     ::setenv("HF_ENDPOINT", "http://hub.test", 1);

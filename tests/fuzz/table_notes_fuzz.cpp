@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/table_planner.h"
 
-/// Notes that are read make a plan of two tables, or are refused.
+/// If the input is valid notes, a plan for two tables is made with them; an Error is fine.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   std::vector<TableSize> tables(2);

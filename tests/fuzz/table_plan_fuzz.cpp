@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/table_plan.h"
 
-/// A plan that is read is written and read again to the same text, and cuts a table.
+/// If the input is a valid plan, writing and reading it gives the same text, and it cuts a table.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbytes) {
   using namespace tessera;
   const std::string_view text(reinterpret_cast<const char*>(data), nbytes);

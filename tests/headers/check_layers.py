@@ -1,4 +1,4 @@
-"""Checks what the compiler does not: who may include whom, and what only one place may know.
+"""Checks which layer includes which, and that formats and options are named only where they may be.
 
 - Includes point to lower layers; public headers leak no library.
 - Only the registry and a format's own folder name a format.
@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-# A folder sees those with a lower number; folders of equal number do not see each other.
+# A folder may include folders with a lower number, but not other folders with the same number.
 LAYERS = {"base": 1, "layout": 2, "object_store": 2, "embedding_kernels": 2, "formats": 3, "reshard": 4, "inspect": 4, "recipe": 5,
           "arithmetic": 6,
           "runtime": 6, "nccl": 7, "cuda_tables": 7}
@@ -26,7 +26,7 @@ FORMAT = re.compile(r"\bFormat::(native|dcp|safetensors|torch_zip)\b")
 FORMAT_FOLDERS = {"native": "native", "dcp": "dcp", "safetensors": "safetensors", "torch_zip": "torch_zip"}
 FORMAT_REGISTRY = {"include/tessera/formats/format.h"}
 
-# Python's modules torch.distributed.checkpoint.metadata and …sharded_tensor.metadata are no files.
+# `torch.distributed.checkpoint.metadata` and `….sharded_tensor.metadata` are Python modules, not file names.
 FILE_NAMES = {"native": re.compile(r"\"[^\"]*(index\.h5|rank-)"),
               "dcp": re.compile(r"\"[^\"]*(?<!checkpoint)(?<!sharded_tensor)\.(metadata|distcp)\b"),
               "safetensors": re.compile(r"\"[^\"]*\.safetensors"), "bin": re.compile(r"\"[^\"]*pytorch_model")}

@@ -20,7 +20,7 @@ Manifest manifest_of(const formats::CheckpointReader& reader) {
   return compute_manifest(reader, select(reader.contents(), NameSelection(), reader.path()), {});
 }
 
-// A float32 tensor of the given bits, so that NaN keeps its payload.
+// A checkpoint with a float32 tensor `t` of these bits. Bits, because a NaN can have any payload.
 MemoryCheckpoint holding_bits(const std::vector<std::uint32_t>& bits, Shape shape,
                               std::vector<formats::Piece> pieces = {}) {
   MemoryCheckpoint checkpoint;
@@ -44,7 +44,7 @@ TEST(ManifestTest, DigestsCanBeRecomputedElsewhere) {
                           Manifest::Entry{"group", "27bd2432ca7ed199a26951f013cf0a57"},
                           Manifest::Entry{"pair", "ea1f2dcb79945d3ec6f4380208c5e4f4"},
                           Manifest::Entry{"scalar", "09cd880c01a2eb13e2a0de4dc9a0a92c"}));
-  EXPECT_EQ(Manifest{}.whole_digest(), "99aa06d3014798d86001c324468d497f");  // of no byte
+  EXPECT_EQ(Manifest{}.whole_digest(), "99aa06d3014798d86001c324468d497f");  // of no bytes
 }
 
 TEST(ManifestTest, APartIsReadBackAsAPart) {

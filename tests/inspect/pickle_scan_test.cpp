@@ -71,7 +71,7 @@ Words words_of(const Value& list) {
   return words;
 }
 
-// fixtures/pickle_scan/README.md tells what each file repeats.
+// fixtures/pickle_scan/README.md says which published attack each file repeats.
 TEST(PickleScanTest, PublishedWaysPastOtherScannersAreFound) {
   const std::string folder = test::fixture("pickle_scan");
   const std::string table_path = folder + "/expect.json";
@@ -93,8 +93,8 @@ TEST(PickleScanTest, PublishedWaysPastOtherScannersAreFound) {
   EXPECT_GT(num_files, 100u);
 }
 
-/// Returns the problems of a report except those of a tar that torch.save wrote before PyTorch 0.2:
-/// the scan does not look between the pickles of its tensors.
+/// Returns the problems of a report. Leaves out those of tar.pt, which torch.save wrote before
+/// PyTorch 0.2: it has raw tensors between its pickles, which the scan does not look at.
 std::vector<ScanProblem> without_tensors_in_tars(const PickleScanReport& report) {
   std::vector<ScanProblem> problems = report.problems;
   std::erase_if(problems, [](const ScanProblem& problem) {
@@ -104,7 +104,7 @@ std::vector<ScanProblem> without_tensors_in_tars(const PickleScanReport& report)
   return problems;
 }
 
-// Everything that torch, DCP and safetensors wrote for the other tests.
+// Scans the checkpoints that torch, DCP, safetensors and Tessera wrote for other tests.
 TEST(PickleScanTest, HonestCheckpointsAreClean) {
   for (const char* const folder : {"torch_zip/valid", "dcp/valid", "dcp/v2.2", "dcp/v2.5",
                                    "dcp/v2.11", "dcp/v2.15", "safetensors/valid", "native/v1"}) {
@@ -194,7 +194,7 @@ TEST(PickleScanTest, MembersOnTheSameBytesEndTheScan) {
   EXPECT_TRUE(problem_kinds(report).contains("not looked at"));
 }
 
-// Numbers of a tensor can look like INST, which then finds no mark.
+// Bytes of a tensor can look like the opcode INST. Without a MARK before it, this is no pickle.
 TEST(PickleScanTest, NumbersThatLookLikeACallAreNoPickle) {
   const PickleScanReport report = scan_bytes(std::string("i\0\0\0\0\0\0\0", 8));
   EXPECT_EQ(report.num_pickles, 0u);
@@ -222,13 +222,13 @@ std::string put_text(char key, std::string_view text) {
          key + "0";
 }
 
-// Such as a `.metadata` of millions of pieces has: objects that are memoized and tell nothing.
+// The .metadata of a large checkpoint memoizes millions of objects that are not strings or names.
 TEST(PickleWalkTest, ObjectsThatTellNothingDoNotFillTheMemo) {
   std::string bytes = "\x80\x04" + put_text('\0', "os") + put_text('\1', "system");
   for (int i = 0; i < 5000; ++i) bytes += "]\x94";              // EMPTY_LIST MEMOIZE
   for (int i = 0; i < 5000; ++i) bytes += put_text('\7', "x");  // again and again at one slot
   bytes += std::string("h\0h\1\x93\x94", 6);                    // os.system, at slot 5002
-  bytes += std::string("j\x8a\x13\0\0)R.", 8);                  // and its call
+  bytes += std::string("j\x8a\x13\0\0)R.", 8);                  // calls os.system
   const PickleWalk found = walk(bytes, {.max_memo_slots = 100});
   EXPECT_FALSE(found.limit.has_value());
   EXPECT_FALSE(found.first_break.has_value());

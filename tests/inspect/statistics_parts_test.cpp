@@ -40,7 +40,7 @@ Selection all_of(const MemoryCheckpoint& checkpoint) {
   return select(checkpoint.contents(), NameSelection(), checkpoint.path());
 }
 
-// Returns what `stats --part` prints, after it was written and read as text.
+// Returns the documents of `stats --part`, written as text and read back.
 std::vector<PartOfStatistics> parts_of(const MemoryCheckpoint& checkpoint, int num_parts) {
   std::vector<PartOfStatistics> parts;
   for (int i = 0; i < num_parts; ++i) {

@@ -182,7 +182,7 @@ TEST(StatisticsTest, AreTheSameBitForBitHoweverTheTensorIsCutAndRead) {
   ScanOptions alone;
   ScanOptions crowded;
   crowded.num_threads = 4;
-  crowded.memory_nbytes = 1;  // the smallest reads
+  crowded.memory_nbytes = 1;  // makes each read as small as possible
   const Statistics a = compute_statistics(one, {&index, 1}, alone).front();
   const Statistics b = compute_statistics(many, {&index, 1}, crowded).front();
   EXPECT_EQ(a.sum, b.sum);
@@ -241,7 +241,7 @@ TEST(StatisticsTest, ATensorThatClaimsTheImpossibleCostsNothing) {
   entry.pieces = {{FlatRange{0, numel}, 0}};
   const std::size_t index = 0;
   EXPECT_THROW(compute_statistics(checkpoint, {&index, 1}, {}),
-               std::logic_error);  // the read's own
+               std::logic_error);  // thrown by MemoryCheckpoint
   entry.pieces = {{FlatRange{0, numel / 2}, 0}};
   EXPECT_THROW(compute_statistics(checkpoint, {&index, 1}, {}), Error);
 }

@@ -29,7 +29,7 @@ using ::testing::IsEmpty;
 
 const VerifyOptions kWithNumbers{.numbers = VerifyOptions::Numbers::must_be_finite};
 
-// All that a report says, one finding a line.
+// Returns a report as lines: first the counts, then one line for each finding.
 std::vector<std::string> lines_of(const VerifyReport& report) {
   std::vector<std::string> lines{
       std::to_string(report.num_tensors) + " " + std::to_string(report.num_pieces) + " " +
@@ -42,7 +42,7 @@ std::vector<std::string> lines_of(const VerifyReport& report) {
   return lines;
 }
 
-// What `--part` prints, after it was written and read as text.
+// Returns the documents of `verify --part`, written as text and read back.
 std::vector<PartDocument> documents_of(const CheckpointReader& reader, const VerifyOptions& options,
                                        int num_parts) {
   std::vector<PartDocument> documents;
@@ -66,7 +66,7 @@ std::unique_ptr<CheckpointReader> open_or_null(const std::string& path) {
   }
 }
 
-// All fixtures that can be opened, sound and damaged.
+// Returns the paths of all fixtures of these formats, valid and invalid.
 std::vector<std::string> fixtures() {
   std::vector<std::string> paths;
   const stdfs::path root(TESSERA_FIXTURES);
@@ -81,8 +81,8 @@ std::vector<std::string> fixtures() {
   return paths;
 }
 
-// With numbers, unless there is a tensor that cannot be read at all: its file is missing, or holds
-// calls that Tessera refuses.
+// Returns options that also check numbers; default options if that check throws, because a tensor
+// cannot be read at all (its file is missing, or has pickle calls that Tessera refuses).
 VerifyOptions options_for(const CheckpointReader& reader) {
   try {
     verify(reader, kWithNumbers);
@@ -137,7 +137,7 @@ TEST(VerifyPartsTest, EveryByteIsReadByOnePart) {
   }
 }
 
-// A checkpoint whose only part has the given findings and notes.
+// Joins parts of an empty checkpoint.
 VerifyReport join(std::vector<PartOfVerify> parts) {
   return join_parts(parts, MemoryCheckpoint());
 }

@@ -83,7 +83,7 @@ TEST(VerifyTest, NumbersThatAreNotFiniteAreFindingsWhenAsked) {
   EXPECT_EQ(report.findings[0].found, "1 NaN and 2 Inf");
 }
 
-/// A reader of a format that finds nothing wrong with what it cannot read.
+/// A reader whose verify() and check_files() report nothing, even if reads fail.
 class CheckpointNotChecked final : public formats::CheckpointReader {
  public:
   explicit CheckpointNotChecked(const MemoryCheckpoint& checkpoint) : checkpoint_(checkpoint) {}

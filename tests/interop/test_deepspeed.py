@@ -97,7 +97,7 @@ def test_dicts_and_lists_within_a_model_come_back(tmp_path):
 
 
 def test_outermost_keys_that_are_no_text_are_kept_or_refused(tmp_path, classes_of_deepspeed):
-    """Shows A2, F2. In client state that DeepSpeed saved they stay numbers. Tessera writes none, and says so."""
+    """Shows A2, F2. A move from DeepSpeed keeps number keys of client state. A move to DeepSpeed refuses them."""
     copy = shutil.copytree(VALID / "zero1", tmp_path / "copy", copy_function=shutil.copyfile)
     edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state.update({7: torch.ones(2), 8: 9}))
     back = torch.load(reshard(copy, tmp_path / "back.pt"), weights_only=True)
@@ -169,7 +169,7 @@ def test_client_state_that_clashes_is_told_apart(members, tmp_path, classes_of_d
 
 
 def test_names_of_a_model_without_its_key_are_told(tmp_path):
-    """Shows A2, F2. DeepSpeed's files have a module, so a bare state dict gets the names of one."""
+    """Shows A2, F2. DeepSpeed's files store a module, so the names of a bare state dict get the prefix `model.`."""
     torch.save({"w": torch.ones(2), "b": torch.ones(2), "epoch": 3}, tmp_path / "bare.pt")
     document = json.loads(succeed("ckpt-reshard", tmp_path / "bare.pt", tmp_path / "run", "--to", "deepspeed", "--json"))
     assert document["changes"] == [{"kind": "model_names", "count": 2}]

@@ -44,7 +44,7 @@ def test_of_a_cast(source, options, tmp_path):
 
 @pytest.mark.parametrize("options", [REPLICATED, ["--to", "dcp", "--world-size", "3", "--strategy", "dim1"]], ids=" ".join)
 def test_of_a_sum(source, options, tmp_path):
-    """Shows E2. Elements of replicas count once. If one read brings elements between two runs too, these are not counted."""
+    """Shows E2. Elements of replicas count once. If a read also brings elements that the move does not need, these do not count."""
     half = reshard(source, tmp_path / "half", "--cast", "float16", "--on-overflow", "saturate", *REPLICATED)
     assert counts("combine", tmp_path / "sum", "--linear", f"1e-8={half}", *options) == ({"w": 32 * 48 - 1}, {})
 
@@ -73,7 +73,7 @@ def test_of_dequantized_numbers_that_are_cast(quantized, options, tmp_path):
 
 
 def test_of_dequantized_numbers_with_a_base(quantized, tmp_path):
-    """Shows E2. A move with a base reads each element twice: to compare it, and to write it. It counts once."""
+    """Shows E2. A move with a base reads each element twice: to compare it, and to write it. The element counts once."""
     folder, numbers = quantized
     save_file({"a.weight": numbers.half()}, tmp_path / "half.safetensors")
     old = reshard(tmp_path / "half.safetensors", tmp_path / "old", "--to", "native")

@@ -794,7 +794,7 @@ def save_through_dcp_and_load(root, ranks):
             assert_holds(into["model"][key], tensor, f"{key} as {name}")
         writer = tessera.dcp.StorageWriter(overwrite=True, keep_last=9)
         dcp.async_save(outer, checkpoint_id=f"{root}/{name}", storage_writer=writer).result()
-    # From CPython 3.13 on, torch 2.11 cannot send the traceback of any failure of a save, whoever writes.
+    # From CPython 3.13 on, torch 2.11 cannot send the traceback of a failed save to other ranks, with any storage.
     told = (dcp.api.CheckpointException, "exists") if sys.version_info < (3, 13) else (Exception, "exists|cannot pickle code objects")
     with pytest.raises(told[0], match=told[1]):
         dcp.save(outer, storage_writer=tessera.dcp.StorageWriter(f"{root}/{name}"))

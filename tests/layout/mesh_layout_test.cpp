@@ -37,7 +37,7 @@ TEST(MeshLayoutTest, AxesThatCutDifferentDimensionsMakeAGrid) {
       ElementsAre("[0:2, 0:3] on 0", "[0:2, 3:5] on 1", "[2:3, 0:3] on 2", "[2:3, 3:5] on 3"));
 }
 
-// The order of _StridedShard in PyTorch: tensor parallelism (the last axis) cuts first.
+// As in PyTorch's _StridedShard: the last axis (tensor parallelism) cuts first.
 TEST(MeshLayoutTest, TheLastOfAxesThatCutOneDimensionCutsFirst) {
   const MeshLayout layout = layout_of("[2, 2]", R"x(["Shard(0)", "Shard(0)"])x");
   EXPECT_THAT(in_words(layout.shards_of("w", Shape{8})),

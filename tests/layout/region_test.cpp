@@ -36,7 +36,7 @@ TEST(RegionTest, ColumnBlocksMeetInOneRunPerRow) {
 }
 
 TEST(RegionTest, FlatRangeAgainstColumnBlockFollowsBothOrders) {
-  // Elements 3..14 of a [4, 4] tensor; the block has columns 1 and 2.
+  // Elements [3, 14) of a [4, 4] tensor; the box has columns 1 and 2.
   EXPECT_THAT(runs_of({4, 4}, FlatRange{3, 14}, Box{{0, 1}, {4, 2}}),
               ElementsAre(CopyRun{2, 2, 2}, CopyRun{6, 4, 2}, CopyRun{10, 6, 1}));
 }

@@ -41,7 +41,7 @@ PlannerOptions options(int world_size, std::uint64_t memory_nbytes) {
   return options;
 }
 
-/// Returns the message of the refusal, or nothing where a plan was proposed.
+/// Returns the message of the Error; an empty text if a plan was proposed.
 std::string refusal(const std::vector<TableSize>& tables, const PlannerOptions& options,
                     ErrorKind kind) {
   try {
@@ -96,7 +96,7 @@ TEST(TablePlannerTest, NoTablesAndEmptyTablesHaveAPlan) {
   EXPECT_EQ(proposed.plan.tables.size(), 2U);
 }
 
-// 2 hosts of 2 ranks, 100 samples a rank, 2 features of 3 ids: 600 ids and 200 bags of each rank.
+// 2 hosts of 2 ranks; per rank 100 samples of 2 features of 3 ids, which are 600 ids in 200 bags.
 class CostTest : public ::testing::Test {
  protected:
   CostTest() {
@@ -128,9 +128,9 @@ class CostTest : public ::testing::Test {
 TEST_F(CostTest, TableWiseTakesAllIdsAndSendsAllOutputs) {
   const ShardingCandidate whole = candidate(TableSharding::table_wise);
   ASSERT_EQ(whole.shards.size(), 1U);
-  // 2400 ids; a row of 128 bytes is read, read and written; its state of 4 bytes is a cache line.
+  // 2400 ids: a row of 128 bytes is read twice, written once; a cache line of state read, written.
   const double memory = 2400 * (3 * 128 + 2 * 64) / 1000.0;
-  // From and to each other rank: 600 ids of 8 bytes, 200 lengths of 8, 2 * 200 * 32 floats.
+  // With each other rank: 600 ids and 200 lengths of 8 bytes, and 2 * 200 * 32 floats of 4 bytes.
   const double nbytes = 600 * 8 + 200 * 8 + 2 * 200 * 32 * 4;
   EXPECT_NEAR(whole.largest_seconds(), memory + nbytes * (1 / 100.0 + 2 / 10.0), 1e-6);
   EXPECT_EQ(whole.largest_nbytes(), 50 * (32 * 4 + 4) + 4 * static_cast<std::uint64_t>(nbytes));
@@ -207,7 +207,7 @@ TEST_F(CostTest, WeightsOfIdsAndStateOfElementsCost) {
   EXPECT_NEAR(adam.largest_seconds() - weighted.largest_seconds(), 2400 * 2 * 256 / 1000.0, 1e-6);
 }
 
-/// Finds the least time of the slowest rank by trying every candidate on every choice of ranks.
+/// Tries every candidate on every choice of ranks. Finds the least time of the slowest rank.
 class ExhaustiveSearch {
  public:
   ExhaustiveSearch(const std::vector<TableSize>& tables, const PlannerOptions& options,
@@ -228,7 +228,7 @@ class ExhaustiveSearch {
     }
   }
 
-  /// Returns infinity where nothing fits.
+  /// Returns infinity if no plan fits.
   double best_seconds() {
     place(0);
     return best_;
@@ -270,7 +270,7 @@ class ExhaustiveSearch {
     }
   }
 
-  /// Of equal shards next to each other only one order is tried.
+  /// Allows only one order of consecutive equal shards, to save time. Refuses a rank taken twice.
   bool may_follow(const ShardingCandidate& candidate, const std::vector<int>& ranks,
                   int rank) const {
     if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) return false;
@@ -326,7 +326,7 @@ TEST(TablePlannerTest, CloseToTheBestOfAllPlansOnTinyCases) {
     }
     tight.batch_size = 64;
     tight.bandwidths.within_host = pick(0, 1) == 0 ? 1e9 : 20e9;
-    // From less than what can hold all to plenty.
+    // The memory per rank: from too little for all tables to plenty.
     double nbytes = 0;
     for (const TableSize& size : tables)
       nbytes += table_nbytes(size) + 4 * batch_nbytes(size, tight);
@@ -355,7 +355,7 @@ TEST(TablePlannerTest, CloseToTheBestOfAllPlansOnTinyCases) {
   EXPECT_GT(num_solved, 500);
   EXPECT_EQ(num_missed, 0) << "cases that fit, but were refused";
   EXPECT_LE(worst_ratio, 1.05);
-  EXPECT_GE(worst_ratio, 1 - 1e-9);  // better than the best of all would be a wrong test
+  EXPECT_GE(worst_ratio, 1 - 1e-9);  // no plan can be better than the best one
 }
 
 // Shows D10.
@@ -374,7 +374,7 @@ TEST(TablePlannerTest, AThousandTablesOn128RanksAreBalanced) {
   const ProposedPlan proposed = propose_plan(tables, large);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("seconds", std::to_string(seconds.count()));
-  EXPECT_LT(seconds.count(), 30);  // 0.6 where nothing else runs
+  EXPECT_LT(seconds.count(), 30);  // 0.6 s on an idle machine
   double total = 0;
   for (const PlannedRank& rank : proposed.ranks) {
     EXPECT_LE(rank.nbytes, 24 * kGiB);

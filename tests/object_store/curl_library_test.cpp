@@ -34,7 +34,7 @@ TEST(CurlLibraryTest, NumbersAreThoseOfTheHeader) {
   EXPECT_EQ(curl::kHttpVersion, CURLOPT_HTTP_VERSION);
   EXPECT_EQ(curl::kBufferSize, CURLOPT_BUFFERSIZE);
   EXPECT_EQ(curl::kNoSignal, CURLOPT_NOSIGNAL);
-  EXPECT_EQ(curl::kProtocols, 181);  // curl's name for it is deprecated
+  EXPECT_EQ(curl::kProtocols, 181);  // CURLOPT_PROTOCOLS is deprecated
   EXPECT_EQ(curl::kRedirProtocols, 182);
   EXPECT_EQ(curl::kTcpKeepAlive, CURLOPT_TCP_KEEPALIVE);
   EXPECT_EQ(curl::kXferInfoFunction, CURLOPT_XFERINFOFUNCTION);

@@ -93,7 +93,7 @@ TEST_F(SpooledFileTest, APartThatIsWrittenAgainIsTakenAgain) {
   file.resize(3 * kPart);
   const auto first = write(file, kPart, kPart);
   ASSERT_EQ(indices(first), std::vector<int>{1});
-  EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // may be written once more
+  EXPECT_TRUE(write(file, kPart + 5, 10, 'y').empty());  // waits for sync()
   upload(file, first);                                   // the old bytes
   const auto again = file.sync();
   ASSERT_EQ(indices(again), (std::vector<int>{1, 2}));
@@ -132,7 +132,7 @@ TEST_F(SpooledFileTest, AFileThatGrowsGetsMoreParts) {
   }
   EXPECT_EQ(taken, (std::vector<int>{1, 2, 3, 4, 5}));
   file.resize(5 * kPart + 10);
-  EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // it has another size now
+  EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // resize() made it shorter
 }
 
 }  // namespace

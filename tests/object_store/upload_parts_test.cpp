@@ -26,7 +26,7 @@ std::vector<UploadedPart> two_parts() {
   return {part_of(1, "123456789"), part_of(2, "abc")};
 }
 
-// The expected values are of Python's zlib and hashlib.
+// The expected values were computed with Python's zlib and hashlib.
 TEST(UploadPartsTest, ChecksumsAreThoseOfS3) {
   EXPECT_EQ(crc32_text(0xcbf43926), "y/Q5Jg==");
   EXPECT_EQ(crc32_of_parts(two_parts()), "25ItdA==-2");

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::uint64_t kMib = std::uint64_t{1} << 20;
 
-/// Runs tasks that hold parts of these sizes, and returns how many ran together at most. A task
-/// waits until `num_expected` tasks have run together (20 s at most), then 20 ms for a further one.
+/// Runs one task for each part size, and returns the largest number of tasks that ran together. A
+/// task waits until `num_expected` tasks run together (at most 20 s), then 20 ms for one more.
 int most_together(const std::vector<std::uint64_t>& part_nbytes, int num_expected) {
   std::mutex mutex;
   std::condition_variable changed;
@@ -28,7 +28,7 @@ int most_together(const std::vector<std::uint64_t>& part_nbytes, int num_expecte
       most = std::max(most, ++num_running);
       changed.notify_all();
       changed.wait_for(lock, std::chrono::seconds(20), [&] { return most >= num_expected; });
-      // Give a task that must not run now the time to start by mistake.
+      // Wait for one task too many: it must not start, but a bug might let it start.
       changed.wait_for(lock, std::chrono::milliseconds(20), [&] { return most > num_expected; });
       --num_running;
     });

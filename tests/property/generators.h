@@ -14,12 +14,12 @@
 
 namespace tessera::test {
 
-/// Integers in [low, high], all with equal probability from the first case on.
+/// Draws an integer in [low, high]. All are equally likely, also in RapidCheck's first cases.
 inline std::int64_t pick(std::int64_t low, std::int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<std::int64_t>(low, high + 1));
 }
 
-/// Ranges within [0, size): mostly wide ones, so that two of them often overlap; some empty.
+/// Draws a range within [0, size): mostly wide, so that two ranges often overlap; sometimes empty.
 inline FlatRange pick_range(std::int64_t size) {
   if (pick(0, 9) == 0) {
     const std::int64_t at = pick(0, size);
@@ -53,7 +53,7 @@ inline rc::Gen<Region> arbitrary_region(const Shape& shape) {
   });
 }
 
-/// Any strategy that needs no further options.
+/// The text of any strategy that needs no other option.
 inline rc::Gen<std::string> arbitrary_strategy() {
   return rc::gen::exec([]() -> std::string {
     const std::string name =

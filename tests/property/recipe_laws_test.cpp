@@ -293,7 +293,7 @@ test::Bytes permuted(const test::Bytes& bytes, const Shape& shape,
   return result;
 }
 
-// Large enough for tiles, whatever the size of an element.
+// Many of these tensors are large enough for tiles, with every dtype.
 RC_GTEST_PROP(RecipeLaws, AnyWindowOfAPermutedTensorIsRight, ()) {
   const DType dtype = std::vector{DType::uint8, DType::bfloat16, DType::float32, DType::float64,
                                   DType::complex128}[static_cast<std::size_t>(pick(0, 4))];
@@ -360,7 +360,7 @@ RC_GTEST_PROP(RecipeLaws, DamageInAnyRuleIsFound, ()) {
   RC_ASSERT(!report.problems.empty());
 }
 
-// A size that is not the tensor's is refused, whichever operation has it.
+// A wrong size in any operation is a problem.
 RC_GTEST_PROP(RecipeLaws, AWrongSizeIsFound, ()) {
   const Case made = arbitrary_case();
   std::string text = made.text();

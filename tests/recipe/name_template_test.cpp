@@ -52,7 +52,7 @@ TEST(NameTemplateTest, ARangeBoundsANumber) {
   EXPECT_THAT(*form.match("layers.2.w"), ElementsAre("2"));
   EXPECT_THAT(*form.match("layers.60.w"), ElementsAre("60"));
   EXPECT_FALSE(form.match("layers.61.w"));
-  // The range is that of the value, without what the name adds.
+  // The range is that of L itself, not of the number L + 4 in the name.
   EXPECT_THAT(*parsed("h.{L+4:0..2}.w").match("h.5.w"), ElementsAre("1"));
   EXPECT_FALSE(parsed("h.{L+4:0..2}.w").match("h.6.w"));
 }

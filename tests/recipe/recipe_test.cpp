@@ -78,7 +78,7 @@ TEST(RecipeTest, RenamesWithCaptures) {
   EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
 }
 
-// As in checkpoints whose last layers predict further tokens, and have other names elsewhere.
+// As in models whose last layers predict further tokens (MTP): another framework names them apart.
 TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
   MemoryCheckpoint source;
   for (const char* layer : {"0", "1", "2"}) {
@@ -229,7 +229,7 @@ TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
   EXPECT_EQ(state->parameter, "model.ab");
 }
 
-// As Megatron's torch_dist names it: the state's own name first.
+// The name of the state (exp_avg) comes before the parameter's name, as in Megatron's torch_dist.
 TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
   MemoryCheckpoint source;
   for (const char* name : {"decoder.a", "decoder.b"}) {
@@ -248,7 +248,7 @@ TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
   EXPECT_THAT(names(*reader), ElementsAre("model.ab [4]", "optimizer.state.exp_avg.model.ab [4]",
                                           "optimizer.state.fp32_param.model.ab [4]"));
   EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.model.ab"), ElementsAre(10, 11, 110, 111));
-  // The copy of the weights takes part in what happens to weights.
+  // The recipe's `add` changes fp32_param like the weights, because it is a copy of them.
   EXPECT_THAT(floats(*reader, "optimizer.state.fp32_param.model.ab"),
               ElementsAre(11, 12, 111, 112));
   EXPECT_EQ(reader->contents().find_tensor("optimizer.state.exp_avg.model.ab")->parameter,
@@ -261,7 +261,7 @@ TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
   EXPECT_THAT(names(*back), Contains("optimizer.state.exp_avg.decoder.b [2]"));
 }
 
-// Its layers are stacked.
+// The layers of the state are stacked in one tensor, as those of its parameter.
 TEST(RecipeTest, StackedStateWithItsNameFirstIsUnstacked) {
   MemoryCheckpoint source;
   source.add({"decoder.layers.w", DType::float32, {2, 2}}, numbers(4));
@@ -275,7 +275,7 @@ TEST(RecipeTest, StackedStateWithItsNameFirstIsUnstacked) {
   EXPECT_THAT(floats(*reader, "optimizer.state.exp_avg.h.1.w"), ElementsAre(12, 13));
 }
 
-// A name that only looks so is a tensor like any other.
+// A name like that of optimizer state is an ordinary tensor if its parameter does not exist.
 TEST(RecipeTest, AStateWithoutItsParameterNeedsARule) {
   MemoryCheckpoint source;
   source.add({"optimizer.state.exp_avg.lost", DType::float32, {2}}, numbers(2));
@@ -372,7 +372,7 @@ TEST(RecipeTest, WrappersAreLeftOutOfNames) {
 
   const RecipeReport report = check_recipe(recipe, with_wrappers().contents(), {});
   EXPECT_THAT(report.problems, IsEmpty());
-  EXPECT_FALSE(report.is_invertible);  // where the wrappers were is lost
+  EXPECT_FALSE(report.is_invertible);  // the inverse cannot put wrappers back
   ASSERT_EQ(report.notes.size(), 1U);
   EXPECT_EQ(report.notes[0].rule, "unwrap");
   EXPECT_EQ(report.notes[0].found, "4 names without the wrappers that \"unwrap\" removes");
@@ -385,7 +385,7 @@ TEST(RecipeTest, RulesSeeNamesWithoutWrappers) {
   EXPECT_THAT(names(*reader), ElementsAre("model.all [2, 2]", "optim.state.all.exp_avg [2, 2]"));
   EXPECT_THAT(floats(*reader, "optim.state.all.exp_avg"), ElementsAre(10, 11, 30, 31));
   EXPECT_EQ(reader->read_value(0), Value(Value::List{"all"}));
-  // Without wrappers in the checkpoint, nothing is lost.
+  // If the checkpoint has no wrappers, the recipe is invertible.
   MemoryCheckpoint bare;
   bare.add({"h.0.w", DType::float32, {2}}, numbers(2));
   EXPECT_TRUE(
@@ -600,7 +600,7 @@ TEST(RecipeTest, TheCheckProvesTheWayBack) {
   EXPECT_THAT(report.dropped, ElementsAre("model.gone"));
   EXPECT_EQ(report.num_dropped_elements, 3U);
   EXPECT_EQ(report.num_placed_elements, 9U);
-  EXPECT_EQ(report.num_equal_elements, 1U);  // a step
+  EXPECT_EQ(report.num_equal_elements, 1U);  // the optimizer's step
   EXPECT_EQ(report.num_sources, 7U);
   EXPECT_EQ(report.num_targets, 3U);
 }
@@ -608,7 +608,7 @@ TEST(RecipeTest, TheCheckProvesTheWayBack) {
 TEST(RecipeTest, TheCheckFindsThatNamesDoNotComeBack) {
   MemoryCheckpoint source;
   source.add({"a.x.b.y", DType::float32, {1}}, numbers(1));
-  // The inverse reads the shortest first text.
+  // The inverse splits `x.y` at the first dot: {x:*} gets the shortest text.
   const RecipeReport report = check_recipe(
       parsed(R"({"from": "a.{x:*}.b.{y:*}", "to": "{x:*}.{y:*}"})"), source.contents(), {});
   EXPECT_TRUE(report.is_invertible);

@@ -18,7 +18,7 @@
 #include "tessera/formats/detect.h"
 #include "tessera/recipe/recipe.h"
 
-// The recipes of recipes/, over small models with the names and shapes of the frameworks.
+// Tests the recipes in recipes/ with small models that have the names of the frameworks.
 
 namespace tessera::recipe {
 namespace {
@@ -34,7 +34,7 @@ Recipe shipped(const std::string& name) {
   return Recipe::read(FileSystem::posix(), TESSERA_FIXTURES "/../recipes/" + name + ".json");
 }
 
-/// A model of which each parameter has its moments and its step.
+/// A model with Adam's state: float32 parameters have moments and a step.
 class Model {
  public:
   void add(const std::string& name, const Shape& shape, DType dtype = DType::float32) {
@@ -81,8 +81,8 @@ std::vector<std::string> problems_of(const RecipeReport& report) {
   return problems;
 }
 
-/// Proves a recipe in both directions, and compares all elements after the inverse.
-/// Returns the names that it makes.
+/// Checks a recipe and its inverse, applies both, and compares all elements with the source.
+/// Returns the names that the recipe makes.
 std::vector<std::string> proved(const Recipe& recipe, const MemoryCheckpoint& source,
                                 RecipeOptions options) {
   const RecipeReport there = check_recipe(recipe, source.contents(), options);
@@ -126,7 +126,7 @@ void expect_back_from_torch_dist(const Recipe& recipe, const MemoryCheckpoint& s
   for (std::size_t i = 0; i < back->contents().tensors.size(); ++i) {
     found.emplace(back->contents().tensors[i].meta.fqn, test::whole_tensor(*back, i));
   }
-  EXPECT_THAT(back->contents().values, IsEmpty());  // no extra state of Megatron's
+  EXPECT_THAT(back->contents().values, IsEmpty());  // no _extra_state of Megatron
   const std::set<std::string> dropped = [&] {
     const auto names = check_recipe(recipe, source.contents(),
                                     {.variables = options.variables, .config = options.config})
@@ -160,7 +160,7 @@ std::vector<float> floats(const formats::CheckpointReader& reader, const std::st
 
 constexpr int kLayers = 2;
 
-/// What all these models have around their feed-forward: 2 heads, 1 of K and V, of 4 elements.
+/// A model without feed-forward layers: 2 heads of Q and 1 of K and V, each of 4 elements.
 Model with_attention() {
   Model model;
   model.add("model.embed_tokens.weight", {5, 3});
@@ -226,7 +226,7 @@ TEST(ShippedRecipesTest, HuggingFaceToTorchtitanLlama) {
                  "layers.1.feed_forward.w1.weight [6, 3]", "layers.1.feed_forward.w2.weight [3, 6]",
                  "layers.1.feed_forward.w3.weight [6, 3]", "layers.1.ffn_norm.weight [3]",
                  "norm.weight [3]", "output.weight [5, 3]", "tok_embeddings.weight [5, 3]"));
-  // Rows 0 and 2, which Hugging Face rotates together, become neighbours, in each head.
+  // In each head, rows 0 and 2, which Hugging Face rotates as a pair, get next to each other.
   const auto moved =
       open_transformed(std::make_unique<MemoryCheckpoint>(model.source()), recipe, options);
   for (const char* state : {"", ".exp_avg"}) {
@@ -241,7 +241,7 @@ TEST(ShippedRecipesTest, HuggingFaceToTorchtitanLlama) {
   }
 }
 
-// Names of TransformerEngine's layers, as the older layout has them.
+// Checkpoints of Megatron's older layout may have the names of TransformerEngine's layers.
 TEST(ShippedRecipesTest, NamesOfTransformerEngineAreMegatronsToo) {
   Model model;
   model.add("model.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight", {3});
@@ -258,14 +258,14 @@ TEST(ShippedRecipesTest, NamesOfTransformerEngineAreMegatronsToo) {
                           "[3, 2]"));
   EXPECT_THAT(report.dropped,
               ElementsAre("model.decoder.layers.0.self_attention.linear_qkv._extra_state"));
-  // The same source is not Megatron's if the recipe does not say so.
+  // Without `"megatron": "from"` in the recipe, these names have no special meaning.
   report = check_recipe(Recipe::parse(R"({"schema": 1, "rest": "keep", "rules": []})", "r.json"),
                         source.contents(), {});
   EXPECT_THAT(names_of(report.targets), testing::SizeIs(2));
   EXPECT_THAT(report.dropped, IsEmpty());
 }
 
-// One for each layer and expert.
+// Megatron writes one _extra_state object for each linear layer of each layer and expert.
 TEST(ShippedRecipesTest, ManyObjectsOfMegatronsAreLeftOut) {
   formats::CheckpointContents contents;
   contents.tensors.push_back(
@@ -308,7 +308,7 @@ TEST(ShippedRecipesTest, NamesTooLongForARuleOfMegatronsAreRefused) {
     const std::string names = "model: " + name.substr(0, 20);  // file and tensor
     EXPECT_THAT(open, test::ThrowsError(ErrorKind::unsupported, names));
   }
-  // A name that only the captures in place of its numbers make too long.
+  // The name has the largest size. It becomes too long when captures replace its numbers.
   formats::CheckpointContents contents;
   std::string name = "_extra_state";
   for (int i = 0; i < 9; ++i) name.insert(0, "1.");
@@ -317,7 +317,7 @@ TEST(ShippedRecipesTest, NamesTooLongForARuleOfMegatronsAreRefused) {
   EXPECT_THAT(check_recipe(of_megatron(), contents, {}).dropped, ElementsAre(name));
 }
 
-// No capture matches these digits.
+// Captures match neither 01 nor numbers of more than 18 digits.
 TEST(ShippedRecipesTest, DigitsThatAreNoNumberOfARuleStayInMegatronsNames) {
   MemoryCheckpoint source;
   for (const char* name : {"a.01.b._extra_state", "a.12345678901234567890.b._extra_state",
@@ -341,7 +341,7 @@ TEST(ShippedRecipesTest, ATensorWithTooFewDimensionsIsNotUnstacked) {
                           "decoder.layers.mlp.experts.experts.bar [1]"));
 }
 
-// The rules that Tessera makes have no numbers: the recipe has no such rules.
+// Problems do not number the rules that Tessera adds itself: the recipe does not contain them.
 TEST(ShippedRecipesTest, ProblemsWithMegatronsNamesNameNoRule) {
   MemoryCheckpoint source;
   source.add({"decoder.layers.pre_mlp_layernorm.weight", DType::float32, {1, 2}},
@@ -353,7 +353,7 @@ TEST(ShippedRecipesTest, ProblemsWithMegatronsNamesNameNoRule) {
   EXPECT_THAT(report.rules, IsEmpty());
 }
 
-// Tessera stores some norms under two names. If they differ, neither is taken.
+// Tessera writes some norms under two names. If their elements differ, the move is refused.
 TEST(ShippedRecipesTest, TwoTensorsOfOneNormMustBeEqual) {
   for (const float second : {1.F, 2.F}) {
     MemoryCheckpoint source;
@@ -479,11 +479,11 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronDeepSeek) {
        }) {
     EXPECT_THAT(names, Contains(name));
   }
-  // Both copies that Megatron has once, with their moments and steps.
+  // Megatron has two of the tensors only once. Their copies are dropped, with moments and steps.
   EXPECT_EQ(check_recipe(recipe, model.source().contents(), options).dropped.size(), 6U);
 }
 
-// A part of 192 rows has two scales, of which the second stands for 64 rows.
+// A part of 192 rows has two blocks of 128 rows, each with a scale; the second has only 64 rows.
 TEST(ShippedRecipesTest, ScalesOfBlocksStayApart) {
   Model model = deepseek();
   for (const char* part : {"mlp.shared_experts.", "mlp.experts.2."}) {

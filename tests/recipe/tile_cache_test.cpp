@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kNumel = 5000;
 
-/// Fills one share of a tile with the elements' own numbers.
+/// Fills one share of a tile: each element gets its own index.
 void fill_share(FlatRange tile, int share, std::span<std::byte> out) {
   for (std::int64_t i = share; i < tile.numel(); i += TileCache::kNumShares) {
     const std::int64_t element = tile.begin + i;

@@ -73,7 +73,7 @@ class QuantizedNames {
     const formats::QuantizedTensors* quantized;
     const formats::QuantizedPart* part;
   };
-  /// Returns the part with this name. If both checkpoints have one, returns the part of B.
+  /// Returns the part with this name; the part of B if both have one; null if neither has one.
   const Named* find(const std::string& name) const {
     const auto found = parts_.find(name);
     return found == parts_.end() ? nullptr : &found->second;

@@ -125,7 +125,7 @@ void check_options(const HashOptions& options) {
                    "ckpt-inspect hash --help");
 }
 
-// Computes the digests of the selected names, or of one part of them. Part 0 has the extra files.
+// Digests the selected names, or a part of them. Without patterns, part 0 also has extra files.
 Manifest compute(const HashOptions& options, const formats::CheckpointReader& reader,
                  inspect::Selection selection, Terminal& terminal) {
   PartOfWork part;
@@ -205,8 +205,8 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const bool checks = !options.manifest_path.empty();
   if (options.manifest_path == kStandardInput && options.source.path == kStandardInput) {
     throw UsageError(
-        "--check: expected one of the manifest and the checkpoint from standard input (-), "
-        "found both",
+        "--check: only one of the manifest and the checkpoint can come from standard input ('-'); "
+        "both are '-'",
         "ckpt-inspect hash --help");
   }
   const Manifest expected = checks ? read_expected(options) : Manifest{};

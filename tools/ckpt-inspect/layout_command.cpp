@@ -94,7 +94,7 @@ std::string places_in_words(const std::vector<std::pair<Shape, int>>& places) {
   return text;
 }
 
-// Returns the ranks of a mesh, as PyTorch prints a DeviceMesh: `[[0, 1], [2, 3]]`.
+// Returns a mesh's ranks as PyTorch prints them: `[[0, 1], [2, 3]]`, or by place if places repeat.
 std::string mesh_in_words(const formats::TensorMesh& mesh) {
   std::vector<std::pair<Shape, int>> places;  // in row-major order
   for (const auto& [rank, place] : mesh.coordinates) places.emplace_back(place, rank);

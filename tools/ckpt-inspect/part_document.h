@@ -33,7 +33,7 @@ std::string digest_of_files(const reshard::FileStates& files);
 void require_files(const Value& document, const std::string& path,
                    const reshard::FileStates& expected);
 
-/// Throws: UsageError if `--part` is not with `--json`.
+/// For a command with `--part`. Throws: UsageError if `json` is false.
 void require_json_of_part(bool json, const std::string& help_command);
 
 }  // namespace tessera::cli

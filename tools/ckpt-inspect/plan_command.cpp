@@ -63,7 +63,7 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   }
 }
 
-// The user may name a checkpoint by mistake. So an existing file is replaced only if it is a plan.
+// Protects a checkpoint named by mistake: replaces an existing file only if it is a plan or empty.
 void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::regular) return;
   try {

@@ -27,7 +27,7 @@ struct Numbers {
   inspect::Histogram histogram;
 };
 
-// Returns the statistics of each tensor; an empty list with --no-stats.
+// Returns the statistics and histogram of each tensor; an empty list with --no-stats.
 std::vector<Numbers> compute_numbers(const CheckpointReader& reader,
                                      const std::vector<std::size_t>& tensors,
                                      const ReportOptions& options, Terminal& terminal) {
@@ -166,7 +166,7 @@ std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
   return static_cast<std::size_t>(tensor - contents.tensors.data());
 }
 
-// Returns the statistics of the tensors whose elements differ, in the order of the differences.
+// Returns statistics and histograms of tensors whose elements differ, in the differences' order.
 std::vector<Numbers> numbers_of_differing(const CheckpointReader& reader,
                                           const inspect::DiffReport& report,
                                           const ReportOptions& options, Terminal& terminal) {

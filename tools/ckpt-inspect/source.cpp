@@ -258,8 +258,8 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 namespace {
 
 /// Returns the word for a value that could not be read because of `error`: `refused` if Tessera
-/// never reads this kind of value, `unreadable` if the value is missing or damaged. Rethrows an
-/// Error(io).
+/// never reads this kind of value, `unreadable` if the value is missing or damaged. Throws all
+/// other errors, such as Error(io), again.
 std::string word_for_unread(const Error& error) {
   switch (error.kind()) {
     case ErrorKind::unsupported:

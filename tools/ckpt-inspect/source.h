@@ -57,12 +57,12 @@ void add_as_dict_option(Command& command, std::vector<std::string>& as_dict);
 void add_work_options(Command& command, WorkOptions& options);
 
 /// Opens the checkpoint. The reader lives until the process ends. The path `-` is standard input,
-/// which is read once, to its end.
+/// which is read once (see StandardInput).
 const formats::CheckpointReader* open_source(const SourceOptions& options);
 
-/// Opens the checkpoint as the function above does. Also prints to standard error the missing
-/// files, the entries in these files, the classes whose objects were read as dicts or as the
-/// state_dict() of a module, and the exclusions (`!GLOB`) that match no name.
+/// Opens the checkpoint as above, and prints notes to standard error: about missing files, files of
+/// other formats, a checkpoint that is only a part, findings while opening, classes whose objects
+/// were read as dicts or by state_dict(), and exclusions (`!GLOB`) that match no name.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
 /// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`; at least one of
@@ -73,13 +73,13 @@ struct TwoSources {
 };
 TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal);
 
-/// Writes the members that each document about a checkpoint begins with: its format, which part it
-/// is if it is one part of a checkpoint, and its missing files if there are any.
+/// Writes the first members of each document about a checkpoint: `format`; then `part` if the
+/// checkpoint is only a part, and `missing_files` if files are missing.
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
-/// The extra files beside a checkpoint that is a directory, sorted by name. Leaves out links and
-/// folders.
+/// The extra files in the directory of a checkpoint, sorted by name. Has no links, no folders, and
+/// no files in folders. Empty for a checkpoint that is a single file.
 struct ExtraFiles {
   std::vector<formats::ExtraEntry> files{};
 
@@ -91,18 +91,18 @@ struct ExtraFiles {
 };
 ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options);
 
-/// The bytes of the checkpoint's data files that other checkpoints have too, as hard links.
-/// Removing the checkpoint does not free them.
+/// Returns the bytes of the data files that have further hard links, usually in other checkpoints.
+/// Removing this checkpoint does not free them. 0 for formats that have no base checkpoints.
 std::uint64_t shared_nbytes(const formats::CheckpointReader& reader);
-/// Writes the member `shared_nbytes`, if there are any.
+/// Writes the member `shared_nbytes`, unless it is 0.
 void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& reader);
 
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
-/// Throws Error(invalid_argument) if a pattern matches no name in A or B, because it is probably a
-/// typing error. Prints a note for each exclusion (`!GLOB`) that matches no name. `renames` are
-/// applied to A's names first.
+/// Throws Error(invalid_argument) if a pattern matches no name in A and none in B (perhaps a typo),
+/// or if all patterns together select no name. Prints a note for each exclusion (`!GLOB`) that
+/// matches no name. `renames` are applied to A's names first.
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
                            const formats::CheckpointReader& b, const std::vector<Rename>& renames,
                            Terminal& terminal);

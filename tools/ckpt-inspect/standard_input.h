@@ -17,10 +17,10 @@ namespace tessera::cli {
 inline constexpr const char* kStandardInput = "-";
 
 /// Presents standard input as a file system with one file, `-`, for reading only. The constructor
-/// reads and keeps the first bytes, which contain the header of any file. It then counts the other
-/// bytes without keeping them. It stops at the end that the header states, so it returns even for
-/// an endless stream. Thread-safe. A read of a byte that was not kept throws Error(unsupported), a
-/// write throws Error(io).
+/// reads the stream to its end. It keeps the first `max_kept_nbytes` bytes, and only counts the
+/// others. A longer stream must end where its header says; the constructor throws Error(corruption)
+/// at the first byte after that, so it also ends for an endless stream. Thread-safe. A read of a
+/// byte that was not kept throws Error(unsupported), a write throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.
@@ -38,7 +38,7 @@ class StandardInput final : public ReadOnlyFileSystem {
 
  private:
   enum class Stream { more, ended };
-  /// Reads until `nbytes` bytes are read, or the stream ends.
+  /// Reads until `nbytes` bytes of the stream are read, earlier calls included, or it ends.
   Stream read_to(std::uint64_t nbytes);
 
   int descriptor_;

@@ -15,7 +15,7 @@ constexpr const char* kGap = "…";
 constexpr const char* kColumnGap = "  ";
 
 // Returns the positions of a dimension to show: the first and last `edge` ones, with -1 between
-// them for the gap; all if there are few.
+// them for the gap; all if there are at most 2 * edge + 1.
 std::vector<std::int64_t> positions(std::int64_t size, std::int64_t edge) {
   std::vector<std::int64_t> shown;
   const bool has_gap = size > 2 * edge + 1;

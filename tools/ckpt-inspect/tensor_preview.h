@@ -8,9 +8,9 @@
 namespace tessera::cli {
 
 /// Returns the outermost elements of a tensor as lines: rows of its last two dimensions, the first
-/// and last few of each, with `…` for the elements between. Shows fewer if they do not fit into
-/// `max_width` columns. If the tensor has more dimensions, shows the first such matrix; if it is
-/// 0-d, its element. Rounds floats to four digits. Reads only the elements that it shows.
+/// and last three of each, with `…` for the elements between. If lines exceed `max_width` columns,
+/// shows fewer columns, but at least two. More dimensions: the first such matrix. 0-d: the element.
+/// No elements: no lines. Rounds floats to four digits. Reads only the elements that it shows.
 std::vector<std::string> preview_lines(const inspect::TensorReader& tensor, std::size_t max_width);
 
 }  // namespace tessera::cli

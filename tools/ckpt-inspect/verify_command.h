@@ -19,7 +19,7 @@ struct VerifyCommandOptions {
 
 void add_verify_command(CommandLine& line, VerifyCommandOptions& options, Terminal& terminal);
 
-/// Checks all bytes, or the bytes of one part. Returns ExitCode::findings if it finds an error.
+/// Checks a checkpoint or a part of it, or joins parts. Returns ExitCode::findings for an error.
 ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

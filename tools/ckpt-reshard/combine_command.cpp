@@ -73,7 +73,7 @@ ScaledAdapter parse_adapter(const std::string& text) {
   return {text.substr(0, equals), *scale};
 }
 
-/// Returns the sum of --average and --ema.
+/// Returns the sum of --average or --ema.
 Formula formula_of_series(const CombineCommandOptions& options) {
   if (options.averages && options.ema_decay) refuse("--ema", "either --average or --ema", "both");
   if (options.sources.size() < 2) {
@@ -130,7 +130,7 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   return formula;
 }
 
-/// Throws if the dtype of the sums cannot hold a weight.
+/// Throws if the dtype of the sums cannot hold a weight, a decay, or the sum of the weights.
 void check_weights(const Formula& formula, const CombineCommandOptions& options) {
   const auto check = [&](const std::string& option, const std::string& what, double number) {
     if (arithmetic::can_hold(options.accumulation, number)) return;

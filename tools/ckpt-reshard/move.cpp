@@ -203,9 +203,9 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
                        ": could not remove the old checkpoint (remove it yourself)");
 }
 
-/// Throws if a source cannot be read, or if DST must not be replaced. A directory that is replaced
-/// may contain files with the names of `extra_files`. If `extra_files` is null (not known yet), an
-/// existing directory is not checked.
+/// Throws if a source is `-`, or if the move may not write to DST (check_destination). Null
+/// `extra_files`: not known yet; an existing directory DST is then not checked. Checks nothing for
+/// `--resume` with DST on an object store.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
@@ -221,8 +221,8 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
 }
 
-/// Opens the source. As the options say, names the parameters that an optimizer numbers, and
-/// applies a recipe. Before that, reports names that several sources of a merge have.
+/// Opens the source, and dequantizes it if asked. If that finds no problems, also gives names to an
+/// optimizer's numbered parameters and applies a recipe, as the options say.
 MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
                        const std::vector<std::string>& paths, const NameSelection& only,
                        const std::function<MoveSource(const FileSystem& fs)>& open,
@@ -253,7 +253,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
 }
 
 /// Adds to `files.left` (the extra files that are not copied) those of the second and later sources
-/// of a combination. Skips a file that the first source has with the same bytes.
+/// of a combination. Skips a file that the first source or --extra-files-from has, byte for byte.
 void leave_files_of_later_sources(std::span<const std::string> sources, const MoveOptions& options,
                                   const Plan& plan, const CheckpointReader& reader,
                                   reshard::ExtraFilesPlan& files) {
@@ -323,7 +323,7 @@ void add_earlier(std::vector<Result>& results, const Result& earlier, const Unit
   }
 }
 
-/// Adds to the results what the rounding of sums and of dequantized numbers has changed.
+/// Adds to `outcome` the sums and dequantized numbers that became zero or too large by rounding.
 void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader& reader,
                 Outcome& outcome) {
   // The cast counts saturated numbers a second time, but not infinite ones.
@@ -372,8 +372,8 @@ void print_complete(const MoveOptions& options, const Outcome& outcome,
   }
 }
 
-/// Sets options that depend on others, and checks all of them. Returns the part of the worker, if
-/// several workers do the move and this run does not finish their parts.
+/// Sets options that depend on others, and checks all of them. Returns the part that this worker
+/// writes; nothing if one process does the whole move, or if this run is `finish`.
 std::optional<PartOfWork> settle_options(MoveOptions& options) {
   const bool is_on_store = object_store::is_on_store(options.destination);
   if (!options.format) options.format = formats::format_for_destination(options.destination);

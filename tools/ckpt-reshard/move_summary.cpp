@@ -220,7 +220,7 @@ struct FirstLeftOut {
   std::string alias{};
 };
 
-/// Finds the names that `count_left_out` counts.
+/// Finds the first name, in sorted order, of each kind that `count_left_out` counts.
 FirstLeftOut first_left_out(const MoveOptions& options,
                             const formats::CheckpointContents& contents) {
   reshard::PlanOptions wanted;
@@ -336,7 +336,7 @@ void print_num_left(std::size_t num_tensors, Terminal& terminal) {
   terminal.print("  and " + counted(num_tensors, "more tensor") + " (--json lists all)\n");
 }
 
-/// Prints the tensors with numbers that were too large for the cast, at most kMaxFindingsShown.
+/// Prints the tensors with numbers that were too large for their dtype, at most kMaxFindingsShown.
 void print_overflows(const Plan& plan, const std::vector<reshard::TensorOverflow>& overflows,
                      Terminal& terminal) {
   const std::size_t num_shown = std::min(overflows.size(), kMaxFindingsShown);
@@ -353,7 +353,7 @@ void print_overflows(const Plan& plan, const std::vector<reshard::TensorOverflow
   print_num_left(overflows.size() - num_shown, terminal);
 }
 
-/// Prints the first tensors with numbers that the cast made zero.
+/// Prints the tensors with numbers that became zero, at most kMaxUnderflowsShown.
 void print_underflows(const Plan& plan, const std::vector<reshard::TensorUnderflow>& underflows,
                       Terminal& terminal) {
   const std::size_t num_shown = std::min(underflows.size(), kMaxUnderflowsShown);
@@ -376,7 +376,7 @@ std::string in_words(const CastLosses& lost) {
   return too_large + ", " + std::to_string(num_became_zero) + " became zero";
 }
 
-/// Prints the counts of all numbers that were too large or became zero.
+/// Prints for the first tensors how many numbers were too large or became zero.
 void print_losses(const Outcome& outcome, Terminal& terminal) {
   print_overflows(outcome.plan, outcome.overflows, terminal);
   print_underflows(outcome.plan, outcome.underflows, terminal);

@@ -29,8 +29,8 @@ struct Outcome {
   int num_shares = 1;  // number of shares of the move, one for each worker
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
-  // What rounding of sums and of dequantized numbers lost, in tensors whose name no longer exists
-  // after a recipe. Key: the name before. All other losses are in `overflows` and `underflows`.
+  // Losses from rounding sums and dequantized numbers, of tensors whose name no longer exists after
+  // the recipe. Key: the name before it. Losses of other tensors: `overflows` and `underflows`.
   std::map<std::string, CastLosses> losses_before_recipe{};
   reshard::FileStates source_files{};  // states of the source's files when they were opened
   std::optional<arithmetic::CombinationCounts> combination{};

@@ -34,7 +34,7 @@ struct RecordedCommand {
   std::vector<std::string> arguments;
   std::string directory;
 };
-/// Reads a text that `command_to_text` has returned; returns nothing for any other text.
+/// Parses a text of `command_to_text`. Returns nothing for '' or other JSON; throws if not JSON.
 std::optional<RecordedCommand> command_from_text(const std::string& text, const std::string& path);
 
 }  // namespace tessera::cli

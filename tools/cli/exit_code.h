@@ -32,8 +32,8 @@ struct ExitCodeMeaning {
 /// Returns the meanings that every help text prints.
 std::span<const ExitCodeMeaning> exit_code_meanings();
 
-/// Runs a tool's body and returns its exit status. If the body throws, prints one
-/// line `<tool>: <message>` to standard error and returns the exception's code.
+/// Runs a tool's body, flushes standard output, and returns the exit status. If one throws, prints
+/// `<tool>: <message>` to standard error (nothing for OutputClosed), and returns the error's code.
 int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
 
 }  // namespace tessera::cli

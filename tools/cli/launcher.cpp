@@ -10,8 +10,8 @@
 namespace tessera::cli {
 namespace {
 
-/// The environment variables that one launcher sets. A launcher is recognised only if all its
-/// variables are set.
+/// The environment variables that one launcher sets. It is recognised if `index` is set, and
+/// also `count` unless it is null.
 struct LauncherVariables {
   const char* index;
   const char* count;  // null: the launcher has no such variable

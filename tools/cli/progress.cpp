@@ -105,8 +105,8 @@ void Progress::show(Clock::time_point now) {
                                       total_nbytes_, seconds_until(now)));
 }
 
-// The last line always shows the total, although some checks read more or fewer bytes than
-// announced.
+// A line never shows more than the total, and the line `done` always shows the total, although some
+// checks read more or fewer bytes than announced.
 void Progress::write_json(State state, Clock::time_point now) {
   const std::uint64_t done_nbytes =
       state == State::done ? total_nbytes_

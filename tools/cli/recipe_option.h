@@ -31,8 +31,8 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
 std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
                             const std::string& model_folder);
 
-/// Returns a reader of the checkpoint after the recipe, or `reader` itself if no recipe is given.
-/// `checkpoint` is the path that `reader` reads.
+/// Returns a reader of the checkpoint after the recipe; `reader` itself without a recipe. Throws
+/// Error(invalid_argument) for --inverse or --set alone. `checkpoint` is the path of `reader`.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
     const std::string& checkpoint, const std::string& model_folder = {});

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kMinShrunkWidth = 16;
-constexpr std::size_t kMaxAlignedWidth = 100;  // a longer text shifts only its own row
+constexpr std::size_t kMaxAlignedWidth = 100;  // in a file, a longer text shifts only its own row
 
 std::size_t total_width(const std::vector<std::size_t>& widths, const std::vector<bool>& is_shown) {
   std::size_t total = 0;

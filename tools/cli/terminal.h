@@ -18,8 +18,8 @@ class OutputClosed : public std::runtime_error {
 };
 
 /// The output of a tool: results go to standard output, everything else to standard error. Output
-/// is buffered and reaches the system by `flush()`, when the buffer is full, and before anything
-/// goes to standard error. Thread-safe. Ignores SIGPIPE from construction on.
+/// is buffered: it is written by `flush()`, by the destructor, when the buffer is full, and before
+/// `print_error` prints. Thread-safe. Ignores SIGPIPE and SIGXFSZ from construction on.
 class Terminal {
  public:
   Terminal() : Terminal(1, 2) {}

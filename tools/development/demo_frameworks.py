@@ -43,7 +43,7 @@ def demo_frameworks(*, torch_version: str | None) -> int:
     heading("Tessera moves what DeepSpeed saved to PyTorch's distributed checkpoint, for 4 ranks")
     show_and_run(["ckpt-reshard", str(zero), str(for_fsdp2), "--to", "dcp", "--world-size", "4"], python)
 
-    heading("PyTorch resumes from there: FSDP2 on 4 ranks")
+    heading("PyTorch resumes from this checkpoint: FSDP2 on 4 ranks")
     checkpoints.mkdir()
     show_and_run(torchrun(4, f"{EXAMPLES}/go_on_fsdp2.py", str(for_fsdp2), TEXT, "--losses", str(moved),
                           "--steps", str(TO_TESSERA), "--save", str(checkpoints / f"step-{TO_TESSERA}")), python)

@@ -34,7 +34,7 @@ def demo_moe(*, torch_version: str | None) -> int:
     heading(f"The same on 2 ranks, stopped after step {MOVED_AT}")
     show_and_run(trainer(2, checkpoints, "LICENSE", "--steps", MOVED_AT, "--losses", moved), python)
 
-    heading("It resumes from there on 4 ranks")
+    heading("It resumes from this checkpoint on 4 ranks")
     show_and_run(trainer(4, checkpoints, "LICENSE", "--steps", STEPS, "--losses", moved), python)
     show_and_run(["ckpt-inspect", "tree", str(checkpoints / f"step-{STEPS}"), "--depth", "2"], python)
 

@@ -76,7 +76,7 @@ def in_colours(line: str, owners: list[int]) -> str:
 
 
 def side_by_side(expected: list[float], stretches: list[Stretch], columns: int) -> str:
-    """Draws both curves side by side on one scale. A line below the second shows which run trained which steps."""
+    """Returns both curves as text, side by side on one scale. The last line says which run trained each step."""
     losses = [loss for stretch in stretches for loss in stretch.losses]
     owner_of = [number for number, stretch in enumerate(stretches) for _ in stretch.losses]
     low, high = min(losses + expected), max(losses + expected)
@@ -142,7 +142,7 @@ def demo_resume(*, torch_version: str | None) -> int:
     show_and_run(trainer(4, checkpoints, moved, "--strategy", "HYBRID_SHARD", "--steps", str(MOVED_AT),
                          "--dcp", str(for_python)), python)
 
-    heading("PyTorch resumes from there: FSDP2 on 2 ranks")
+    heading(f"PyTorch resumes from step {MOVED_AT}: FSDP2 on 2 ranks")
     show_and_run(["torchrun", "--standalone", "--nproc-per-node", "2",
                   "docs/examples/resume_anywhere/go_on_fsdp2.py", str(for_python), TEXT, "--losses", str(moved),
                   "--steps", str(STEPS)], python)

@@ -49,7 +49,7 @@ def write_model(path: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Lets mpirun start more processes than there are cores, also as root."""
+    """Returns an environment in which mpirun finds the tools, and may also run as root."""
     return os.environ | {"PATH": os.pathsep.join([str(ROOT / "build/bin"), os.environ.get("PATH", "")]),
                          "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -59,7 +59,7 @@ def under_mpirun(*arguments: str) -> list[str]:
 
 
 def holder_of(share: int, shares: Path) -> int | None:
-    """Returns the process that writes a part, once it has begun."""
+    """Returns the ID of the process that writes a part; None before it has begun."""
     lock = shares / f"share-{share}.lock"
     words = lock.read_text().rsplit(" ", 1) if lock.exists() else []
     return int(words[1]) if len(words) == 2 else None

@@ -151,7 +151,7 @@ class Pages:
         return f"<a href=\"{href}\">{text}</a>" if href else text
 
     def copied(self, path: str) -> str | None:
-        """Copies a file of the repository, or the start page of a folder, into the site. Returns its path there."""
+        """Copies a file of the repository, or the start page of a folder, into the site. Returns its path there; None if there is nothing to copy."""
         file = ROOT / path
         if file.is_dir():
             file = next((file / name for name in ("README.md", "main.cpp") if (file / name).exists()), None)

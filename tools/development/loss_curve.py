@@ -44,7 +44,7 @@ def sampled(count: int, width: int) -> list[int]:
 
 
 def plot(losses: list[float], *, low: float, high: float, width: int, height: int) -> list[str]:
-    """Draws losses as lines of bars, top line first. The largest loss fills the height; the smallest is still visible."""
+    """Draws losses as lines of bars, top line first. A loss of `high` fills the height; a loss of `low` is still visible."""
     levels = len(BARS) - 1
     steps = height * levels - 1
     bars = [1 + round((losses[place] - low) / ((high - low) or 1) * steps) for place in sampled(len(losses), width)]

@@ -90,7 +90,7 @@ def python_environment(torch_version: str | None = None) -> Path:
 
 
 def install(pip: list, log: Path) -> None:
-    """Runs pip. If it fails, says why."""
+    """Runs pip. If it fails, ends tools/dev with the reason."""
     if run_quietly(pip, log) == 0:
         return
     text = log.read_text(errors="replace")

@@ -68,7 +68,7 @@ class Case:
 
 
 def outcome_of(case: ElementTree.Element) -> str:
-    """Distinguishes a test that skipped itself from one that could not run, which is a failure."""
+    """Returns "passed", "failed" or "skipped". A test that CTest could not start has failed; a disabled one is skipped."""
     if case.get("status") == "run":
         return "passed"
     skipped = case.find("skipped")
@@ -95,7 +95,7 @@ def read_junit(path: Path, labels: dict[str, str], variant: str = "") -> list[Ca
 
 
 def run_ctest(directory: Path, selection: list[str], environment: dict[str, str], variant: str = "") -> list[Case]:
-    """Runs the selected tests of a build folder, and prints what failed or was skipped."""
+    """Runs the selected tests of a build folder, and prints what failed or was skipped. Returns all tests that ran."""
     report = directory / "test-report.xml"
     log = directory / "test-log.txt"
     command = ["ctest", "--test-dir", directory, "--parallel", str(os.cpu_count() or 2),
@@ -143,7 +143,7 @@ def reason_to_skip(case: Case) -> str:
 
 
 def summary_by_suite(cases: list[Case]) -> str:
-    """Prints for each suite how many tests ran, and why the others did not."""
+    """Returns a table with how many tests of each suite passed, failed and were skipped, and why they were skipped."""
     suites: dict[str, list[Case]] = {}
     for case in cases:
         suites.setdefault(case.name.rpartition(".")[0].rpartition("/")[2] or case.name, []).append(case)

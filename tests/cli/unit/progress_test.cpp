@@ -18,7 +18,7 @@ namespace {
 // Shows row E6.
 class ProgressTest : public ::testing::Test, protected PipedStreams {
  protected:
-  // Returns the lines of JSON that were told since the last call, each without its time.
+  // Returns the progress lines (JSON) printed since the last call, without their time.
   std::vector<std::string> told() const {
     std::vector<std::string> lines;
     std::istringstream text(err());

@@ -335,7 +335,7 @@ def test_megatron_loads_folders_of_ranks_that_were_moved_to_torch_dist(tmp_path,
     ("dp_reshardable", {"tensor": 2, "data": 2}, {"tensor": 2, "data": 2}),
     ("dp_reshardable", {"data": 2, "expert": 2, "experts": 4, "swiglu": True}, {"data": 2, "expert": 2, "experts": 4, "swiglu": True}),
     ("fully_reshardable", {"tensor": 2, "pipeline": 2}, {"data": 2}),
-    # On ranks without expert parallelism, Megatron has one optimizer, and cannot load the two that it saved with it.
+    # With expert parallelism, Megatron saves two optimizers. Without it, Megatron has one optimizer and cannot load the two.
     ("fully_reshardable", {"data": 2, "expert": 2, "experts": 4, "swiglu": True},
      {"pipeline": 2, "data": 2, "expert": 2, "experts": 4, "swiglu": True}),
 ], ids=["buckets", "buckets-experts", "model", "model-experts"])

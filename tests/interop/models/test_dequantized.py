@@ -46,7 +46,7 @@ def dequantized(folder, tensors, quantization, dtype):
 
 
 def assert_equal_bits(found, expected, *, zeros_are_equal=False):
-    """Two NaNs are equal, whatever their sign and payload."""
+    """Expects equal bits. Two NaNs count as equal, whatever their sign and payload."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     integers = {2: torch.int16, 4: torch.int32}[found.itemsize]
     same = found.contiguous().view(integers) == expected.contiguous().view(integers)

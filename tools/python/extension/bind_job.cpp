@@ -201,7 +201,7 @@ class SavePlan {
 
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Returns the indices of the boxes that this rank writes, ascending, by name of the tensor.
+  /// Returns, by name of a tensor, the indices of the boxes from which this rank writes elements.
   std::map<std::string, std::vector<std::uint32_t>> boxes_read() const {
     std::map<std::string, std::vector<std::uint32_t>> read;
     for (std::size_t t = 0; t < plan_.copies.size(); ++t) {

@@ -62,9 +62,9 @@ formats::MergedCheckpoint open_as_stored(const Sources& sources, const FileSyste
           0};
 }
 
-/// Opens the source. As the options say, names the parameters that an optimizer numbers, and
-/// applies a recipe. If sources of a merge have the same names, does neither, so that the plan
-/// reports these names.
+/// Opens the source. As the options say, gives names to an optimizer's numbered parameters, and
+/// applies a recipe. If several sources of a merge have the same name, does neither: the plan then
+/// reports the name.
 formats::MergedCheckpoint open(const MoveRequest& request, const FileSystem& fs) {
   const Sources& sources = request.sources;
   formats::MergedCheckpoint source = open_as_stored(sources, fs);
@@ -88,7 +88,7 @@ struct Place {
   std::string path;
 };
 
-/// Moves all bytes and commits. Returns how many bytes an interrupted move had moved before.
+/// Moves all bytes and commits, or writes a worker's share. Returns how many bytes it resumed.
 std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader, Outcome& outcome,
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
@@ -188,7 +188,7 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   return outcome;
 }
 
-/// Plans a move, and executes it unless this is a dry run.
+/// Plans a move. Executes it, unless the plan has problems or this is a dry run.
 Outcome run(const MoveRequest& request, Watch& watch) {
   FileSystem& fs = object_store::files();
   const bool is_on_store = object_store::is_on_store(request.destination);

@@ -142,7 +142,7 @@ class Checkpoint(Mapping[str, Any]):
                            path=self.path, tensor=name)
 
     def _nearest(self, name: str) -> str | None:
-        """Returns the name in the checkpoint that is nearest to a wrong name."""
+        """Returns the name in the checkpoint that is nearest to a wrong name; None if none is similar."""
         try:
             encoded = name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:  # no name in a file has such a character

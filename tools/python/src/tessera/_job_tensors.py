@@ -112,7 +112,7 @@ def _placements_text(placements: tuple[Any, ...]) -> str:
 
 
 def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...], ranks: Ranks) -> list[Shard]:
-    """Returns the boxes that have elements, sorted, each with its ranks. Do not change the lists: other calls return them too."""
+    """Returns the boxes of the tensor as `_held_boxes` does. Do not change the lists: other calls return them too."""
     cuts: list[tuple[int, int]] = []  # for each axis of the mesh: the dimension that it cuts (-1: none), and the split factor
     for placement in placements:
         if placement.is_partial():
@@ -145,7 +145,8 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=4096)
 def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
-    """Returns each different box with elements, and the ranks that hold it. `holders[i]` holds `boxes[i]`."""
+    """Returns each different box that has elements, sorted, and the ranks that hold it; for a tensor without elements one empty
+    box, on all ranks. `holders[i]` holds `boxes[i]`."""
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:

@@ -15,7 +15,7 @@ class PerRank:
     value: a value, or an object with state_dict() and load_state_dict(), whose state is a value (no tensors). After
     `load`, `value` is this rank's value; an object got it through load_state_dict().
     policy: what a rank gets if the checkpoint was saved by another number of ranks.
-        "refuse": an error on all ranks, before anything is read.
+        "refuse": an error on all ranks, before any tensor is read.
         "replicate": the value of rank r mod N, where N ranks saved.
         "merge": the list of all values, by rank, also if the number of ranks is the same.
         "split": if the values are lists, they are joined in rank order, and each rank gets an equal part. Other values: the

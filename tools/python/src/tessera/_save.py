@@ -307,7 +307,7 @@ class _Job(SaveSteps):
 
 
     def with_linked(self, report: Saved) -> Saved:
-        """Counts the bytes that stay in files of the base in `linked_nbytes`, and no longer in `nbytes`."""
+        """Returns the report with `linked_nbytes`, the bytes that stay in files of the base. Subtracts them from `nbytes`."""
         linked = self.save.linked_nbytes
         return report._replace(nbytes=report.nbytes - linked, linked_nbytes=linked)
 
