@@ -58,6 +58,11 @@ void CombinedReader::check_files(const formats::FindingSink& sink) const {
   for_each_source([&](const formats::CheckpointReader& source) { source.check_files(sink); });
 }
 
+void CombinedReader::check_rest(const formats::RestOptions& options) const {
+  for_each_source(
+      [&](const formats::CheckpointReader& source) { formats::check_rest(source, options); });
+}
+
 void CombinedReader::verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
                             int num_threads) const {
   for_each_source(

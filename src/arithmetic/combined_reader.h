@@ -11,6 +11,7 @@
 
 #include "arithmetic/combination.h"
 #include "arithmetic/tensor_sum.h"
+#include "formats/partly_read.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -30,7 +31,7 @@ struct ValueOrigin {
 };
 
 /// A combination as a checkpoint. Owns its sources and adapters.
-class CombinedReader final : public formats::CheckpointReader {
+class CombinedReader final : public formats::CheckpointReader, public formats::PartlyRead {
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
@@ -58,6 +59,7 @@ class CombinedReader final : public formats::CheckpointReader {
   std::vector<std::string> data_files() const override;
   formats::MissingData find_missing_data() const override { return first().find_missing_data(); }
   void check_files(const formats::FindingSink& sink) const override;
+  void check_rest(const formats::RestOptions& options) const override;
   void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,
               int num_threads) const override;
 

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats {
 
 /// Base class of readers that show the entries of another reader under other names or in another
 /// form. Has the format, path and files of the other reader. A derived class fills `contents_`.
-class DerivedReader : public DividedReader {
+class DerivedReader : public DividedReader, public PartlyRead {
  public:
   Format format() const override { return base_->format(); }
   const std::string& path() const override { return base_->path(); }
@@ -23,6 +24,7 @@ class DerivedReader : public DividedReader {
                    PartOfCheck& part) const override {
     formats::verify_part(*base_, sink, progress, num_threads, part);
   }
+  void check_rest(const RestOptions& options) const final { formats::check_rest(*base_, options); }
 
  protected:
   explicit DerivedReader(std::unique_ptr<CheckpointReader> base) : base_(std::move(base)) {}

@@ -14,6 +14,7 @@
 #include "base/checked_math.h"
 #include "base/json.h"
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"
@@ -160,7 +161,7 @@ std::vector<FlatVectorLayout> with_first_components(std::vector<FlatVectorLayout
   return layout;
 }
 
-class FlatLayoutReader final : public DividedReader {
+class FlatLayoutReader final : public DividedReader, public PartlyRead {
  public:
   FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
                    const std::vector<FlatVectorLayout>& layout);
@@ -180,6 +181,9 @@ class FlatLayoutReader final : public DividedReader {
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
   MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override { reader_->check_files(sink); }
+  void check_rest(const RestOptions& options) const override {
+    formats::check_rest(*reader_, options);
+  }
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
     formats::verify_part(*reader_, sink, progress, num_threads, part);

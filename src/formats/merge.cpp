@@ -1,4 +1,5 @@
 #include "tessera/formats/merge.h"
+#include "formats/partly_read.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -37,7 +38,7 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
   return result;
 }
 
-class MergedReader final : public CheckpointReader {
+class MergedReader final : public CheckpointReader, public PartlyRead {
  public:
   MergedReader(std::vector<MergeSource> sources, MergePreference preference)
       : sources_(std::move(sources)), preference_(preference) {
@@ -116,6 +117,9 @@ class MergedReader final : public CheckpointReader {
       for (std::string& file : source.reader->data_files()) files.push_back(std::move(file));
     }
     return files;
+  }
+  void check_rest(const RestOptions& options) const override {
+    for (const MergeSource& source : sources_) formats::check_rest(*source.reader, options);
   }
   MissingData find_missing_data() const override {
     std::vector<MissingData> missing;  // indexed by source

@@ -14,6 +14,7 @@
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
 #include "formats/name_pattern.h"
+#include "formats/partly_read.h"
 #include "formats/staging/shared_work.h"
 #include "formats/stored_chunks.h"
 #include "reshard/cast_losses.h"
@@ -528,6 +529,7 @@ void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWri
   const FileStates before =
       options.source_files ? *options.source_files : source_file_states(reader);
   execute(plan, reader, writer, with_path);
+  formats::check_rest(reader, {.stop = options.stop});
   require_unchanged(before, source_file_states(reader));
   if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
   writer.commit();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/network_file_system.h"
+#include "formats/partly_read.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
@@ -29,6 +30,10 @@ using formats::KeptWork;
 using formats::SharedWork;
 using formats::ShareOptions;
 using formats::ShareWriter;
+
+/// The most that a worker reads beyond its share to check a CRC, as a multiple of what it read of
+/// the storage. Two workers that share a storage do not check it.
+constexpr double kMostRestOfShare = 0.05;
 
 /// A move by several processes, as one of them sees it.
 class SharedMove {
@@ -124,6 +129,7 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
       options.source_files ? *options.source_files : source_file_states(reader_);
   try {
     execute_blocks(plan_, reader_, writer, with_path, blocks.ranges);
+    formats::check_rest(reader_, {.most_rest = kMostRestOfShare, .stop = options.stop});
     require_unchanged(before, source_file_states(reader_));
     if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
     writer.commit_share();

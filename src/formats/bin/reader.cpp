@@ -10,6 +10,7 @@
 #include "formats/drivers.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
 
@@ -19,7 +20,7 @@ namespace {
 using bin::FileSet;
 
 /// The files of a model, each read by the reader of torch.save files.
-class BinReader final : public DividedReader {
+class BinReader final : public DividedReader, public PartlyRead {
  public:
   BinReader(const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict)
       : path_(std::move(path)) {
@@ -67,6 +68,9 @@ class BinReader final : public DividedReader {
     std::vector<std::string> files;
     for (const auto& shard : shards_) files.push_back(shard->path());
     return files;
+  }
+  void check_rest(const RestOptions& options) const override {
+    for (const auto& shard : shards_) formats::check_rest(*shard, options);
   }
   void check_files(const FindingSink& sink) const override {
     for (const Finding& finding : findings_) sink(finding);

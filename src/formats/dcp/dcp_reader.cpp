@@ -21,6 +21,7 @@
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "formats/recently_used.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
@@ -68,7 +69,7 @@ void refuse_safetensors(const ReadableFile& file, const StorageInfo& info) {
 
 class ItemCheck;
 
-class DcpReader final : public DividedReader {
+class DcpReader final : public DividedReader, public PartlyRead {
  public:
   DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
@@ -102,6 +103,8 @@ class DcpReader final : public DividedReader {
     const auto chunk = chunk_at(tensor_index, piece_index);
     chunk->item->archive.read_elements(
         chunk->record, metadata_.contents.tensors[tensor_index].meta.fqn, range, out);
+    if (nested_.tensors.contains(tensor_index)) return;  // its item stays open
+    checks_of_chunks_.keep(key_of_chunk(tensor_index, piece_index), chunk->item->archive.checks());
   }
 
   Value read_value(std::size_t value_index) const override;
@@ -109,17 +112,23 @@ class DcpReader final : public DividedReader {
   std::vector<std::string> data_files() const override;
   MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override;
+  void check_rest(const RestOptions& options) const override;
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override;
 
  private:
   std::shared_ptr<const ReadableFile> open_file(std::uint32_t file) const;
   std::shared_ptr<const ReadableFile> open_file_of(const StorageInfo& info) const;
-  std::shared_ptr<const Item> open_item(const StorageInfo& info) const;
+  std::shared_ptr<const Item> open_item(
+      const StorageInfo& info, std::shared_ptr<torch_zip::StorageChecks> checks = {}) const;
+  static std::uint64_t key_of_chunk(std::size_t tensor_index, std::size_t piece_index) {
+    return (std::uint64_t{tensor_index} << 32) | piece_index;
+  }
   const Error* refusal_of_tensor(std::size_t value_index) const;
   Value open_value(std::size_t value_index) const;
   std::unique_ptr<Chunk> open_chunk(const TensorEntry& tensor, const Box& box,
-                                    const StorageInfo& info) const;
+                                    const StorageInfo& info,
+                                    std::shared_ptr<torch_zip::StorageChecks> checks = {}) const;
   std::shared_ptr<const Chunk> chunk_at(std::size_t tensor_index, std::size_t piece_index) const;
   void verify_value(std::size_t value_index, ItemCheck& check) const;
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
@@ -141,7 +150,9 @@ class DcpReader final : public DividedReader {
   mutable std::set<std::size_t> over_limit_;  // tensors
   dcp::NestedTensors nested_;
   mutable RecentlyUsed<std::uint32_t, ReadableFile> files_{kMaxFiles};
-  mutable RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};  // by tensor and piece
+  // By `key_of_chunk`.
+  mutable RecentlyUsed<std::uint64_t, Chunk> chunks_{kMaxChunks};
+  mutable torch_zip::ChecksOfFiles checks_of_chunks_;
 };
 
 std::shared_ptr<const ReadableFile> DcpReader::open_file(std::uint32_t file) const {
@@ -169,15 +180,20 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& i
   return file;
 }
 
-std::shared_ptr<const Item> DcpReader::open_item(const StorageInfo& info) const {
+/// Opens an item. `checks`: those of earlier reads of it, if it was open before.
+std::shared_ptr<const Item> DcpReader::open_item(
+    const StorageInfo& info, std::shared_ptr<torch_zip::StorageChecks> checks) const {
   auto file = open_file_of(info);
   refuse_safetensors(*file, info);
-  return std::make_shared<const Item>(std::move(file), window_of(info), as_dict_);
+  auto item = std::make_shared<Item>(std::move(file), window_of(info), as_dict_);
+  if (checks) item->archive.continue_checks(std::move(checks));
+  return item;
 }
 
-std::unique_ptr<Chunk> DcpReader::open_chunk(const TensorEntry& tensor, const Box& box,
-                                             const StorageInfo& info) const {
-  std::shared_ptr<const Item> item = open_item(info);
+std::unique_ptr<Chunk> DcpReader::open_chunk(
+    const TensorEntry& tensor, const Box& box, const StorageInfo& info,
+    std::shared_ptr<torch_zip::StorageChecks> checks) const {
+  std::shared_ptr<const Item> item = open_item(info, std::move(checks));
   std::vector<Leaf> leaves = item->archive.leaves();
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::corruption,
@@ -204,14 +220,29 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
     return nested->second;
   }
   const TensorEntry& tensor = metadata_.contents.tensors[tensor_index];
-  const std::uint64_t key = (std::uint64_t{tensor_index} << 32) | piece_index;
+  const std::uint64_t key = key_of_chunk(tensor_index, piece_index);
   try {
     return chunks_.get(key, [&] {
       return open_chunk(tensor, std::get<Box>(tensor.pieces[piece_index].region),
-                        metadata_.storage.pieces[tensor_index][piece_index]);
+                        metadata_.storage.pieces[tensor_index][piece_index],
+                        checks_of_chunks_.of(key));
     });
   } catch (const Error& error) {
     throw error.at_tensor(tensor.meta.fqn);
+  }
+}
+
+void DcpReader::check_rest(const RestOptions& options) const {
+  for (const auto& [tensor_index, chunk] : nested_.tensors) {
+    chunk->item->archive.check_rest(options);
+  }
+  for (const std::uint64_t key : checks_of_chunks_.files()) {
+    const StorageInfo& info = metadata_.storage.pieces[key >> 32][key & 0xffffffff];
+    try {
+      open_item(info, checks_of_chunks_.of(key))->archive.check_rest(options);
+    } catch (const Error& error) {
+      throw error.at_tensor(metadata_.contents.tensors[key >> 32].meta.fqn);
+    }
   }
 }
 

@@ -11,6 +11,7 @@
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "formats/per_rank.h"
 #include "formats/rank_files/file_names.h"
 #include "formats/tensor_mesh.h"
@@ -42,7 +43,7 @@ struct Gathered {
 
 /// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
 /// name.
-class JoinedRanks final : public DividedReader, public MeshSource {
+class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSource {
  public:
   JoinedRanks(Format format, std::string path, int world_size, std::vector<RankFile> files,
               std::vector<Finding> notes)
@@ -123,6 +124,9 @@ class JoinedRanks final : public DividedReader, public MeshSource {
     return mesh;
   }
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
+  void check_rest(const RestOptions& options) const override {
+    for (const RankFile& file : files_) formats::check_rest(*file.reader, options);
+  }
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
     for (const RankFile& file : files_) {

@@ -47,6 +47,15 @@ class PlacedFile final : public torch_zip::TorchFileReader {
     return is_empty_dict_ || (torch_ != nullptr && torch_->has_sole_object());
   }
 
+  std::shared_ptr<torch_zip::StorageChecks> checks() const override {
+    return torch_ == nullptr ? nullptr : torch_->checks();
+  }
+  void continue_checks(std::shared_ptr<torch_zip::StorageChecks> checks) override {
+    if (torch_ != nullptr) torch_->continue_checks(std::move(checks));
+  }
+  void check_rest(const RestOptions& options) const override {
+    formats::check_rest(*base_, options);
+  }
   void drop_key_paths() override;
 
   Format format() const override { return base_->format(); }

@@ -99,13 +99,21 @@ std::size_t EntryReader::add_small_file(std::string name) {
   return small_files_.size() - 1;
 }
 
+/// Opens a small file. Its checks continue those of earlier reads.
+File EntryReader::open_small_file(std::size_t number) const {
+  File file = look_at(small_files_[number]);
+  file.reader().continue_checks(checks_of_small_files_.of(number));
+  return file;
+}
+
 /// Opens the small file that `source` names, and returns it. Throws if its tensor is not the one
 /// that was there when the checkpoint was opened.
 std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
                                                     const Source& source) const {
   const std::string& name = small_files_[*source.small_file];
-  auto file = opened_small_files_.get(*source.small_file,
-                                      [&] { return std::make_unique<File>(look_at(name)); });
+  auto file = opened_small_files_.get(*source.small_file, [&] {
+    return std::make_unique<File>(open_small_file(*source.small_file));
+  });
   const TensorMeta& expected = contents_.tensors[tensor_index].meta;
   const auto& found = file->reader().contents().tensors;
   const bool is_same = source.tensor < found.size() &&
@@ -128,7 +136,9 @@ void EntryReader::read_piece(std::size_t tensor_index, std::size_t piece_index, 
   }
   const FlatRange elements{source.begin + range.begin, source.begin + range.end};
   if (source.small_file) {
-    small_file(tensor_index, source)->reader().read_piece(source.tensor, 0, elements, out);
+    const std::shared_ptr<const File> file = small_file(tensor_index, source);
+    file->reader().read_piece(source.tensor, 0, elements, out);
+    checks_of_small_files_.keep(*source.small_file, file->reader().checks());
   } else {
     source.file->reader().read_piece(source.tensor, 0, elements, out);
   }
@@ -169,6 +179,14 @@ std::vector<std::string> EntryReader::data_files() const {
   for (const File& file : files_) files.push_back(file.reader().path());
   for (const std::string& name : small_files_) files.push_back(join_path(folder_, name));
   return files;
+}
+
+void EntryReader::check_rest(const RestOptions& options) const {
+  for (const File& file : files_) formats::check_rest(file.reader(), options);
+  for (const std::uint64_t number : checks_of_small_files_.files()) {
+    const File file = open_small_file(number);
+    formats::check_rest(file.reader(), options);
+  }
 }
 
 void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progress,

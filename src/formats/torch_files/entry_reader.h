@@ -16,6 +16,7 @@
 #include "formats/piece_pool.h"
 #include "formats/recently_used.h"
 #include "formats/torch_files/file.h"
+#include "formats/partly_read.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -46,7 +47,7 @@ struct Family {
 
 /// Base class of readers whose tensors and values come from several torch.save files. The
 /// constructor of a subclass opens the files, adds the entries, and calls `finish`.
-class EntryReader : public DividedReader {
+class EntryReader : public DividedReader, public PartlyRead {
  public:
   Format format() const override { return family_.format; }
   const std::string& path() const override { return path_; }
@@ -60,6 +61,7 @@ class EntryReader : public DividedReader {
   void check_files(const FindingSink& /*sink*/) const override {}  // all of them were opened
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override;
+  void check_rest(const RestOptions& options) const override;
 
  protected:
   /// The source of a piece: the elements of a file's tensor from element `begin` on, or one number.
@@ -174,6 +176,7 @@ class EntryReader : public DividedReader {
   void take_entries();
   void add_what_readers_found();
   void add_simplifications();
+  File open_small_file(std::size_t number) const;
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 
   const FileSystem& fs_;
@@ -187,6 +190,7 @@ class EntryReader : public DividedReader {
   std::uint32_t order_end_ = 0;
   std::vector<std::string> small_files_;  // names
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
+  mutable torch_zip::ChecksOfFiles checks_of_small_files_;
   CheckpointContents contents_;
   std::vector<Renamed> renamed_;               // only while opening
   std::set<std::string> differing_;            // names whose entries differ between ranks

@@ -51,6 +51,7 @@ class File {
 
   const std::string& name() const { return name_; }
   const torch_zip::TorchFileReader& reader() const { return *reader_; }
+  torch_zip::TorchFileReader& reader() { return *reader_; }
   /// Returns the entries whose path begins with `keys` and is longer, in the order of `entries()`.
   std::vector<const Entry*> below(const std::vector<std::string>& keys) const;
   /// Returns the entry of that path; null if there is none.

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/checked_math.h"
-#include "base/digest.h"
 #include "base/size_text.h"
 #include "formats/pickle/foreign_object.h"
 #include "formats/pickle/numpy_array.h"
@@ -638,16 +637,16 @@ void SavedObject::read_elements(const TensorRecord& tensor, std::string_view fqn
   const std::uint64_t element_nbytes = itemsize(tensor.dtype);
   TESSERA_CHECK(out.size() == static_cast<std::uint64_t>(range.numel()) * element_nbytes);
   if (out.empty()) return;
+  const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
+    storages_->read_at(tensor.storage, begin, bytes);
+    checks_->add(*storages_, path_, tensor.storage, begin, bytes);
+  };
   try {
     if (is_contiguous(tensor)) {
       const std::uint64_t begin =
           static_cast<std::uint64_t>(tensor.storage_offset + range.begin) * element_nbytes;
-      storages_->read_at(tensor.storage, begin, out);
-      check_range(tensor.storage, begin, out);
+      read(begin, out);
     } else {
-      const auto read = [&](std::uint64_t begin, std::span<std::byte> bytes) {
-        storages_->read_at(tensor.storage, begin, bytes);
-      };
       read_strided(tensor, range, out, read);
     }
   } catch (const Error& error) {
@@ -655,48 +654,6 @@ void SavedObject::read_elements(const TensorRecord& tensor, std::string_view fqn
   }
   if (order_ == ByteOrder::big) swap_bytes(tensor.dtype, out);
   if (tensor.conjugate || tensor.negative) apply_signs(tensor, out);
-}
-
-void SavedObject::check_range(std::size_t storage, std::uint64_t begin,
-                              std::span<const std::byte> bytes) const {
-  const std::optional<std::uint32_t> expected = storages_->crc32(storage);
-  if (!expected) return;
-  const std::uint64_t end = begin + bytes.size();
-  const auto is_new = [&](const StorageCheck& check) {
-    if (check.done) return false;
-    const auto after = check.ranges.lower_bound(end);
-    return after == check.ranges.begin() || std::prev(after)->second.first <= begin;
-  };
-  {
-    const std::scoped_lock lock(checks_mutex_);
-    if (!is_new(checks_[storage])) return;
-  }
-  const std::uint32_t crc = crc32(0, bytes);
-  const std::scoped_lock lock(checks_mutex_);
-  StorageCheck& check = checks_[storage];
-  if (!is_new(check)) return;
-  auto range = check.ranges.emplace(begin, std::pair(end, crc)).first;
-  const auto unite_with_next = [&](auto at) {
-    const auto next = std::next(at);
-    if (next == check.ranges.end() || next->first != at->second.first) return;
-    at->second.second =
-        crc32_combine(at->second.second, next->second.second, next->second.first - next->first);
-    at->second.first = next->second.first;
-    check.ranges.erase(next);
-  };
-  unite_with_next(range);
-  if (range != check.ranges.begin()) unite_with_next(std::prev(range));
-  const auto& [first, whole] = *check.ranges.begin();
-  if (first != 0 || whole.first != storages_->nbytes(storage)) return;
-  const std::uint32_t found = whole.second;
-  check.ranges.clear();
-  if (found != *expected) {
-    throw Error::expected(ErrorKind::corruption,
-                          {.path = path_, .byte_range = storages_->data_range(storage)},
-                          "CRC-32 of '" + printable(storages_->name(storage), 80) + "'",
-                          zip::crc_text(*expected), zip::crc_text(found), "damaged bytes?");
-  }
-  check.done = true;
 }
 
 ByteRange SavedObject::stored_range(const TensorRecord& tensor) const {

@@ -2,21 +2,21 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "formats/pickle/pickle_object.h"
 #include "formats/pickle/unpickler.h"
 #include "formats/torch_zip/sharded_tensor.h"
+#include "formats/torch_zip/storage_checks.h"
 #include "formats/torch_zip/storages.h"
 #include "formats/zip/zip_reader.h"
 #include "tessera/base/dtype.h"
@@ -108,7 +108,7 @@ class SavedObject {
 
   /// Fills `out` with elements `[range.begin, range.end)` of the tensor in row-major order, for any
   /// strides. Needs a MiB of memory besides `out`. `fqn` is for messages. When all bytes of a
-  /// storage have been read through contiguous tensors, in any order, checks its CRC.
+  /// storage have been read, in any order and through any tensors, checks its CRC.
   /// Requires: `out.size() == range.numel() * itemsize`, the range within the tensor.
   /// Throws: Error(corruption) with `fqn` and the byte range; Error(io).
   void read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
@@ -117,6 +117,15 @@ class SavedObject {
   /// Returns the bytes of the file from the tensor's first element to its last, in storage order;
   /// empty for an empty tensor. Throws as the constructor does.
   ByteRange stored_range(const TensorRecord& tensor) const;
+
+  /// Does what `formats::check_rest` does, for the storages that were read in part.
+  void check_rest(const RestOptions& options) const {
+    checks_->check_rest(*storages_, path_, options);
+  }
+  const std::shared_ptr<StorageChecks>& checks() const { return checks_; }
+  /// Adds what this object reads to the checks of an earlier object of the same file. Requires:
+  /// nothing was read yet.
+  void continue_checks(std::shared_ptr<StorageChecks> checks) { checks_ = std::move(checks); }
 
  protected:
   enum class ByteOrder { little, big };
@@ -128,21 +137,11 @@ class SavedObject {
             ByteOrder order = ByteOrder::little);
 
  private:
-  // The ranges of a storage that have been read, with their CRCs: begin -> end, crc. No two are
-  // adjacent.
-  struct StorageCheck {
-    std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
-    bool done = false;
-  };
-  void check_range(std::size_t storage, std::uint64_t begin,
-                   std::span<const std::byte> bytes) const;
-
   std::string path_;
   std::optional<pickle::ObjectGraph> graph_;
   std::unique_ptr<Storages> storages_;
   ByteOrder order_ = ByteOrder::little;
-  mutable std::mutex checks_mutex_;
-  mutable std::map<std::size_t, StorageCheck> checks_;  // key: number of the storage
+  std::shared_ptr<StorageChecks> checks_ = std::make_shared<StorageChecks>();
 };
 
 /// An archive that torch.save or torch.jit.save wrote. It fills a window of a file, often all of

@@ -168,6 +168,11 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
   std::vector<std::string> data_files() const override { return {path_}; }
+  std::shared_ptr<torch_zip::StorageChecks> checks() const override { return saved_->checks(); }
+  void continue_checks(std::shared_ptr<torch_zip::StorageChecks> checks) override {
+    saved_->continue_checks(std::move(checks));
+  }
+  void check_rest(const RestOptions& options) const override { saved_->check_rest(options); }
   void check_files(const FindingSink&) const override {}  // one file, and it is open
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int /*num_threads*/,
                    PartOfCheck& part) const override {

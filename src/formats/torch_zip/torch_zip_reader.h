@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "formats/part_of_check.h"
+#include "formats/partly_read.h"
 #include "formats/torch_zip/sharded_tensor.h"
+#include "formats/torch_zip/storage_checks.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -16,7 +18,7 @@ namespace tessera::formats::torch_zip {
 
 /// A reader of one torch.save file. Has additional functions for readers of checkpoints that
 /// consist of several such files.
-class TorchFileReader : public DividedReader {
+class TorchFileReader : public DividedReader, public PartlyRead {
  public:
   /// Returns the place of a rank's part in its DTensor or ShardedTensor; null for an ordinary
   /// tensor.
@@ -34,6 +36,11 @@ class TorchFileReader : public DividedReader {
   /// Whether the file holds one tensor or value instead of a dict. The name of this entry is then
   /// `tensor` or `value`.
   virtual bool has_sole_object() const = 0;
+  /// Returns the checks of what was read; null if the file has no storages of torch.save.
+  virtual std::shared_ptr<StorageChecks> checks() const = 0;
+  /// Adds what this reader reads to the checks of an earlier reader of the same file. Requires:
+  /// nothing was read yet.
+  virtual void continue_checks(std::shared_ptr<StorageChecks> checks) = 0;
   /// Empties the key paths in `contents()`, for a caller that does not need them any more.
   virtual void drop_key_paths() = 0;
 };

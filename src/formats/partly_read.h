@@ -1,0 +1,32 @@
+#pragma once
+
+#include <stop_token>
+
+#include "tessera/formats/checkpoint.h"
+
+// Checksums that cover more bytes than a read needs. In torch.save, one CRC-32 covers a whole
+// storage: if a move reads only a part of it, such as the rows of one rank without the padding at
+// the end, nothing is compared.
+namespace tessera::formats {
+
+/// How much a check of the rest may read, and when it stops.
+struct RestOptions {
+  /// Checks a storage only if its rest has at most this many times the bytes that were read of it.
+  double most_rest = 4;
+  std::stop_token stop{};
+};
+
+/// Interface of a source that can check what was read only in part. Call `check_rest`.
+class PartlyRead {
+ public:
+  virtual ~PartlyRead() = default;
+  /// Does what the function `check_rest` does.
+  virtual void check_rest(const RestOptions& options) const = 0;
+};
+
+/// Reads the rest of each storage that was read only in part, and compares its checksum. Does
+/// nothing if `source` has no such checksums. Call it after the last read.
+/// Throws: Error(corruption) naming the file and the storage; Error(interrupted); Error(io).
+void check_rest(const TensorSource& source, const RestOptions& options);
+
+}  // namespace tessera::formats

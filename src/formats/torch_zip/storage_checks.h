@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "formats/partly_read.h"
+#include "formats/torch_zip/storages.h"
+#include "tessera/base/error.h"
+
+namespace tessera::formats::torch_zip {
+
+/// Compares what is read from the storages of one file with their CRCs. There is one CRC for each
+/// storage, so this class keeps the ranges that have been read, with a CRC for each, until all
+/// bytes of the storage have been read. Thread-safe.
+class StorageChecks {
+ public:
+  /// Adds bytes that were read from the offset `begin` of a storage. Bytes that were added before
+  /// count once. Compares the CRC when all bytes of the storage have been added.
+  /// Throws: Error(corruption) with `path` and the range of the storage.
+  void add(const Storages& storages, const std::string& path, std::size_t storage,
+           std::uint64_t begin, std::span<const std::byte> bytes);
+  /// Whether a storage has been read in part and not checked.
+  bool has_rest() const;
+  /// Reads the rest of these storages, as `formats::check_rest` says.
+  void check_rest(const Storages& storages, const std::string& path, const RestOptions& options);
+
+ private:
+  struct Check {
+    // begin -> end, CRC. No two are adjacent.
+    std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
+    bool is_done = false;
+  };
+  static std::vector<ByteRange> missing_in(const Check& check, ByteRange range);
+  void add(const Storages& storages, const std::string& path, std::size_t storage,
+           std::uint64_t begin, std::span<const std::byte> bytes, std::size_t max_ranges);
+  bool add_range(const Storages& storages, const std::string& path, std::size_t storage,
+                 ByteRange range, std::uint32_t crc);
+
+  mutable std::mutex mutex_;
+  std::map<std::size_t, Check> checks_;  // key: number of the storage
+};
+
+/// The checks of files that are opened again and again: keeps those of files that were read only in
+/// part. Thread-safe.
+class ChecksOfFiles {
+ public:
+  /// Returns the checks of the file with this number: those that were kept, or new ones.
+  std::shared_ptr<StorageChecks> of(std::uint64_t file) const;
+  /// Keeps the checks if they have a rest; otherwise drops them.
+  void keep(std::uint64_t file, std::shared_ptr<StorageChecks> checks);
+  /// Returns the numbers of the files whose checks are kept.
+  std::vector<std::uint64_t> files() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<StorageChecks>> kept_;
+};
+
+}  // namespace tessera::formats::torch_zip
