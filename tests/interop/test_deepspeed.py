@@ -337,6 +337,34 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
         assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
 
 
+@pytest.mark.parametrize("of_ranks", [
+    [[torch.zeros(1)], [torch.ones(1)] * 2, [torch.ones(1) * 2]], [[1, 2], [torch.ones(2), torch.ones(1)], [1, 2]],
+    [{"position": 5}, None, {"position": 6}], [None, {"position": 5}, None], [{}, {"position": torch.ones(1)}, {}],
+    [{"a": {"x": 1}, "b": 1}, {"a": {"y": 1}, "b": 2}, {"a": {"x": 3}, "b": 1}], [torch.ones(1), 3, {"a": 1}],
+    [[[1, torch.ones(1)], 2], [[1, torch.ones(1)]], [[1], 2]]], ids=range(8))
+def test_dicts_and_lists_that_differ_between_ranks_stay_apart(of_ranks, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. No entry of a dict or list of one rank gets into that of another rank."""
+    def text(value):
+        return repr(value).replace("tensor([", "t([")
+
+    copy = shutil.copytree(VALID / "zero3", tmp_path / "run", copy_function=shutil.copyfile)
+    for rank, value in enumerate(of_ranks):
+        edit(copy / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", lambda state: state.update(loader=value))
+        edit(copy / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
+             lambda state: state["optimizer_state_dict"].update(mine=value))
+    reshard(copy, tmp_path / "dcp", "--to", "dcp")
+    whole = torch.load(reshard(copy, tmp_path / "whole.pt"), weights_only=True)
+    found = [whole["loader"], whole["deepspeed"]["optimizer_state_dict"]["mine"]]
+    assert [text(value) for value in found] == [text(of_ranks[0])] * 2
+    for rank in (1, 2):
+        own = whole["per_rank"].get(str(rank), {})
+        for value in (own.get("loader", of_ranks[0]), own.get("deepspeed", {"optimizer_state_dict": {"mine": of_ranks[0]}})["optimizer_state_dict"]["mine"]):
+            is_part = all(isinstance(each, dict) for each in (value, of_ranks[0], of_ranks[rank])) and of_ranks[rank].keys() == of_ranks[0].keys()
+            assert text(value) == text(of_ranks[rank]) or is_part and value.items() <= of_ranks[rank].items()
+    notes = json.loads(succeed("ckpt-inspect", "verify", copy, "--json"))["findings"]
+    assert any(note["rule"] == "ranks" and "with different copies" in note["found"] for note in notes)
+
+
 def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
     """Shows F2, A2. The summary counts simplified objects in what the trainer saved beside the model, as for torch.save
     files."""

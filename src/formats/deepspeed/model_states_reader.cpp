@@ -209,10 +209,17 @@ void ModelStatesReader::add_members_of_model_states(std::set<std::string> left_o
   add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
     const bool is_of_module = member == "module" && entry.path.size() > 1;
-    if (is_of_module && !is_plain_tensor(entry)) return extended({"model"}, entry, 1);
-    if (is_consumed_member(member) || left_out_.contains(member)) return KeyPath{};
-    return is_member_of_deepspeed(member) ? extended({"deepspeed"}, entry, 0) : KeyPath{};
+    if (is_of_module && !is_plain_tensor(entry)) return below({"model"}, entry, 1);
+    if (is_consumed_member(member) || left_out_.contains(member)) return Place{};
+    return is_member_of_deepspeed(member) ? below({"deepspeed"}, entry, 0) : Place{};
   });
+}
+
+/// Returns the place below the dict `path`, with the keys `entry.keys[begin:]`. This dict may have
+/// other keys on other ranks.
+EntryReader::Place ModelStatesReader::below(KeyPath path, const Entry& entry, std::size_t begin) {
+  const std::size_t num_joined = path.size();
+  return {extended(std::move(path), entry, begin), num_joined};
 }
 
 bool ModelStatesReader::is_of_user(const std::string& member) const {
@@ -254,8 +261,8 @@ void ModelStatesReader::add_client_state() {
   const std::string key = key_for(clashing);
   add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
-    if (!is_of_user(member)) return KeyPath{};
-    return extended(clashing.contains(member) ? KeyPath{key} : KeyPath{}, entry, 0);
+    if (!is_of_user(member)) return Place{};
+    return below(clashing.contains(member) ? KeyPath{key} : KeyPath{}, entry, 0);
   });
   for (const std::string& member : clashing) {
     note(std::string(kClientState), "members with other names than the entries that Tessera adds",
@@ -283,16 +290,16 @@ void ModelStatesReader::add_members_beside_state(const std::vector<const File*>&
   add_of_each_rank(files, [&](const Entry& entry) {
     if (!is_below(entry) || has_list || entry.path[2] == "state" ||
         entry.path[2] == "param_groups") {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
+    return below({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
   });
   add_of_each_rank(files, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
     if (member == optimizer.front() || member == kConfig || member == "ds_version") {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optim_states"}, entry, 0);
+    return below({"deepspeed", "optim_states"}, entry, 0);
   });
 }
 
@@ -302,7 +309,7 @@ void ModelStatesReader::add_configurations(const std::vector<const File*>& optim
     if (models_[rank] != nullptr) files[rank] = models_[rank];
   }
   add_of_each_rank(files, [](const Entry& entry) {
-    return entry.path.front() == kConfig ? extended({"deepspeed"}, entry, 0) : KeyPath{};
+    return entry.path.front() == kConfig ? below({"deepspeed"}, entry, 0) : Place{};
   });
 }
 
@@ -313,9 +320,9 @@ void ModelStatesReader::add_members_of_optimizer(const std::vector<const File*>&
     const bool is_below =
         entry.path.size() > path.size() && std::equal(path.begin(), path.end(), entry.path.begin());
     if (!is_below || contains(kOfPartition, entry.path[path.size()]) || is_used(entry)) {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optimizer_state_dict"}, entry, path.size());
+    return below({"deepspeed", "optimizer_state_dict"}, entry, path.size());
   });
 }
 

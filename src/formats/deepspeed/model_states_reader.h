@@ -97,7 +97,8 @@ class ModelStatesReader : public EntryReader {
   /// Returns the entry's place in the order of keys: below `optim` the next place; else `order`. If
   /// `order` is 0 (a joined tensor): the place of its name in the module; the next place if none.
   std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
-  void add_ties(std::set<std::string>& known);
+  static Place below(KeyPath path, const Entry& entry, std::size_t begin);
+  void add_ties(std::map<std::string, Shape>& known);
   bool is_of_user(const std::string& member) const;
   /// Returns the user's members that clash with other entries ([Note: Members that clash]).
   std::set<std::string> clashing_members() const;

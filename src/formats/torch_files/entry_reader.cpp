@@ -37,6 +37,44 @@ struct Origin {
   const Entry* entry;
 };
 
+/// Returns the path in `paths` that `path` begins with; null if there is none. Requires: no path in
+/// `paths` begins with another one.
+const KeyPath* prefix_of(const KeyPath& path, const std::set<KeyPath>& paths) {
+  auto next = paths.upper_bound(path);
+  if (next == paths.begin()) return nullptr;
+  --next;
+  const bool begins =
+      next->size() <= path.size() && std::ranges::equal(*next, std::span(path).first(next->size()));
+  return begins ? &*next : nullptr;
+}
+
+/// The keys of each dict and list, by its key path. A value or tensor has no keys.
+using Containers = std::map<KeyPath, std::set<Key>>;
+
+/// Adds an entry with the key path `path` to the containers that it is in. Leaves out those at the
+/// first `num_joined` keys.
+void add_containers(Containers& containers, const KeyPath& path, std::size_t num_joined) {
+  KeyPath container(path.begin(),
+                    path.begin() + static_cast<std::ptrdiff_t>(std::min(num_joined, path.size())));
+  for (std::size_t i = container.size(); i < path.size(); ++i) {
+    container.push_back(path[i]);
+    std::set<Key>& keys = containers[container];
+    if (i + 1 < path.size()) keys.insert(path[i + 1]);
+  }
+}
+
+/// Adds the containers of one more rank. Returns the outermost ones that have other keys than on
+/// the ranks before; these, and those inside them, are not added.
+std::set<KeyPath> merge(Containers& containers, const Containers& of_rank) {
+  std::set<KeyPath> apart;
+  for (const auto& [path, keys] : of_rank) {  // each after those that it is in
+    if (prefix_of(path, apart) != nullptr) continue;
+    const auto [known, is_new] = containers.emplace(path, keys);
+    if (!is_new && known->second != keys) apart.insert(path);
+  }
+  return apart;
+}
+
 std::vector<std::string> with_records(std::vector<std::string> as_dict, const Family& family) {
   as_dict.insert(as_dict.end(), family.records.begin(), family.records.end());
   return as_dict;
@@ -224,31 +262,46 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
 }
 
 void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
-                                   const std::function<KeyPath(const Entry&)>& path_of) {
-  add_of_each_rank(files, [&](std::size_t, const Entry& entry) { return path_of(entry); });
+                                   const std::function<Place(const Entry&)>& target_of) {
+  add_of_each_rank(files, [&](std::size_t, const Entry& entry) { return target_of(entry); });
 }
 
 void EntryReader::add_of_each_rank(
     const std::vector<const File*>& files,
-    const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
+    const std::function<Place(std::size_t, const Entry&)>& target_of) {
   std::map<std::string, Origin> first_of;                            // key: name
   std::map<std::pair<const File*, std::size_t>, std::string> names;  // of tensors
+  Containers containers;
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (files[i] == nullptr) continue;
     const int rank = static_cast<int>(i);
+    std::vector<std::pair<const Entry*, Place>> added;
+    Containers of_rank;
     for (const Entry& entry : files[i]->entries()) {
-      KeyPath path = path_of(i, entry);
-      if (path.empty()) continue;
+      Place place = target_of(i, entry);
+      if (place.path.empty()) continue;
+      add_containers(of_rank, place.path, place.num_joined);
+      added.emplace_back(&entry, std::move(place));
+    }
+    const std::set<KeyPath> apart = merge(containers, of_rank);
+    for (auto& [entry, place] : added) {
+      KeyPath path = std::move(place.path);
       std::string name = spell(path);
-      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
-      const bool is_tensor = entry.kind == Entry::Kind::tensor;
-      if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry.index), name).second) {
-        add_tie(std::move(path), names.at({files[i], entry.index}),
-                order_in(*files[i], entry.dict_order));
+      const KeyPath* const container = prefix_of(path, apart);
+      if (container != nullptr) {
+        differing_.insert(spell(*container));
+        path = per_rank_path(rank, name, path);
+        name = spell(path);
+      }
+      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], entry});
+      const bool is_tensor = entry->kind == Entry::Kind::tensor;
+      if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry->index), name).second) {
+        add_tie(std::move(path), names.at({files[i], entry->index}),
+                order_in(*files[i], entry->dict_order));
       } else if (is_new) {
-        add_entry(std::move(path), *files[i], entry, rank);
-      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
-        add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
+        add_entry(std::move(path), *files[i], *entry, rank);
+      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], *entry)) {
+        add_entry(per_rank_path(rank, name, path), *files[i], *entry, rank);
         differing_.insert(std::move(name));
       }
     }

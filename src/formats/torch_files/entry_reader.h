@@ -103,15 +103,23 @@ class EntryReader : public DividedReader {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
+  /// Where an entry of a rank's file is added: its key path. An empty path skips the entry. Dicts
+  /// at the first `num_joined` keys of the path may have other keys on other ranks: then the
+  /// checkpoint has the keys of all ranks. If any dict or list below has, it is kept for each rank.
+  struct Place {
+    KeyPath path;
+    std::size_t num_joined = 0;
+    Place(KeyPath key_path = {}, std::size_t joined = 0)  // NOLINT: converts a path
+        : path(std::move(key_path)), num_joined(joined) {}
+  };
   /// Adds entries that may differ between ranks ([Note: Entries of each rank]).
   /// If two names are one tensor, they stay tied. `files`: one for each rank, null for a rank
-  /// without one. `path_of` returns the key path under which an entry is added; an empty path skips
-  /// the entry.
+  /// without one. `target_of` returns where an entry is added.
   void add_of_each_rank(const std::vector<const File*>& files,
-                        const std::function<KeyPath(const Entry&)>& path_of);
-  /// Does the same; here, `path_of` also gets the rank.
+                        const std::function<Place(const Entry&)>& target_of);
+  /// Does the same; here, `target_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
-                        const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
+                        const std::function<Place(std::size_t, const Entry&)>& target_of);
   /// What one rank has for an entry.
   struct OfRank {
     const File* file;
