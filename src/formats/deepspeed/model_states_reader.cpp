@@ -350,6 +350,12 @@ void ModelStatesReader::add_param_groups(
     const File& file, const Path& path,
     const std::function<std::vector<std::string>(std::int64_t)>& names,
     std::optional<std::size_t> num_groups) {
+  if (!num_groups && file.below(path).empty()) {
+    note("groups", "the parameter groups of the optimizer",
+         "none in " + file.name() +
+             ", so learning rate, weight decay and other fields are missing (DeepSpeed saves none "
+             "with elastic_checkpoint)");
+  }
   for (const Entry* const entry : in_dict_order(file.below(path))) {
     const std::string& group = entry->path[path.size()];
     const auto number = static_cast<std::int64_t>(std::atoll(group.c_str()));

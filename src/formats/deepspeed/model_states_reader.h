@@ -70,7 +70,8 @@ class ModelStatesReader : public EntryReader {
                        const std::function<void(const Path& target)>& add_parts);
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
-  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number.
+  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number. Makes a
+  /// note if there are no groups, unless a number is given.
   void add_param_groups(const File& file, const Path& path,
                         const std::function<std::vector<std::string>(std::int64_t)>& names,
                         std::optional<std::size_t> num_groups = {});
