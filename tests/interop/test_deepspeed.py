@@ -422,6 +422,26 @@ def test_an_optimizer_without_state_gets_state_without_items(tmp_path, classes_o
             assert optim["state"] == {} and optim["param_groups"][0]["params"]
 
 
+def test_a_rank_with_only_padding_of_a_vector_has_no_state_of_it(tmp_path, classes_of_deepspeed):
+    """Shows F2. For SGD without momentum, the ranks with elements of the vector have a dict without items."""
+    for of_ranks in ([{0: {}, 1: {}}, {0: {}}], [{0: {}}, {0: {}, 1: {}}]):
+        copy = shutil.copytree(VALID / "zero1", tmp_path / f"{len(list(tmp_path.iterdir()))}", copy_function=shutil.copyfile)
+        for file, state in zip(sorted(copy.glob("*/*_optim_states.pt")), of_ranks, strict=True):
+            edit(file, lambda whole: whole["optimizer_state_dict"]["base_optimizer_state"].update(state=state))
+        succeed("ckpt-inspect", "verify", copy)
+
+
+def test_without_groups_a_note_says_so(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. With elastic_checkpoint DeepSpeed saves a list of state, and no groups."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    for file in copy.glob("*/*_optim_states.pt"):
+        edit(file, lambda whole: whole["optimizer_state_dict"].update(
+            base_optimizer_state=list(whole["optimizer_state_dict"]["base_optimizer_state"]["state"].values())))
+    assert notes_of_move(copy, tmp_path / "whole.pt") == [
+        "groups: none in zero_pp_rank_0_mp_rank_00_optim_states.pt, so learning rate, weight decay and other fields are missing "
+        "(DeepSpeed saves none with elastic_checkpoint)"]
+
+
 def notes_of_move(source, destination):
     document = json.loads(succeed("ckpt-reshard", source, destination, "--to", "torch", "--json"))
     return [note["rule"] + ": " + note["found"] for note in document["notes"]]
