@@ -663,7 +663,10 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
     (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
     (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
      ("mp_rank_01_model_states.pt", "saved as mp_rank_00_model_states.pt")),
-], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel"])
+    (lambda zero: shutil.copyfile(zero / "up.weight" / "fp32.pt", zero / "optimizer_state.pt"),
+     ("zero/optimizer_state.pt", "param_groups: expected the parameter groups of the optimizer, found none")),
+    (lambda zero: torch.save(torch.ones(6), zero / "up.weight" / "step.pt"), ("up.weight", "step: expected one number, found a tensor of shape [6]")),
+], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel", "groups", "step"])
 def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
     """Shows F2, E7."""
     write_universal(VALID / "zero1", tmp_path / "universal")

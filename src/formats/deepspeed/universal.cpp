@@ -402,6 +402,11 @@ class UniversalReader final : public ModelRanksReader {
         refuse(file, parameter.fqn, "step", "one number",
                std::to_string(entries.size()) + " entries");
       }
+      const Entry& step = entries.front();
+      if (step.kind == Entry::Kind::tensor && file.tensor(step).numel() != 1) {
+        refuse(file, parameter.fqn, "step", "one number",
+               "a tensor of shape " + shape_to_string(file.tensor(step).shape));
+      }
       add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0,
                small_file);
       return;
@@ -507,7 +512,12 @@ class UniversalReader final : public ModelRanksReader {
     if (added_.groups) num_groups = added_.groups->size();
     const bool has_groups = !optimizer_->below({kParamGroups}).empty();
     const Path path = has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups};
-    if (num_groups) require_names_of_groups(path, *num_groups);
+    if (num_groups) {
+      require_names_of_groups(path, *num_groups);
+    } else if (optimizer_->below(path).empty()) {
+      refuse(*optimizer_, {}, kParamGroups, "the parameter groups of the optimizer",
+             "none (another file under this name?)");
+    }
     add_param_groups(
         *optimizer_, path, [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
