@@ -516,6 +516,19 @@ def zero1_of_one_weight(folder, weight):
     return step
 
 
+@pytest.mark.parametrize("member, value, message", [
+    ("module", None, "module: expected a dict of tensors, found None"), ("module", 3, "module: expected a dict of tensors, found 3"),
+    ("shared_params", {"head.weight": "up.weight"}, "model.head.weight: shape in 'module': expected [11, 5], found [7, 5]"),
+    ("up.weight", torch.ones(5, 11), "model.up.weight: shape in 'module': expected [11, 5], found [5, 11]")])
+def test_a_module_that_does_not_fit_is_refused(member, value, message, tmp_path, classes_of_deepspeed):
+    """Shows F2, E3."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt",
+         lambda state: (state["module"] if member == "up.weight" else state).update({member: value}))
+    result = run("ckpt-inspect", "verify", copy)
+    assert result.returncode == 3 and message in result.stderr, result.stderr
+
+
 def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classes_of_deepspeed):
     """Shows F2, E7."""
     step = zero1_of_one_weight(tmp_path, torch.arange(6, dtype=torch.float32))

@@ -101,10 +101,19 @@ std::uint32_t ModelStatesReader::place_of(const KeyPath& path, std::uint32_t ord
   return next_place();
 }
 
+void ModelStatesReader::require_module(bool may_be_none) const {
+  const Entry* const entry = model().find({"module"});
+  if (entry == nullptr && !model().below({"module"}).empty()) return;
+  const auto value = entry == nullptr ? std::nullopt : model().value_of(*entry);
+  if (value && (value->get_if<Value::Dict>() || (may_be_none && *value == Value()))) return;
+  refuse(model(), {}, "module", "a dict of tensors",
+         entry == nullptr ? "nothing" : (value ? value_to_string(*value) : "another object"));
+}
+
 void ModelStatesReader::add_rest_of_module(
-    std::set<std::string> trained,
+    std::map<std::string, Shape> trained,
     const std::function<bool(const std::string& name, DType copy)>& is_rounded) {
-  std::set<std::string>& known = trained;
+  std::map<std::string, Shape>& known = trained;
   if (is_partitioned()) add_frozen_parts(known);
   add_ties(known);
   const std::set<std::string> buffers = buffer_names();
@@ -120,7 +129,11 @@ void ModelStatesReader::add_rest_of_module(
     if (!is_plain_tensor(*entry)) continue;
     const std::string& name = entry->path[1];
     const TensorMeta& copy = model().tensor(*entry);
-    if (known.contains(name)) {
+    if (const auto shape = known.find(name); shape != known.end()) {
+      if (copy.numel() > 0 && copy.shape != shape->second) {
+        refuse(model(), "model." + name, "shape in 'module'", shape_to_string(shape->second),
+               shape_to_string(copy.shape));
+      }
       num_rounded += std::size_t{copy.numel() > 0 && is_rounded(name, copy.dtype)};
     } else if (is_partitioned() && !buffers.contains(name) && copy.numel() == 0) {
       without_elements.push_back(name);
@@ -135,12 +148,13 @@ void ModelStatesReader::add_rest_of_module(
   note_different_buffers(buffers);
 }
 
-void ModelStatesReader::add_ties(std::set<std::string>& known) {
+void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
   for (const Entry* const entry : model().below({"shared_params"})) {
     const auto target = model().value_of(*entry);
     const auto* const name = target ? target->get_if<std::string>() : nullptr;
     if (entry->path.size() != 2 || name == nullptr || !known.contains(*name)) continue;
-    if (known.insert(entry->path[1]).second) add_alias(entry->path[1], *name);
+    const Shape shape = known.at(*name);
+    if (known.emplace(entry->path[1], shape).second) add_alias(entry->path[1], *name);
   }
 }
 
@@ -159,7 +173,7 @@ bool ModelStatesReader::is_partitioned(const File& model) {
 }
 
 /// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.
-void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
+void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
   for (const Entry* const entry : model().below({"frozen_param_shapes"})) {
     const auto sizes = model().value_of(*entry);
     const auto shape = sizes && entry->path.size() == 2 ? shape_in(*sizes) : std::nullopt;
@@ -171,7 +185,7 @@ void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
     tensor.entry.meta.shape = *shape;
     add_parts_of_frozen(entry->path[1], tensor);
     add(std::move(tensor));
-    known.insert(entry->path[1]);
+    known.emplace(entry->path[1], *shape);
   }
 }
 

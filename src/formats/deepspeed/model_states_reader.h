@@ -36,12 +36,16 @@ class ModelStatesReader : public EntryReader {
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
-  /// Adds buffers, frozen parameters and ties. `trained`: names of the parameters that were added
-  /// before, read from the fp32 weights. `is_rounded` returns whether the module's copy of a
-  /// parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
-  /// copies, names without elements, and buffers that differ between ranks.
+  /// Throws Error(corruption) if the member `module` is neither a dict nor, where `may_be_none`,
+  /// None.
+  void require_module(bool may_be_none) const;
+  /// Adds buffers, frozen parameters and ties. `trained`: shapes of the parameters that were added
+  /// before, read from the fp32 weights, by name. `is_rounded` returns whether the module's copy of
+  /// a parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
+  /// copies, names without elements, and buffers that differ between ranks. Throws
+  /// Error(corruption) if a copy has another shape.
   void add_rest_of_module(
-      std::set<std::string> trained,
+      std::map<std::string, Shape> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
   /// Adds the members of the model states, except tensors of the module: what DeepSpeed records of
   /// the run, other entries of the module (`_extra_state`) and, in `finish`, what the user saved.
@@ -108,7 +112,7 @@ class ModelStatesReader : public EntryReader {
   std::string key_for(const std::set<std::string>& clashing) const;
   void add_client_state();
   std::set<std::string> buffer_names() const;
-  void add_frozen_parts(std::set<std::string>& known);
+  void add_frozen_parts(std::map<std::string, Shape>& known);
   void add_parts_of_frozen(const std::string& name, Tensor& tensor);
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;

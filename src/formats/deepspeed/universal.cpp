@@ -158,7 +158,8 @@ class UniversalReader final : public ModelRanksReader {
     if (has_model_ranks) {
       add_modules();
     } else {
-      add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
+      require_module(true);
+      add_rest_of_module(shapes_of_parameters(), [&](const std::string& name, DType copy) {
         const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
         return dtype != dtypes_.end() && dtype->second != copy;
       });
@@ -315,10 +316,10 @@ class UniversalReader final : public ModelRanksReader {
     return open_file(path);
   }
 
-  std::set<std::string> names_of_parameters() const {
-    std::set<std::string> names;
-    for (const Parameter& parameter : parameters_) names.insert(parameter.fqn);
-    return names;
+  std::map<std::string, Shape> shapes_of_parameters() const {
+    std::map<std::string, Shape> shapes;
+    for (const Parameter& parameter : parameters_) shapes.emplace(parameter.fqn, parameter.shape);
+    return shapes;
   }
 
   void add_parameter(const Parameter& parameter) {
