@@ -10,6 +10,7 @@
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/per_rank.h"
+#include "formats/torch_files/rank_containers.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 
@@ -36,44 +37,6 @@ struct Origin {
   const File* file;
   const Entry* entry;
 };
-
-/// Returns the path in `paths` that `path` begins with; null if there is none. Requires: no path in
-/// `paths` begins with another one.
-const KeyPath* prefix_of(const KeyPath& path, const std::set<KeyPath>& paths) {
-  auto next = paths.upper_bound(path);
-  if (next == paths.begin()) return nullptr;
-  --next;
-  const bool begins =
-      next->size() <= path.size() && std::ranges::equal(*next, std::span(path).first(next->size()));
-  return begins ? &*next : nullptr;
-}
-
-/// The keys of each dict and list, by its key path. A value or tensor has no keys.
-using Containers = std::map<KeyPath, std::set<Key>>;
-
-/// Adds an entry with the key path `path` to the containers that it is in. Leaves out those at the
-/// first `num_joined` keys.
-void add_containers(Containers& containers, const KeyPath& path, std::size_t num_joined) {
-  KeyPath container(path.begin(),
-                    path.begin() + static_cast<std::ptrdiff_t>(std::min(num_joined, path.size())));
-  for (std::size_t i = container.size(); i < path.size(); ++i) {
-    container.push_back(path[i]);
-    std::set<Key>& keys = containers[container];
-    if (i + 1 < path.size()) keys.insert(path[i + 1]);
-  }
-}
-
-/// Adds the containers of one more rank. Returns the outermost ones that have other keys than on
-/// the ranks before; these, and those inside them, are not added.
-std::set<KeyPath> merge(Containers& containers, const Containers& of_rank) {
-  std::set<KeyPath> apart;
-  for (const auto& [path, keys] : of_rank) {  // each after those that it is in
-    if (prefix_of(path, apart) != nullptr) continue;
-    const auto [known, is_new] = containers.emplace(path, keys);
-    if (!is_new && known->second != keys) apart.insert(path);
-  }
-  return apart;
-}
 
 std::vector<std::string> with_records(std::vector<std::string> as_dict, const Family& family) {
   as_dict.insert(as_dict.end(), family.records.begin(), family.records.end());
@@ -283,7 +246,7 @@ void EntryReader::add_of_each_rank(
       add_containers(of_rank, place.path, place.num_joined);
       added.emplace_back(&entry, std::move(place));
     }
-    const std::set<KeyPath> apart = merge(containers, of_rank);
+    const std::set<KeyPath> apart = merge_containers(containers, of_rank);
     for (auto& [entry, place] : added) {
       KeyPath path = std::move(place.path);
       std::string name = spell(path);
@@ -316,6 +279,12 @@ void EntryReader::add_of_ranks(const KeyPath& path, const std::vector<OfRank>& r
     add_entry(per_rank_path(rank, spell(path), path), *file, *entry, rank);
     differing_.insert(spell(path));
   }
+}
+
+void EntryReader::add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank) {
+  add_entry(per_rank_path(of_rank.rank, spell(path), path), *of_rank.file, *of_rank.entry,
+            of_rank.rank);
+  differing_.insert(spell(container));
 }
 
 void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,

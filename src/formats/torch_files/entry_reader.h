@@ -128,6 +128,9 @@ class EntryReader : public DividedReader {
   };
   /// Adds one entry that may differ between ranks. Requires: `ranks` is not empty.
   void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
+  /// Adds an entry of one rank, as `per_rank.<rank>.<name>`. `container`: the path of the dict or
+  /// list around it that has other keys on that rank.
+  void add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank);
   /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar tensor of float32,
   /// as PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
