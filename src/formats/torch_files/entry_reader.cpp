@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "base/size_text.h"
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
@@ -249,13 +250,11 @@ void EntryReader::add_of_each_rank(
     const std::set<KeyPath> apart = merge_containers(containers, of_rank);
     for (auto& [entry, place] : added) {
       KeyPath path = std::move(place.path);
-      std::string name = spell(path);
-      const KeyPath* const container = prefix_of(path, apart);
-      if (container != nullptr) {
-        differing_.insert(spell(*container));
-        path = per_rank_path(rank, name, path);
-        name = spell(path);
+      if (const KeyPath* const container = prefix_of(path, apart)) {
+        add_apart(path, *container, {files[i], entry, rank});
+        continue;
       }
+      std::string name = spell(path);
       const auto [first, is_new] = first_of.emplace(name, Origin{files[i], entry});
       const bool is_tensor = entry->kind == Entry::Kind::tensor;
       if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry->index), name).second) {
@@ -284,7 +283,7 @@ void EntryReader::add_of_ranks(const KeyPath& path, const std::vector<OfRank>& r
 void EntryReader::add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank) {
   add_entry(per_rank_path(of_rank.rank, spell(path), path), *of_rank.file, *of_rank.entry,
             of_rank.rank);
-  differing_.insert(spell(container));
+  apart_.insert(spell(container));
 }
 
 void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -379,6 +378,12 @@ void EntryReader::finish() {
   take_entries();
   if (!differing_.empty()) {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
+  }
+  if (!apart_.empty()) {
+    note("ranks", "dicts with the same keys, and lists of the same length, on all ranks",
+         counted(apart_.size(), "name") + " with others, such as '" + printable(*apart_.begin()) +
+             "' (that of the lowest rank keeps the name, each other one is a whole dict or list "
+             "per_rank.<rank>.<name>)");
   }
   add_what_readers_found();
 }

@@ -201,6 +201,7 @@ class EntryReader : public DividedReader {
   CheckpointContents contents_;
   std::vector<Renamed> renamed_;               // only while opening
   std::set<std::string> differing_;            // names whose entries differ between ranks
+  std::set<std::string> apart_;                // dicts and lists with other keys on some ranks
   std::vector<Tensor> tensors_;                // only while opening
   PiecePool pieces_pool_;                      // only while opening
   std::vector<NamedValue> values_;             // only while opening
