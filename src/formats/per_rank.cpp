@@ -1,7 +1,12 @@
 #include "formats/per_rank.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstddef>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/size_text.h"
 #include "tessera/base/error.h"
@@ -10,6 +15,24 @@ namespace tessera::formats {
 namespace {
 
 constexpr const char* kPerRank = "per_rank";
+
+/// Returns whether `name`, or a name that begins with it and a dot, is in `names`.
+bool has_at_or_below(const std::set<std::string>& names, const std::string& name) {
+  if (names.contains(name)) return true;
+  const std::string prefix = name + ".";
+  const auto next = names.lower_bound(prefix);
+  return next != names.end() && next->starts_with(prefix);
+}
+
+/// Returns the longest prefix of the keys of `name` that is, or contains, one of `names`.
+std::string longest_prefix_in(const std::set<std::string>& names, std::string name) {
+  while (!has_at_or_below(names, name)) {
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos) return {};
+    name.resize(dot);
+  }
+  return name;
+}
 
 }  // namespace
 
@@ -33,6 +56,45 @@ std::optional<OwnEntry> parse_per_rank_name(std::string_view name) {
   if (error != std::errc{} || own.rank < 0 || after == end || *after != '.') return std::nullopt;
   own.name = std::string(after + 1, end);
   return own;
+}
+
+std::set<std::string> find_own_entries_apart(const CheckpointContents& contents) {
+  std::set<std::string> tensors;  // shared ones
+  std::set<std::string> values;
+  std::set<std::string> all;
+  struct Named {
+    std::string fqn;
+    OwnEntry own;
+    const std::set<std::string>* shared;  // of the same kind
+  };
+  std::vector<Named> own_entries;
+  const auto add = [&](const std::string& name, std::set<std::string>& shared) {
+    if (auto own = parse_per_rank_name(name)) {
+      own_entries.push_back({name, *std::move(own), &shared});
+    } else {
+      shared.insert(name);
+      all.insert(name);
+    }
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, tensors);
+  for (const ValueEntry& value : contents.values) add(value.name, values);
+  if (own_entries.empty()) return {};
+  for (const Alias& alias : contents.aliases) {
+    if (!parse_per_rank_name(alias.fqn)) all.insert(alias.fqn);
+  }
+  std::map<int, std::set<std::string>> containers;  // by rank: dicts and lists with other keys
+  for (const auto& [fqn, own, shared] : own_entries) {
+    if (!shared->contains(own.name)) containers[own.rank].insert(longest_prefix_in(all, own.name));
+  }
+  std::set<std::string> apart;
+  for (const auto& [fqn, own, shared] : own_entries) {
+    const auto is_around = [&name = own.name](const std::string& container) {
+      return !container.empty() && (name == container || name.starts_with(container + "."));
+    };
+    const bool is_inside = std::ranges::any_of(containers[own.rank], is_around);
+    if (is_inside || !shared->contains(own.name)) apart.insert(fqn);
+  }
+  return apart;
 }
 
 Finding per_rank_note(const std::string& path, const std::set<std::string>& names) {

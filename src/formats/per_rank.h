@@ -23,6 +23,10 @@ struct OwnEntry {
 };
 /// Returns the rank and the name in `per_rank.<rank>.<name>`; nothing for any other name.
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
+/// Returns the entries `per_rank.<rank>.<name>` that cannot replace the shared entry `<name>` on
+/// that rank: their dict or list has other keys than the shared one, so the result would be a mix
+/// of both. The shared entry may lack, too, or be of another kind (a value, not a tensor).
+std::set<std::string> find_own_entries_apart(const CheckpointContents& contents);
 /// Returns a note that the entries `names` differ between ranks. The names are without
 /// `per_rank.<rank>.`; there must be at least one.
 Finding per_rank_note(const std::string& path, const std::set<std::string>& names);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,11 @@ std::uint64_t remove_pieces(TensorEntry& tensor, TensorCopy& copy, const IsRemov
 
 void place_own_entries(Plan& plan) {
   std::vector<TensorEntry>& tensors = plan.destination.tensors;
+  const std::set<std::string> apart = formats::find_own_entries_apart(plan.destination);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto own = formats::parse_per_rank_name(tensors[i].meta.fqn);
-    if (!own || own->rank >= plan.destination.world_size) continue;
+    const bool is_apart = apart.contains(tensors[i].meta.fqn);
+    if (!own || is_apart || own->rank >= plan.destination.world_size) continue;
     const TensorEntry* const shared = plan.destination.find_tensor(own->name);
     if (shared == nullptr || !is_whole_on(*shared, own->rank) ||
         !is_whole_on(tensors[i], own->rank) || shared->pieces.size() < 2) {
@@ -63,20 +66,14 @@ void place_own_entries(Plan& plan) {
 }
 
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents) {
+  const std::set<std::string> apart = formats::find_own_entries_apart(contents);
   std::vector<std::string> names;
-  const auto check = [&](const std::string& name, const auto& has) {
+  const auto check = [&](const std::string& name) {
     const auto own = formats::parse_per_rank_name(name);
-    if (own && (own->rank >= contents.world_size || !has(own->name))) names.push_back(name);
+    if (own && (own->rank >= contents.world_size || apart.contains(name))) names.push_back(name);
   };
-  for (const TensorEntry& tensor : contents.tensors) {
-    check(tensor.meta.fqn,
-          [&](const std::string& name) { return contents.find_tensor(name) != nullptr; });
-  }
-  for (const formats::ValueEntry& value : contents.values) {
-    check(value.name, [&](const std::string& name) {
-      return std::ranges::binary_search(contents.values, name, {}, &formats::ValueEntry::name);
-    });
-  }
+  for (const TensorEntry& tensor : contents.tensors) check(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) check(value.name);
   return names;
 }
 

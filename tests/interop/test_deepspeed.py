@@ -337,6 +337,39 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
         assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
 
 
+@pytest.mark.parametrize("of_ranks", [
+    [[torch.zeros(1)], [torch.ones(1)] * 2, [torch.ones(1) * 2]], [[1, 2], [torch.ones(2), torch.ones(1)], [1, 2]],
+    [{"position": 5}, None, {"position": 6}], [None, {"position": 5}, None], [{}, {"position": torch.ones(1)}, {}],
+    [{"a": {"x": 1}, "b": 1}, {"a": {"y": 1}, "b": 2}, {"a": {"x": 3}, "b": 1}], [torch.ones(1), 3, {"a": 1}],
+    [[[1, torch.ones(1)], 2], [[1, torch.ones(1)]], [[1], 2]]], ids=range(8))
+def test_dicts_and_lists_that_differ_between_ranks_stay_apart(of_ranks, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. No entry of a dict or list of one rank gets into that of another rank."""
+    def text(value):
+        return repr(value).replace("tensor([", "t([")
+
+    copy = shutil.copytree(VALID / "zero3", tmp_path / "run", copy_function=shutil.copyfile)
+    for rank, value in enumerate(of_ranks):
+        edit(copy / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", lambda state: state.update(loader=value))
+        edit(copy / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
+             lambda state: state["optimizer_state_dict"].update(mine=value))
+    reshard(copy, tmp_path / "dcp", "--to", "dcp")
+    whole = torch.load(reshard(copy, tmp_path / "whole.pt"), weights_only=True)
+    found = [whole["loader"], whole["deepspeed"]["optimizer_state_dict"]["mine"]]
+    assert [text(value) for value in found] == [text(of_ranks[0])] * 2
+    for rank in (1, 2):
+        own = whole["per_rank"].get(str(rank), {})
+        for value in (own.get("loader", of_ranks[0]), own.get("deepspeed", {"optimizer_state_dict": {"mine": of_ranks[0]}})["optimizer_state_dict"]["mine"]):
+            is_part = all(isinstance(each, dict) for each in (value, of_ranks[0], of_ranks[rank])) and of_ranks[rank].keys() == of_ranks[0].keys()
+            assert text(value) == text(of_ranks[rank]) or is_part and value.items() <= of_ranks[rank].items()
+    notes = json.loads(succeed("ckpt-inspect", "verify", copy, "--json"))["findings"]
+    assert any("with others, such as 'deepspeed.optimizer_state_dict.mine" in note["found"] for note in notes)
+    if isinstance(of_ranks[0], torch.Tensor) or isinstance(of_ranks[1], list) and len(of_ranks[1]) < len(of_ranks[0]):
+        return  # a DTensor; a list that rank files cannot tell from one in which only some positions differ
+    state = torch.load(reshard(copy, tmp_path / "ranks", "--to", "rank_files", "--world-size", "3") / "world_size_3_rank_1.pt", weights_only=False)
+    assert text(state["loader"]) == text(of_ranks[0]).replace("'b': 1", "'b': 2")
+    assert "loader" in state["per_rank"]["1"]
+
+
 def test_what_a_move_makes_simpler_is_told(tmp_path, classes_of_deepspeed):
     """Shows F2, A2. The summary counts simplified objects in what the trainer saved beside the model, as for torch.save
     files."""
@@ -392,6 +425,26 @@ def test_an_optimizer_without_state_gets_state_without_items(tmp_path, classes_o
         for source in (copy, run_folder):
             optim = torch.load(reshard(source, tmp_path / "whole.pt", "--to", "torch", "--overwrite"), weights_only=True)["optim"]
             assert optim["state"] == {} and optim["param_groups"][0]["params"]
+
+
+def test_a_rank_with_only_padding_of_a_vector_has_no_state_of_it(tmp_path, classes_of_deepspeed):
+    """Shows F2. For SGD without momentum, the ranks with elements of the vector have a dict without items."""
+    for of_ranks in ([{0: {}, 1: {}}, {0: {}}], [{0: {}}, {0: {}, 1: {}}]):
+        copy = shutil.copytree(VALID / "zero1", tmp_path / f"{len(list(tmp_path.iterdir()))}", copy_function=shutil.copyfile)
+        for file, state in zip(sorted(copy.glob("*/*_optim_states.pt")), of_ranks, strict=True):
+            edit(file, lambda whole: whole["optimizer_state_dict"]["base_optimizer_state"].update(state=state))
+        succeed("ckpt-inspect", "verify", copy)
+
+
+def test_without_groups_a_note_says_so(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. With elastic_checkpoint DeepSpeed saves a list of state, and no groups."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    for file in copy.glob("*/*_optim_states.pt"):
+        edit(file, lambda whole: whole["optimizer_state_dict"].update(
+            base_optimizer_state=list(whole["optimizer_state_dict"]["base_optimizer_state"]["state"].values())))
+    assert notes_of_move(copy, tmp_path / "whole.pt") == [
+        "groups: none in zero_pp_rank_0_mp_rank_00_optim_states.pt, so learning rate, weight decay and other fields are missing "
+        "(DeepSpeed saves none with elastic_checkpoint)"]
 
 
 def notes_of_move(source, destination):
@@ -466,6 +519,19 @@ def zero1_of_one_weight(folder, weight):
                  "base_optimizer_state": {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
     torch.save(of_both | {"optimizer_state_dict": optimizer}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     return step
+
+
+@pytest.mark.parametrize("member, value, message", [
+    ("module", None, "module: expected a dict of tensors, found None"), ("module", 3, "module: expected a dict of tensors, found 3"),
+    ("shared_params", {"head.weight": "up.weight"}, "model.head.weight: shape in 'module': expected [11, 5], found [7, 5]"),
+    ("up.weight", torch.ones(5, 11), "model.up.weight: shape in 'module': expected [11, 5], found [5, 11]")])
+def test_a_module_that_does_not_fit_is_refused(member, value, message, tmp_path, classes_of_deepspeed):
+    """Shows F2, E3."""
+    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(copy / "global_step2" / "mp_rank_00_model_states.pt",
+         lambda state: (state["module"] if member == "up.weight" else state).update({member: value}))
+    result = run("ckpt-inspect", "verify", copy)
+    assert result.returncode == 3 and message in result.stderr, result.stderr
 
 
 def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classes_of_deepspeed):
@@ -615,7 +681,10 @@ def test_a_universal_checkpoint_holds_the_same(tmp_path):
     (lambda zero: (zero / "optimizer_state.pt").unlink(), ("optimizer_state.pt",)),
     (lambda zero: shutil.copyfile(zero.parent / "mp_rank_00_model_states.pt", zero.parent / "mp_rank_01_model_states.pt"),
      ("mp_rank_01_model_states.pt", "saved as mp_rank_00_model_states.pt")),
-], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel"])
+    (lambda zero: shutil.copyfile(zero / "up.weight" / "fp32.pt", zero / "optimizer_state.pt"),
+     ("zero/optimizer_state.pt", "param_groups: expected the parameter groups of the optimizer, found none")),
+    (lambda zero: torch.save(torch.ones(6), zero / "up.weight" / "step.pt"), ("up.weight", "step: expected one number, found a tensor of shape [6]")),
+], ids=["weights", "parameter", "moment", "shape", "size", "name", "another", "optimizer", "tensor_parallel", "groups", "step"])
 def test_a_damaged_universal_checkpoint_is_refused(change, words, tmp_path):
     """Shows F2, E7."""
     write_universal(VALID / "zero1", tmp_path / "universal")

@@ -69,6 +69,18 @@ def test_what_else_a_layer_saves_is_there(step_of):
     assert {"model.3.norm._extra_state.at", "per_rank.5.model.3.norm._extra_state.at"} < tensors_by_name(found).keys()
 
 
+def test_extra_state_that_differs_between_tensor_ranks_stays_apart(step_of, tmp_path):
+    """Shows F2, E13. No entry of a dict of one rank gets into that of another rank."""
+    for first, second in (({"a": {"x": 1}, "n": 0}, {"a": {"y": 2}, "n": 1}), ({"a": {"x": 1}}, None), (None, {"a": torch.ones(1)}), ([torch.ones(1)], [3, 4])):
+        step = step_of("tensor_pipeline")
+        for tensor, state in enumerate((first, second)):
+            edit(step / f"layer_03-model_0{tensor}-model_states.pt", lambda whole: whole.update({"norm._extra_state": state}))
+        whole = torch.load(reshard(step, tmp_path / "whole.pt", "--overwrite"), weights_only=True)
+        found = [whole["model"]["3.norm._extra_state"], whole["per_rank"]["5"]["model"]["3.norm._extra_state"]]
+        assert str(found) == str([first, second])
+        shutil.rmtree(step.parent)
+
+
 def test_a_frozen_parameter_is_joined_by_its_rule(step_of):
     """Shows F2. A frozen parameter that no rule names is joined along the first dimension if the ranks have different
     numbers."""

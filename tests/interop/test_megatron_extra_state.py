@@ -53,6 +53,17 @@ def test_folders_of_ranks_keep_its_bytes(form, tmp_path):
         assert raw(moved["per_rank"]["1"]["model"][FC1]) == raw(saved[1]) != raw(saved[0])
 
 
+def test_dicts_that_differ_between_folders_of_ranks_stay_apart(tmp_path):
+    """Shows F3, E13. No entry of a dict of one rank gets into that of another rank."""
+    run_folder = shutil.copytree(FIXTURES / "megatron" / "valid" / "tp2", tmp_path / "run", copy_function=shutil.copyfile)
+    saved = [{"seen": [1, torch.ones(1)], "loader": {"position": 5}}, {"seen": [2, torch.ones(1), torch.zeros(1)], "loader": None}]
+    for state, file in zip(saved, sorted(run_folder.glob("*/mp_rank_*/*.pt")), strict=True):
+        torch.save(torch.load(file, weights_only=False) | state, file)
+    moved = torch.load(reshard(run_folder, tmp_path / "moved.pt", "--to", "torch", "--only", "!args"), weights_only=True)
+    for state, found in zip(saved, (moved, moved["per_rank"]["1"]), strict=True):
+        assert str({name: found[name] for name in state}) == str(state)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", ["native", "dcp"])
 def test_torch_dist_keeps_its_bytes(way, form, tmp_path):

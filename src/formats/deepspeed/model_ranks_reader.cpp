@@ -209,6 +209,7 @@ void ModelRanksReader::add_modules() {
     }
   }
   if (is_partitioned()) add_frozen_of_stage_3();
+  keep_apart();
   for (const auto& [name, parts] : rest_) add_rest(parts);
   add_ties_of_parameters();
   note_rounded(rounded_.size());
@@ -284,8 +285,28 @@ void ModelRanksReader::add_of_module(ModulePart part) {
     return;
   }
   add_place_in_module(name, order_in(*part.file, part.entry->dict_order));
+  torch_files::add_containers(containers_[part.rank], part.path, 1);
   std::string key = spell(part.path);
   rest_[std::move(key)].push_back(std::move(part));
+}
+
+/// Adds dicts and lists that have other keys on a rank than on those before, and takes them out of
+/// `rest_`.
+void ModelRanksReader::keep_apart() {
+  torch_files::Containers joined;
+  std::map<std::size_t, std::set<KeyPath>> apart;  // by rank
+  for (const auto& [rank, containers] : containers_) {
+    apart[rank] = torch_files::merge_containers(joined, containers);
+  }
+  for (auto& [name, parts] : rest_) {
+    std::erase_if(parts, [&](const ModulePart& part) {
+      const KeyPath* const container = torch_files::prefix_of(part.path, apart[part.rank]);
+      if (container == nullptr) return false;
+      add_apart(part.path, *container, {part.file, part.entry, static_cast<int>(part.rank)});
+      return true;
+    });
+  }
+  std::erase_if(rest_, [](const auto& each) { return each.second.empty(); });
 }
 
 /// Adds an entry that is not trained, such as a buffer. `parts`: its parts or copies on all

@@ -12,6 +12,7 @@
 #include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/tensor_cuts.h"
+#include "formats/torch_files/rank_containers.h"
 
 namespace tessera::formats::deepspeed {
 
@@ -104,6 +105,7 @@ class ModelRanksReader : public ModelStatesReader {
   void add_frozen_fragments(const std::string& name);
   std::vector<VectorPart> fragments_of(const std::string& name, std::size_t tensor,
                                        std::int64_t numel) const;
+  void keep_apart();
   void add_rest(const std::vector<ModulePart>& parts);
   void add_frozen(const std::string& name, const std::vector<ModulePart>& parts);
   void add_replica(const std::string& name, const ModulePart& first, const ModulePart& again);
@@ -114,6 +116,7 @@ class ModelRanksReader : public ModelStatesReader {
   std::vector<std::vector<const File*>> model_ranks_;  // each by data rank in ZeRO stage 3
   std::optional<TensorCuts> cuts_;
   std::map<std::string, std::vector<ModulePart>> rest_;
+  std::map<std::size_t, torch_files::Containers> containers_;  // of rest_, by rank
   std::set<std::string> rounded_;
   std::vector<std::string> without_rule_;  // frozen, no rule; equal on all ranks, so read as whole
   std::vector<std::string> equal_parts_;   // joined without a rule, but equal on all tensor ranks

@@ -101,10 +101,19 @@ std::uint32_t ModelStatesReader::place_of(const KeyPath& path, std::uint32_t ord
   return next_place();
 }
 
+void ModelStatesReader::require_module(bool may_be_none) const {
+  const Entry* const entry = model().find({"module"});
+  if (entry == nullptr && !model().below({"module"}).empty()) return;
+  const auto value = entry == nullptr ? std::nullopt : model().value_of(*entry);
+  if (value && (value->get_if<Value::Dict>() || (may_be_none && *value == Value()))) return;
+  refuse(model(), {}, "module", "a dict of tensors",
+         entry == nullptr ? "nothing" : (value ? value_to_string(*value) : "another object"));
+}
+
 void ModelStatesReader::add_rest_of_module(
-    std::set<std::string> trained,
+    std::map<std::string, Shape> trained,
     const std::function<bool(const std::string& name, DType copy)>& is_rounded) {
-  std::set<std::string>& known = trained;
+  std::map<std::string, Shape>& known = trained;
   if (is_partitioned()) add_frozen_parts(known);
   add_ties(known);
   const std::set<std::string> buffers = buffer_names();
@@ -120,7 +129,11 @@ void ModelStatesReader::add_rest_of_module(
     if (!is_plain_tensor(*entry)) continue;
     const std::string& name = entry->path[1];
     const TensorMeta& copy = model().tensor(*entry);
-    if (known.contains(name)) {
+    if (const auto shape = known.find(name); shape != known.end()) {
+      if (copy.numel() > 0 && copy.shape != shape->second) {
+        refuse(model(), "model." + name, "shape in 'module'", shape_to_string(shape->second),
+               shape_to_string(copy.shape));
+      }
       num_rounded += std::size_t{copy.numel() > 0 && is_rounded(name, copy.dtype)};
     } else if (is_partitioned() && !buffers.contains(name) && copy.numel() == 0) {
       without_elements.push_back(name);
@@ -135,12 +148,13 @@ void ModelStatesReader::add_rest_of_module(
   note_different_buffers(buffers);
 }
 
-void ModelStatesReader::add_ties(std::set<std::string>& known) {
+void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
   for (const Entry* const entry : model().below({"shared_params"})) {
     const auto target = model().value_of(*entry);
     const auto* const name = target ? target->get_if<std::string>() : nullptr;
     if (entry->path.size() != 2 || name == nullptr || !known.contains(*name)) continue;
-    if (known.insert(entry->path[1]).second) add_alias(entry->path[1], *name);
+    const Shape shape = known.at(*name);
+    if (known.emplace(entry->path[1], shape).second) add_alias(entry->path[1], *name);
   }
 }
 
@@ -159,7 +173,7 @@ bool ModelStatesReader::is_partitioned(const File& model) {
 }
 
 /// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.
-void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
+void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
   for (const Entry* const entry : model().below({"frozen_param_shapes"})) {
     const auto sizes = model().value_of(*entry);
     const auto shape = sizes && entry->path.size() == 2 ? shape_in(*sizes) : std::nullopt;
@@ -171,7 +185,7 @@ void ModelStatesReader::add_frozen_parts(std::set<std::string>& known) {
     tensor.entry.meta.shape = *shape;
     add_parts_of_frozen(entry->path[1], tensor);
     add(std::move(tensor));
-    known.insert(entry->path[1]);
+    known.emplace(entry->path[1], *shape);
   }
 }
 
@@ -209,10 +223,17 @@ void ModelStatesReader::add_members_of_model_states(std::set<std::string> left_o
   add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
     const bool is_of_module = member == "module" && entry.path.size() > 1;
-    if (is_of_module && !is_plain_tensor(entry)) return extended({"model"}, entry, 1);
-    if (is_consumed_member(member) || left_out_.contains(member)) return KeyPath{};
-    return is_member_of_deepspeed(member) ? extended({"deepspeed"}, entry, 0) : KeyPath{};
+    if (is_of_module && !is_plain_tensor(entry)) return below({"model"}, entry, 1);
+    if (is_consumed_member(member) || left_out_.contains(member)) return Place{};
+    return is_member_of_deepspeed(member) ? below({"deepspeed"}, entry, 0) : Place{};
   });
+}
+
+/// Returns the place below the dict `path`, with the keys `entry.keys[begin:]`. This dict may have
+/// other keys on other ranks.
+EntryReader::Place ModelStatesReader::below(KeyPath path, const Entry& entry, std::size_t begin) {
+  const std::size_t num_joined = path.size();
+  return {extended(std::move(path), entry, begin), num_joined};
 }
 
 bool ModelStatesReader::is_of_user(const std::string& member) const {
@@ -254,8 +275,8 @@ void ModelStatesReader::add_client_state() {
   const std::string key = key_for(clashing);
   add_of_each_rank(models_, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
-    if (!is_of_user(member)) return KeyPath{};
-    return extended(clashing.contains(member) ? KeyPath{key} : KeyPath{}, entry, 0);
+    if (!is_of_user(member)) return Place{};
+    return below(clashing.contains(member) ? KeyPath{key} : KeyPath{}, entry, 0);
   });
   for (const std::string& member : clashing) {
     note(std::string(kClientState), "members with other names than the entries that Tessera adds",
@@ -283,16 +304,16 @@ void ModelStatesReader::add_members_beside_state(const std::vector<const File*>&
   add_of_each_rank(files, [&](const Entry& entry) {
     if (!is_below(entry) || has_list || entry.path[2] == "state" ||
         entry.path[2] == "param_groups") {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
+    return below({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
   });
   add_of_each_rank(files, [&](const Entry& entry) {
     const std::string& member = entry.path.front();
     if (member == optimizer.front() || member == kConfig || member == "ds_version") {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optim_states"}, entry, 0);
+    return below({"deepspeed", "optim_states"}, entry, 0);
   });
 }
 
@@ -302,7 +323,7 @@ void ModelStatesReader::add_configurations(const std::vector<const File*>& optim
     if (models_[rank] != nullptr) files[rank] = models_[rank];
   }
   add_of_each_rank(files, [](const Entry& entry) {
-    return entry.path.front() == kConfig ? extended({"deepspeed"}, entry, 0) : KeyPath{};
+    return entry.path.front() == kConfig ? below({"deepspeed"}, entry, 0) : Place{};
   });
 }
 
@@ -313,9 +334,9 @@ void ModelStatesReader::add_members_of_optimizer(const std::vector<const File*>&
     const bool is_below =
         entry.path.size() > path.size() && std::equal(path.begin(), path.end(), entry.path.begin());
     if (!is_below || contains(kOfPartition, entry.path[path.size()]) || is_used(entry)) {
-      return KeyPath{};
+      return Place{};
     }
-    return extended({"deepspeed", "optimizer_state_dict"}, entry, path.size());
+    return below({"deepspeed", "optimizer_state_dict"}, entry, path.size());
   });
 }
 
@@ -343,6 +364,12 @@ void ModelStatesReader::add_param_groups(
     const File& file, const Path& path,
     const std::function<std::vector<std::string>(std::int64_t)>& names,
     std::optional<std::size_t> num_groups) {
+  if (!num_groups && file.below(path).empty()) {
+    note("groups", "the parameter groups of the optimizer",
+         "none in " + file.name() +
+             ", so learning rate, weight decay and other fields are missing (DeepSpeed saves none "
+             "with elastic_checkpoint)");
+  }
   for (const Entry* const entry : in_dict_order(file.below(path))) {
     const std::string& group = entry->path[path.size()];
     const auto number = static_cast<std::int64_t>(std::atoll(group.c_str()));

@@ -36,12 +36,16 @@ class ModelStatesReader : public EntryReader {
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
-  /// Adds buffers, frozen parameters and ties. `trained`: names of the parameters that were added
-  /// before, read from the fp32 weights. `is_rounded` returns whether the module's copy of a
-  /// parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
-  /// copies, names without elements, and buffers that differ between ranks.
+  /// Throws Error(corruption) if the member `module` is neither a dict nor, where `may_be_none`,
+  /// None.
+  void require_module(bool may_be_none) const;
+  /// Adds buffers, frozen parameters and ties. `trained`: shapes of the parameters that were added
+  /// before, read from the fp32 weights, by name. `is_rounded` returns whether the module's copy of
+  /// a parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
+  /// copies, names without elements, and buffers that differ between ranks. Throws
+  /// Error(corruption) if a copy has another shape.
   void add_rest_of_module(
-      std::set<std::string> trained,
+      std::map<std::string, Shape> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
   /// Adds the members of the model states, except tensors of the module: what DeepSpeed records of
   /// the run, other entries of the module (`_extra_state`) and, in `finish`, what the user saved.
@@ -70,7 +74,8 @@ class ModelStatesReader : public EntryReader {
                        const std::function<void(const Path& target)>& add_parts);
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
-  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number.
+  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number. Makes a
+  /// note if there are no groups, unless a number is given.
   void add_param_groups(const File& file, const Path& path,
                         const std::function<std::vector<std::string>(std::int64_t)>& names,
                         std::optional<std::size_t> num_groups = {});
@@ -97,7 +102,8 @@ class ModelStatesReader : public EntryReader {
   /// Returns the entry's place in the order of keys: below `optim` the next place; else `order`. If
   /// `order` is 0 (a joined tensor): the place of its name in the module; the next place if none.
   std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
-  void add_ties(std::set<std::string>& known);
+  static Place below(KeyPath path, const Entry& entry, std::size_t begin);
+  void add_ties(std::map<std::string, Shape>& known);
   bool is_of_user(const std::string& member) const;
   /// Returns the user's members that clash with other entries ([Note: Members that clash]).
   std::set<std::string> clashing_members() const;
@@ -106,7 +112,7 @@ class ModelStatesReader : public EntryReader {
   std::string key_for(const std::set<std::string>& clashing) const;
   void add_client_state();
   std::set<std::string> buffer_names() const;
-  void add_frozen_parts(std::set<std::string>& known);
+  void add_frozen_parts(std::map<std::string, Shape>& known);
   void add_parts_of_frozen(const std::string& name, Tensor& tensor);
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;

@@ -2,8 +2,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -96,10 +98,11 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
           return model().tensor(*entry).shape;
         });
     set_world_size(optimizer_.size());
-    std::set<std::string> trained;
+    require_module(false);
+    std::map<std::string, Shape> trained;
     for (const Parameter& parameter : partition_.parameters) {
       add_parameter(parameter);
-      trained.insert(parameter.fqn);
+      trained.emplace(parameter.fqn, parameter.shape);
     }
     add_state();
     add_groups_and_members();

@@ -158,7 +158,8 @@ class UniversalReader final : public ModelRanksReader {
     if (has_model_ranks) {
       add_modules();
     } else {
-      add_rest_of_module(names_of_parameters(), [&](const std::string& name, DType copy) {
+      require_module(true);
+      add_rest_of_module(shapes_of_parameters(), [&](const std::string& name, DType copy) {
         const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
         return dtype != dtypes_.end() && dtype->second != copy;
       });
@@ -315,10 +316,10 @@ class UniversalReader final : public ModelRanksReader {
     return open_file(path);
   }
 
-  std::set<std::string> names_of_parameters() const {
-    std::set<std::string> names;
-    for (const Parameter& parameter : parameters_) names.insert(parameter.fqn);
-    return names;
+  std::map<std::string, Shape> shapes_of_parameters() const {
+    std::map<std::string, Shape> shapes;
+    for (const Parameter& parameter : parameters_) shapes.emplace(parameter.fqn, parameter.shape);
+    return shapes;
   }
 
   void add_parameter(const Parameter& parameter) {
@@ -401,6 +402,11 @@ class UniversalReader final : public ModelRanksReader {
       if (entries.size() != 1) {
         refuse(file, parameter.fqn, "step", "one number",
                std::to_string(entries.size()) + " entries");
+      }
+      const Entry& step = entries.front();
+      if (step.kind == Entry::Kind::tensor && file.tensor(step).numel() != 1) {
+        refuse(file, parameter.fqn, "step", "one number",
+               "a tensor of shape " + shape_to_string(file.tensor(step).shape));
       }
       add_step(text_keys({"optim", "state", parameter.fqn, kind}), file, entries.front(), 0,
                small_file);
@@ -507,7 +513,12 @@ class UniversalReader final : public ModelRanksReader {
     if (added_.groups) num_groups = added_.groups->size();
     const bool has_groups = !optimizer_->below({kParamGroups}).empty();
     const Path path = has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups};
-    if (num_groups) require_names_of_groups(path, *num_groups);
+    if (num_groups) {
+      require_names_of_groups(path, *num_groups);
+    } else if (optimizer_->below(path).empty()) {
+      refuse(*optimizer_, {}, kParamGroups, "the parameter groups of the optimizer",
+             "none (another file under this name?)");
+    }
     add_param_groups(
         *optimizer_, path, [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);

@@ -454,13 +454,13 @@ class MegatronReader final : public EntryReader {
       for (std::size_t g = 0; g < groups.size(); ++g) {
         const Path& path = groups[g].path;
         if (entry.path.size() == path.size() || !starts_with(entry.path, path)) continue;
-        if (groups[g].lists_parameters && entry.path[path.size()] == "params") return KeyPath{};
+        if (groups[g].lists_parameters && entry.path[path.size()] == "params") return Place{};
         KeyPath target{"optim", "param_groups", static_cast<std::int64_t>(g)};
         target.insert(target.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(path.size()),
                       entry.keys.end());
-        return target;
+        return Place(std::move(target), 3);
       }
-      return KeyPath{};
+      return Place{};
     });
   }
 
@@ -481,14 +481,14 @@ class MegatronReader final : public EntryReader {
         const bool is_whole_chunk = entry.path.size() < 2;  // an empty dict
         const bool is_tensor =
             entry.kind == Entry::Kind::tensor && !megatron::is_extra_state(entry.path);
-        if (is_whole_chunk || is_tensor) return KeyPath{};
+        if (is_whole_chunk || is_tensor) return Place{};
         const std::string name = megatron::name_on_rank(entry.path);
-        return KeyPath{"model", names_->name_of(rank, *chunk, name)};
+        return Place({"model", names_->name_of(rank, *chunk, name)}, 1);
       }
       for (const Path& path : optimizers_[rank].state_paths) {
-        if (starts_with(entry.path, path)) return KeyPath{};
+        if (starts_with(entry.path, path)) return Place{};
       }
-      return entry.keys;
+      return Place(entry.keys);
     });
   }
 

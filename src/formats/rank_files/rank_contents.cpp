@@ -64,13 +64,15 @@ std::size_t item_of(const std::string& name, const Key& first, const std::set<st
 }
 
 /// In the files of rank `<rank>`, puts each entry `per_rank.<rank>.<name>` in place of the shared
-/// entry `<name>`. Does this only if `may(own, shared, rank)` returns true.
+/// entry `<name>`. Does this only if `may(own, shared, rank)` returns true, and
+/// not for the names in `apart`.
 template <class Spot, class Entry, class NameOf, class May>
 void place_own_entries(std::vector<Spot>& spots, const std::vector<Entry>& entries,
-                       const NameOf& name_of, int world_size, const May& may) {
+                       const NameOf& name_of, int world_size, const std::set<std::string>& apart,
+                       const May& may) {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto own = parse_per_rank_name(name_of(entries[i]));
-    if (!own || own->rank >= world_size) continue;
+    if (!own || own->rank >= world_size || apart.contains(name_of(entries[i]))) continue;
     const auto shared = find_entry(entries, own->name, name_of);
     if (!shared || spots[*shared].only_on || !may(i, *shared, own->rank)) continue;
     Spot spot = spots[*shared];
@@ -94,7 +96,10 @@ class SpotFinder {
   enum class Files { by_item, one };
 
   SpotFinder(const CheckpointContents& contents, Files files)
-      : contents_(contents), files_(files), dicts_(dicts_of(contents)) {}
+      : contents_(contents),
+        files_(files),
+        dicts_(dicts_of(contents)),
+        apart_(find_own_entries_apart(contents)) {}
 
   Spots find() const {
     Spots spots;
@@ -134,7 +139,7 @@ class SpotFinder {
       return std::ranges::all_of(contents_.tensors[own].pieces, is_of_rank) &&
              std::ranges::none_of(contents_.tensors[shared].pieces, is_of_rank);
     };
-    place_own_entries(spots, contents_.tensors, name_of, contents_.world_size, agree);
+    place_own_entries(spots, contents_.tensors, name_of, contents_.world_size, apart_, agree);
     return spots;
   }
 
@@ -145,13 +150,14 @@ class SpotFinder {
     }
     const auto name_of = [](const ValueEntry& entry) -> const std::string& { return entry.name; };
     const auto always = [](std::size_t, std::size_t, int) { return true; };
-    place_own_entries(spots, contents_.values, name_of, contents_.world_size, always);
+    place_own_entries(spots, contents_.values, name_of, contents_.world_size, apart_, always);
     return spots;
   }
 
   const CheckpointContents& contents_;
   Files files_;
   std::set<std::size_t> dicts_;  // items for which the contents have an outermost dict
+  std::set<std::string> apart_;  // own entries that replace no shared one
 };
 
 }  // namespace

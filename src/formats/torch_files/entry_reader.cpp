@@ -6,10 +6,12 @@
 #include <map>
 #include <set>
 
+#include "base/size_text.h"
 #include "base/value_bits.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/per_rank.h"
+#include "formats/torch_files/rank_containers.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
 
@@ -242,31 +244,44 @@ void EntryReader::add_entry(KeyPath path, const File& file, const Entry& entry, 
 }
 
 void EntryReader::add_of_each_rank(const std::vector<const File*>& files,
-                                   const std::function<KeyPath(const Entry&)>& path_of) {
-  add_of_each_rank(files, [&](std::size_t, const Entry& entry) { return path_of(entry); });
+                                   const std::function<Place(const Entry&)>& target_of) {
+  add_of_each_rank(files, [&](std::size_t, const Entry& entry) { return target_of(entry); });
 }
 
 void EntryReader::add_of_each_rank(
     const std::vector<const File*>& files,
-    const std::function<KeyPath(std::size_t, const Entry&)>& path_of) {
+    const std::function<Place(std::size_t, const Entry&)>& target_of) {
   std::map<std::string, Origin> first_of;                            // key: name
   std::map<std::pair<const File*, std::size_t>, std::string> names;  // of tensors
+  Containers containers;
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (files[i] == nullptr) continue;
     const int rank = static_cast<int>(i);
+    std::vector<std::pair<const Entry*, Place>> added;
+    Containers of_rank;
     for (const Entry& entry : files[i]->entries()) {
-      KeyPath path = path_of(i, entry);
-      if (path.empty()) continue;
+      Place place = target_of(i, entry);
+      if (place.path.empty()) continue;
+      add_containers(of_rank, place.path, place.num_joined);
+      added.emplace_back(&entry, std::move(place));
+    }
+    const std::set<KeyPath> apart = merge_containers(containers, of_rank);
+    for (auto& [entry, place] : added) {
+      KeyPath path = std::move(place.path);
+      if (const KeyPath* const container = prefix_of(path, apart)) {
+        add_apart(path, *container, {files[i], entry, rank});
+        continue;
+      }
       std::string name = spell(path);
-      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], &entry});
-      const bool is_tensor = entry.kind == Entry::Kind::tensor;
-      if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry.index), name).second) {
-        add_tie(std::move(path), names.at({files[i], entry.index}),
-                order_in(*files[i], entry.dict_order));
+      const auto [first, is_new] = first_of.emplace(name, Origin{files[i], entry});
+      const bool is_tensor = entry->kind == Entry::Kind::tensor;
+      if (is_new && is_tensor && !names.emplace(std::pair(files[i], entry->index), name).second) {
+        add_tie(std::move(path), names.at({files[i], entry->index}),
+                order_in(*files[i], entry->dict_order));
       } else if (is_new) {
-        add_entry(std::move(path), *files[i], entry, rank);
-      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], entry)) {
-        add_entry(per_rank_path(rank, name, path), *files[i], entry, rank);
+        add_entry(std::move(path), *files[i], *entry, rank);
+      } else if (!are_equal(*first->second.file, *first->second.entry, *files[i], *entry)) {
+        add_entry(per_rank_path(rank, name, path), *files[i], *entry, rank);
         differing_.insert(std::move(name));
       }
     }
@@ -281,6 +296,12 @@ void EntryReader::add_of_ranks(const KeyPath& path, const std::vector<OfRank>& r
     add_entry(per_rank_path(rank, spell(path), path), *file, *entry, rank);
     differing_.insert(spell(path));
   }
+}
+
+void EntryReader::add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank) {
+  add_entry(per_rank_path(of_rank.rank, spell(path), path), *of_rank.file, *of_rank.entry,
+            of_rank.rank);
+  apart_.insert(spell(container));
 }
 
 void EntryReader::add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -375,6 +396,12 @@ void EntryReader::finish() {
   take_entries();
   if (!differing_.empty()) {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
+  }
+  if (!apart_.empty()) {
+    note("ranks", "dicts with the same keys, and lists of the same length, on all ranks",
+         counted(apart_.size(), "name") + " with others, such as '" + printable(*apart_.begin()) +
+             "' (that of the lowest rank keeps the name, each other one is a whole dict or list "
+             "per_rank.<rank>.<name>)");
   }
   add_what_readers_found();
 }

@@ -105,15 +105,23 @@ class EntryReader : public DividedReader, public PartlyRead {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
+  /// Where an entry of a rank's file is added: its key path. An empty path skips the entry. Dicts
+  /// at the first `num_joined` keys of the path may have other keys on other ranks: then the
+  /// checkpoint has the keys of all ranks. If any dict or list below has, it is kept for each rank.
+  struct Place {
+    KeyPath path;
+    std::size_t num_joined = 0;
+    Place(KeyPath key_path = {}, std::size_t joined = 0)  // NOLINT: converts a path
+        : path(std::move(key_path)), num_joined(joined) {}
+  };
   /// Adds entries that may differ between ranks ([Note: Entries of each rank]).
   /// If two names are one tensor, they stay tied. `files`: one for each rank, null for a rank
-  /// without one. `path_of` returns the key path under which an entry is added; an empty path skips
-  /// the entry.
+  /// without one. `target_of` returns where an entry is added.
   void add_of_each_rank(const std::vector<const File*>& files,
-                        const std::function<KeyPath(const Entry&)>& path_of);
-  /// Does the same; here, `path_of` also gets the rank.
+                        const std::function<Place(const Entry&)>& target_of);
+  /// Does the same; here, `target_of` also gets the rank.
   void add_of_each_rank(const std::vector<const File*>& files,
-                        const std::function<KeyPath(std::size_t, const Entry&)>& path_of);
+                        const std::function<Place(std::size_t, const Entry&)>& target_of);
   /// What one rank has for an entry.
   struct OfRank {
     const File* file;
@@ -122,6 +130,9 @@ class EntryReader : public DividedReader, public PartlyRead {
   };
   /// Adds one entry that may differ between ranks. Requires: `ranks` is not empty.
   void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
+  /// Adds an entry of one rank, as `per_rank.<rank>.<name>`. `container`: the path of the dict or
+  /// list around it that has other keys on that rank.
+  void add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank);
   /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar tensor of float32,
   /// as PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
@@ -194,6 +205,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   CheckpointContents contents_;
   std::vector<Renamed> renamed_;               // only while opening
   std::set<std::string> differing_;            // names whose entries differ between ranks
+  std::set<std::string> apart_;                // dicts and lists with other keys on some ranks
   std::vector<Tensor> tensors_;                // only while opening
   PiecePool pieces_pool_;                      // only while opening
   std::vector<NamedValue> values_;             // only while opening

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <set>
+
+#include "tessera/formats/checkpoint.h"
+
+namespace tessera::formats::torch_files {
+
+/// The keys of each dict and list, by its key path. A value or tensor has no keys.
+using Containers = std::map<KeyPath, std::set<Key>>;
+
+/// Adds an entry with the key path `path` to the containers that it is in. Leaves out those at the
+/// first `num_joined` keys.
+void add_containers(Containers& containers, const KeyPath& path, std::size_t num_joined);
+/// Adds the containers of one more rank. Returns the outermost ones that have other keys than on
+/// the ranks before; these, and those inside them, are not added.
+std::set<KeyPath> merge_containers(Containers& containers, const Containers& of_rank);
+/// Returns the path in `paths` that `path` begins with; null if there is none. Requires: no path in
+/// `paths` begins with another one.
+const KeyPath* prefix_of(const KeyPath& path, const std::set<KeyPath>& paths);
+
+}  // namespace tessera::formats::torch_files
