@@ -16,8 +16,11 @@ FileSystem& files();
 /// returns 16, because threads mostly wait for the server.
 int default_num_threads();
 
-/// Returns the object at `path`; nothing if there is none.
+/// Returns the object at `path`; nothing if there is none. Does not follow a link.
 std::optional<NamedObject> find_name(const std::string& path);
+
+/// Returns the object at `path`, with all links followed; nothing if there is none.
+std::optional<NamedObject> find_target(const std::string& path);
 
 /// Returns a text that differs between versions of an object (its ETag or date); empty for a file
 /// of the operating system.

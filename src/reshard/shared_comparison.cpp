@@ -142,7 +142,7 @@ std::uint64_t link_to_base_with_others(const Plan& plan, const formats::Checkpoi
   TESSERA_CHECK(0 <= share.index && share.index < share.num_shares && create.journal.has_value());
   const auto opened = open_base_of_move(fs, base, destination, create);
   formats::CreateOptions described = create;
-  prepare_move(plan, reader, described);
+  prepare_move(plan, reader, described, options.source_files);
   SharedWork work(fs, destination);
   work.lock(options.stop);  // makes the folder
   formats::PieceMatches matches =

@@ -64,7 +64,8 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
           Outcome& outcome, const CheckpointReader& reader, Terminal& terminal,
           const std::stop_token& stop) {
   const Plan& plan = outcome.plan;
-  const auto writer = reshard::start_move(plan, reader, place.fs, place.path, create);
+  const auto writer =
+      reshard::start_move(plan, reader, place.fs, place.path, create, outcome.source_files);
   // Without a journal, the destination is a URL. Then the unfinished work is on the server, and
   // this message does not apply.
   if (options.resume && create.journal && !writer->is_resumed() && !options.quiet) {
@@ -106,7 +107,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   store.run([&] {
     const Place place{store.file_system(), store.path()};
     if (options.dry_run) {
-      reshard::check_move(outcome.plan, reader, place.fs, place.path, create);
+      reshard::check_move(outcome.plan, reader, place.fs, place.path, create, std::nullopt,
+                          outcome.source_files);
     } else {
       move(options, create, place, outcome, reader, terminal, stop);
     }
@@ -152,8 +154,8 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
   if (!options.worker.finished_folder.empty()) {
     require_folder(work, options.worker.finished_folder);
     outcome.num_shares = work.num_shares();
-    outcome.shared =
-        reshard::finish_shares(outcome.plan, reader, fs, options.destination, create, stop);
+    outcome.shared = reshard::finish_shares(outcome.plan, reader, fs, options.destination, create,
+                                            stop, outcome.source_files);
     if (!outcome.shared->is_finished) refuse_missing(options.destination, outcome);
     return;
   }
@@ -407,7 +409,7 @@ void write_destination(const MoveOptions& options, const std::optional<PartOfWor
     move_to_store(options, create, outcome, reader, terminal, stop);
   } else if (options.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, options.destination, create,
-                        part ? std::optional(part->num_parts) : std::nullopt);
+                        part ? std::optional(part->num_parts) : std::nullopt, outcome.source_files);
   } else if (part || !options.worker.finished_folder.empty()) {
     move_with_others(options, part, create, outcome, reader, terminal, stop);
   } else {
