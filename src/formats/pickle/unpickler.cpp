@@ -255,8 +255,10 @@ class Machine {
   // Objects
 
   std::uint32_t make(ObjectKind kind) {
-    graph_.nodes_.push_back(
-        Node{.kind = kind, .offset = static_cast<std::uint32_t>(opcode_position_), .integer = 0});
+    // Made in place. A Node on the stack is written in parts and then copied as a whole, for which
+    // the processor waits.
+    graph_.nodes_.emplace_back(kind, false, false, static_cast<std::uint32_t>(opcode_position_));
+    graph_.nodes_.back().integer = 0;
     return static_cast<std::uint32_t>(graph_.nodes_.size() - 1);
   }
   void push(std::uint32_t id) {
