@@ -119,18 +119,27 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
 /// the base get hard links.
 void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& part,
                   formats::CreateOptions& create, Outcome& outcome, const CheckpointReader& reader,
-                  const std::stop_token& stop) {
+                  Terminal& terminal, const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
-  const reshard::ExecuteOptions execute{.memory_nbytes = options.memory_nbytes,
-                                        .num_threads = options.num_threads,
-                                        .stop = stop,
-                                        .source_path = reader.path()};
+  std::optional<Progress> progress;
+  const auto begins = [&](std::uint64_t nbytes) {
+    progress.reset();
+    progress.emplace(terminal, options.progress, "compare", nbytes);
+  };
+  const reshard::ExecuteOptions execute{
+      .memory_nbytes = options.memory_nbytes,
+      .num_threads = options.num_threads,
+      .stop = stop,
+      .progress = [&](std::uint64_t nbytes) { progress->add(nbytes); },
+      .source_path = reader.path(),
+      .source_files = outcome.source_files};
   const bool finishes = !options.worker.finished_folder.empty();
   const auto row_changes =
       options.changed_rows ? reshard::RowChanges::write_rows : reshard::RowChanges::write_piece;
   if (options.base.empty() || options.dry_run || (!part && !finishes)) {
-    outcome.linked_nbytes = reshard::link_to_base(
-        outcome.plan, reader, fs, options.base, options.destination, row_changes, create, execute);
+    outcome.linked_nbytes =
+        reshard::link_to_base(outcome.plan, reader, fs, options.base, options.destination,
+                              row_changes, create, execute, begins);
     return;
   }
   reshard::ComparisonShare share;
@@ -141,7 +150,7 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
   }
   outcome.linked_nbytes =
       reshard::link_to_base_with_others(outcome.plan, reader, fs, options.base, options.destination,
-                                        row_changes, create, share, execute);
+                                        row_changes, create, share, execute, begins);
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.
@@ -404,7 +413,7 @@ void write_destination(const MoveOptions& options, const std::optional<PartOfWor
                        const CheckpointReader& reader, Terminal& terminal,
                        const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
-  link_to_base(options, part, create, outcome, reader, stop);
+  link_to_base(options, part, create, outcome, reader, terminal, stop);
   if (object_store::is_on_store(options.destination)) {
     move_to_store(options, create, outcome, reader, terminal, stop);
   } else if (options.dry_run) {
