@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "formats/staging/own_files.h"
 #include "formats/staging/replaceable.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -26,8 +26,10 @@ std::vector<std::string> IndexedFormatDriver::own_files(const FileSystem& fs,
   }
   std::erase_if(own, [&](const std::string& name) {
     const std::string path = join_path(directory, name);
-    const bool is_empty = is_plain_file(path) && fs.open(path)->nbytes() == 0;
-    return name != index_name() && !named.contains(path) && !is_empty;
+    if (name == index_name() || named.contains(path)) return false;
+    const auto object = object_store::find_name(path);
+    const bool is_file = object && object->kind == object_store::NamedObject::Kind::file;
+    return !is_file || object->nbytes != 0;
   });
   return own;
 }

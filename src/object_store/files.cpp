@@ -71,6 +71,26 @@ class Files final : public FileSystem {
   }
 };
 
+using Stat = int(const char* path, struct stat* status);
+
+/// Returns what `stat_call` (stat or lstat) finds at a local path.
+std::optional<NamedObject> find_local(const std::string& path, Stat& stat_call) {
+  using Kind = NamedObject::Kind;
+  struct stat status {};
+  if (stat_call(path.c_str(), &status) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+    tessera::detail::throw_system_error(errno, path, "stat");
+  }
+  if (S_ISREG(status.st_mode)) {
+    return NamedObject{Kind::file, static_cast<std::uint64_t>(status.st_size),
+                       tessera::detail::state_in_words(status)};
+  }
+  const Kind kind = S_ISDIR(status.st_mode)   ? Kind::folder
+                    : S_ISLNK(status.st_mode) ? Kind::link
+                                              : Kind::other;
+  return NamedObject{kind, 0, std::string(tessera::detail::kind_in_words(status.st_mode))};
+}
+
 }  // namespace
 
 FileSystem& files() {
@@ -84,21 +104,11 @@ int default_num_threads() {
 }
 
 std::optional<NamedObject> find_name(const std::string& path) {
-  if (is_url(path)) return remote_files().find_name(path);
-  using Kind = NamedObject::Kind;
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-    tessera::detail::throw_system_error(errno, path, "stat");
-  }
-  if (S_ISREG(status.st_mode)) {
-    return NamedObject{Kind::file, static_cast<std::uint64_t>(status.st_size),
-                       tessera::detail::state_in_words(status)};
-  }
-  const Kind kind = S_ISDIR(status.st_mode)   ? Kind::folder
-                    : S_ISLNK(status.st_mode) ? Kind::link
-                                              : Kind::other;
-  return NamedObject{kind, 0, std::string(tessera::detail::kind_in_words(status.st_mode))};
+  return is_url(path) ? remote_files().find_name(path) : find_local(path, ::lstat);
+}
+
+std::optional<NamedObject> find_target(const std::string& path) {
+  return is_url(path) ? remote_files().find_name(path) : find_local(path, ::stat);
 }
 
 std::string version_of(const ReadableFile& file) {

@@ -17,7 +17,11 @@ FileSystem& files();
 int default_num_threads();
 
 /// Returns what `path` names: a file, folder, link or other object; nothing if nothing is there.
+/// Does not follow a link.
 std::optional<NamedObject> find_name(const std::string& path);
+
+/// Returns the object at `path`, with all links followed; nothing if there is none.
+std::optional<NamedObject> find_target(const std::string& path);
 
 /// Returns the size and the ETag (or date) of an object at a URL, as one text. Two versions of the
 /// object have different texts. Empty for a local file.

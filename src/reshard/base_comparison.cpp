@@ -125,6 +125,16 @@ class ComparingWriter final : public formats::CheckpointWriter {
   std::map<PieceId, Candidate> candidates_;
 };
 
+std::uint64_t nbytes_of_pieces(const CheckpointContents& contents,
+                               std::span<const PiecePair> pairs) {
+  std::uint64_t nbytes = 0;
+  for (const PiecePair& pair : pairs) {
+    const auto& tensor = contents.tensors[pair.piece.tensor_index];
+    nbytes += nbytes_of(tensor.pieces[pair.piece.piece_index].region, tensor.meta.dtype);
+  }
+  return nbytes;
+}
+
 }  // namespace
 
 formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorSource& source,
@@ -142,9 +152,11 @@ formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorS
 
 formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
                                            const BaseCheckpoint& base, std::vector<PiecePair> pairs,
-                                           RowChanges row_changes, const ExecuteOptions& options) {
+                                           RowChanges row_changes, const ExecuteOptions& options,
+                                           const ComparisonBegins& begins) {
+  if (pairs.empty()) return {};
+  if (begins) begins(nbytes_of_pieces(plan.destination, pairs));
   ComparingWriter writer(plan.destination, base, std::move(pairs), row_changes);
-  if (writer.write_order().empty()) return {};
   execute(plan, source, writer, options);
   return writer.take_matches();
 }
@@ -158,13 +170,24 @@ std::shared_ptr<const BaseCheckpoint> open_base_of_move(const FileSystem& fs,
   return opened;
 }
 
+void add_base_to_identity(const BaseCheckpoint& base, RowChanges row_changes,
+                          formats::CreateOptions& create) {
+  if (!create.journal) return;
+  create.journal->identity["base"] = base.identity();
+  if (row_changes == RowChanges::write_rows) create.journal->identity["changed-rows"] = "given";
+}
+
 std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
                            const FileSystem& fs, const std::string& base,
                            const std::string& destination, RowChanges row_changes,
-                           formats::CreateOptions& create, const ExecuteOptions& options) {
+                           formats::CreateOptions& create, const ExecuteOptions& options,
+                           const ComparisonBegins& begins) {
   if (base.empty()) return 0;
   auto opened = open_base_of_move(fs, base, destination, create);
-  formats::PieceMatches matches = find_equal_pieces(plan, source, *opened, row_changes, options);
+  add_base_to_identity(*opened, row_changes, create);
+  formats::PieceMatches matches = find_equal_pieces_of(
+      plan, source, *opened, formats::pair_pieces(plan.destination, opened->reader().contents()),
+      row_changes, options, begins);
   create.native.linked =
       formats::link_pieces(std::move(opened), plan.destination, std::move(matches));
   return create.native.linked ? create.native.linked->nbytes : 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "reshard/work_shares.h"
@@ -18,8 +19,10 @@ void execute_blocks(const Plan& plan, const formats::TensorSource& source,
 void require_unchanged(const FileStates& before, const FileStates& after);
 
 /// Reads and returns the values that a plan moves. If `create` has a journal, adds to it everything
-/// that must be equal so that a later run can resume this move.
+/// that must be equal so that a later run can resume this move. `source_files`: as for
+/// `resume_identity`.
 std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReader& reader,
-                                formats::CreateOptions& create);
+                                formats::CreateOptions& create,
+                                const std::optional<FileStates>& source_files);
 
 }  // namespace tessera::reshard

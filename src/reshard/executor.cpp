@@ -406,11 +406,12 @@ void execute_blocks(const Plan& plan, const TensorSource& source, CheckpointWrit
 }
 
 std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader,
-                                formats::CreateOptions& create) {
+                                formats::CreateOptions& create,
+                                const std::optional<FileStates>& source_files) {
   std::vector<Value> values;
   for (const std::size_t i : plan.value_sources) values.push_back(reader.read_value(i));
   if (create.journal) {
-    create.journal->identity.merge(resume_identity(plan, reader, values, create));
+    create.journal->identity.merge(resume_identity(plan, reader, values, create, source_files));
   }
   return values;
 }
@@ -484,8 +485,8 @@ void add_notes_of_writer(Plan& plan, const CheckpointReader& reader, const std::
 
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
-                std::optional<int> num_shares) {
-  const std::vector<Value> values = prepare_move(plan, reader, create);
+                std::optional<int> num_shares, const std::optional<FileStates>& source_files) {
+  const std::vector<Value> values = prepare_move(plan, reader, create, source_files);
   const formats::SharedWork work(fs, destination);
   if (num_shares && create.journal && work.is_begun()) {
     work.require_same(create.journal->identity, *num_shares);
@@ -502,8 +503,9 @@ void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs
 
 std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointReader& reader,
                                              FileSystem& fs, const std::string& destination,
-                                             formats::CreateOptions create) {
-  std::vector<Value> values = prepare_move(plan, reader, create);
+                                             formats::CreateOptions create,
+                                             const std::optional<FileStates>& source_files) {
+  std::vector<Value> values = prepare_move(plan, reader, create, source_files);
   return with_remedy_for_values(plan, reader, [&] {
     return formats::writer_of(create.format)
         .start(fs, destination, formats::SharedContents::of(plan.destination), std::move(values),
@@ -538,7 +540,8 @@ void finish_move(const Plan& plan, const CheckpointReader& reader, CheckpointWri
 void move_checkpoint(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                      const std::string& destination, const formats::CreateOptions& create,
                      const ExecuteOptions& options) {
-  finish_move(plan, reader, *start_move(plan, reader, fs, destination, create), options);
+  const auto writer = start_move(plan, reader, fs, destination, create, options.source_files);
+  finish_move(plan, reader, *writer, options);
 }
 
 }  // namespace tessera::reshard

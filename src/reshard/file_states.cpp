@@ -5,16 +5,19 @@
 
 namespace tessera::reshard {
 
-std::string describe_file(const std::string& path) {
-  const FileSystem& fs = object_store::files();
-  if (!fs.kind_of(path)) return "not there";
-  const auto object = object_store::find_name(fs.resolve_links(path));
-  return object ? object->state : "not there";
+FoundFile find_file(const std::string& path) {
+  using Kind = object_store::NamedObject::Kind;
+  const auto object = object_store::find_target(path);
+  if (!object) return {std::nullopt, "not there"};
+  const FileKind kind = object->kind == Kind::file     ? FileKind::regular
+                        : object->kind == Kind::folder ? FileKind::directory
+                                                       : FileKind::other;
+  return {kind, object->state};
 }
 
 FileStates source_file_states(const formats::CheckpointReader& reader) {
   FileStates states;
-  for (const std::string& path : reader.data_files()) states[path] = describe_file(path);
+  for (const std::string& path : reader.data_files()) states[path] = find_file(path).state;
   return states;
 }
 

@@ -5,7 +5,6 @@
 
 #include "base/digest.h"
 #include "base/json.h"
-#include "reshard/file_states.h"
 #include "tessera/formats/format_writer.h"
 
 namespace tessera::reshard {
@@ -50,7 +49,9 @@ std::string name_in(const std::string& checkpoint, const std::string& path) {
 
 formats::ResumeIdentity resume_identity(const Plan& plan, const formats::CheckpointReader& reader,
                                         const std::vector<Value>& values,
-                                        const CreateOptions& options) {
+                                        const CreateOptions& options,
+                                        const std::optional<FileStates>& source_files) {
+  const FileStates states = source_files ? *source_files : source_file_states(reader);
   formats::ResumeIdentity identity;
   identity[formats::kPlanDigest] = plan_digest(plan, reader.contents());
   identity[formats::kPlanExplanation + std::string("source")] = describe(reader.contents());
@@ -59,7 +60,7 @@ formats::ResumeIdentity resume_identity(const Plan& plan, const formats::Checkpo
   for (const std::string& path : reader.data_files()) {
     // Files of two merged sources may have the same name.
     std::string& said = identity["source " + name_in(reader.path(), path)];
-    said += (said.empty() ? "" : "; ") + describe_file(path);
+    said += (said.empty() ? "" : "; ") + states.at(path);
   }
   return identity;
 }

@@ -44,7 +44,8 @@ class SharedComparison {
  public:
   SharedComparison(const Plan& plan, const formats::TensorSource& source,
                    const formats::BaseCheckpoint& base, RowChanges row_changes, std::string digest,
-                   const ComparisonShare& share, const ExecuteOptions& options, SharedWork& work)
+                   const ComparisonShare& share, const ExecuteOptions& options,
+                   const ComparisonBegins& begins, SharedWork& work)
       : plan_(plan),
         source_(source),
         base_(base),
@@ -52,6 +53,7 @@ class SharedComparison {
         digest_(std::move(digest) + "\n"),
         share_(share),
         options_(options),
+        begins_(begins),
         work_(work),
         pairs_(formats::pair_pieces(plan.destination, base.reader().contents())) {}
 
@@ -82,8 +84,8 @@ class SharedComparison {
     const auto lock = work_.try_lock_comparison(share);
     if (!lock) return std::nullopt;
     if (auto text = read(share)) return text;  // written before the lock was free
-    const formats::PieceMatches matches =
-        find_equal_pieces_of(plan_, source_, base_, pairs_of(share), row_changes_, options_);
+    const formats::PieceMatches matches = find_equal_pieces_of(
+        plan_, source_, base_, pairs_of(share), row_changes_, options_, begins_);
     std::string text = equal_pieces_to_text(base_, pairs_, matches, RowsInText::say);
     work_.write_comparison(share, digest_ + text);
     return text;
@@ -128,6 +130,7 @@ class SharedComparison {
   const std::string digest_;  // the first line of each text
   const ComparisonShare share_;
   const ExecuteOptions& options_;
+  const ComparisonBegins& begins_;
   SharedWork& work_;
   const std::vector<PiecePair> pairs_;
 };
@@ -138,17 +141,19 @@ std::uint64_t link_to_base_with_others(const Plan& plan, const formats::Checkpoi
                                        FileSystem& fs, const std::string& base,
                                        const std::string& destination, RowChanges row_changes,
                                        formats::CreateOptions& create, const ComparisonShare& share,
-                                       const ExecuteOptions& options) {
+                                       const ExecuteOptions& options,
+                                       const ComparisonBegins& begins) {
   TESSERA_CHECK(0 <= share.index && share.index < share.num_shares && create.journal.has_value());
   const auto opened = open_base_of_move(fs, base, destination, create);
+  add_base_to_identity(*opened, row_changes, create);
   formats::CreateOptions described = create;
-  prepare_move(plan, reader, described);
+  prepare_move(plan, reader, described, options.source_files);
   SharedWork work(fs, destination);
   work.lock(options.stop);  // makes the folder
   formats::PieceMatches matches =
       SharedComparison(plan, reader, *opened, row_changes,
                        digest_of(described.journal->identity, *opened, row_changes), share, options,
-                       work)
+                       begins, work)
           .run();
   create.native.linked = formats::link_pieces(opened, plan.destination, std::move(matches));
   return create.native.linked ? create.native.linked->nbytes : 0;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <new>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -39,13 +38,14 @@ constexpr double kMostRestOfShare = 0.05;
 class SharedMove {
  public:
   SharedMove(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
-             const std::string& destination, CreateOptions create)
+             const std::string& destination, CreateOptions create,
+             const std::optional<FileStates>& source_files)
       : plan_(plan),
         reader_(reader),
         fs_(fs),
         destination_(destination),
         create_(std::move(create)),
-        values_(prepare_move(plan, reader, create_)),
+        values_(prepare_move(plan, reader, create_, source_files)),
         work_(fs, destination) {
     TESSERA_CHECK(plan.problems.empty());
   }
@@ -65,7 +65,6 @@ class SharedMove {
   std::unique_ptr<ShareWriter> start(const ShareOptions& share) const;
   void write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
                     const ExecuteOptions& options) const;
-  void list_missing(SharedMoveOutcome& outcome) const;
 
   const Plan& plan_;
   const CheckpointReader& reader_;
@@ -143,14 +142,6 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
   }
 }
 
-void SharedMove::list_missing(SharedMoveOutcome& outcome) const {
-  const int number = work_.num_shares();
-  const std::set<int> complete = work_.complete_shares();
-  for (int share = 0; share < number; ++share) {
-    if (!complete.contains(share)) outcome.missing.push_back({share, work_.state_in_words(share)});
-  }
-}
-
 void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop) {
   const auto lock = work_.lock(stop);
   if (!work_.is_begun()) {
@@ -160,7 +151,9 @@ void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop)
     return;
   }
   work_.require_same(formats::work_options(create_).journal->identity, work_.num_shares());
-  list_missing(outcome);
+  for (auto& [share, state] : work_.incomplete_shares()) {
+    outcome.missing.push_back({share, std::move(state)});
+  }
   if (!outcome.missing.empty()) return;
   const auto writer = start({.step = ShareOptions::Step::finish});
   for (const auto id : writer->write_order()) {
@@ -212,7 +205,7 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
                              const std::string& destination, CreateOptions create,
                              const SharedMoveOptions& worker, const ExecuteOptions& options) {
   TESSERA_CHECK(0 <= worker.share && worker.share < worker.num_shares);
-  SharedMove move(plan, reader, fs, destination, std::move(create));
+  SharedMove move(plan, reader, fs, destination, std::move(create), options.source_files);
   SharedMoveOutcome outcome;
   LossesOfShares losses;
   ExecuteOptions counting = options;
@@ -242,8 +235,9 @@ SharedMoveOutcome move_share(const Plan& plan, const CheckpointReader& reader, F
 
 SharedMoveOutcome finish_shares(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,
                                 const std::string& destination, CreateOptions create,
-                                const std::stop_token& stop) {
-  SharedMove move(plan, reader, fs, destination, std::move(create));
+                                const std::stop_token& stop,
+                                const std::optional<FileStates>& source_files) {
+  SharedMove move(plan, reader, fs, destination, std::move(create), source_files);
   SharedMoveOutcome outcome;
   move.finish(outcome, stop);
   return outcome;

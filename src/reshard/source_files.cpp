@@ -1,3 +1,4 @@
+#include <map>
 #include <mutex>
 #include <utility>
 
@@ -11,7 +12,8 @@ namespace tessera::reshard {
 class SourceFiles::Files final : public ReadOnlyFileSystem {
  public:
   std::optional<FileKind> kind_of(const std::string& path) const override {
-    return files_.kind_of(path);
+    const auto known = find_known(path);
+    return known && known->kind ? known->kind : files_.kind_of(path);
   }
   std::unique_ptr<ReadableFile> open(const std::string& path) const override {
     note(path);
@@ -25,29 +27,29 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
   }
 
   FileStates states_of(const formats::CheckpointReader& reader) const {
-    FileStates states = source_file_states(reader);
-    const std::scoped_lock lock(mutex_);
-    for (auto& [path, state] : states) {
-      const auto opened = states_.find(path);
-      if (opened != states_.end()) state = opened->second;
-    }
+    FileStates states;
+    for (const std::string& path : reader.data_files()) states[path] = note(path).state;
     return states;
   }
 
  private:
-  void note(const std::string& path) const {
-    {
-      const std::scoped_lock lock(mutex_);
-      if (states_.contains(path)) return;
-    }
-    std::string state = describe_file(path);
+  std::optional<FoundFile> find_known(const std::string& path) const {
     const std::scoped_lock lock(mutex_);
-    states_.emplace(path, std::move(state));
+    const auto known = known_.find(path);
+    return known == known_.end() ? std::nullopt : std::optional(known->second);
+  }
+
+  /// Looks at a file, unless this has been called for it before.
+  FoundFile note(const std::string& path) const {
+    if (auto known = find_known(path)) return *std::move(known);
+    FoundFile found = find_file(path);
+    const std::scoped_lock lock(mutex_);
+    return known_.emplace(path, std::move(found)).first->second;
   }
 
   const FileSystem& files_ = object_store::files();
   mutable std::mutex mutex_;
-  mutable FileStates states_;  // state of each file before it was first opened
+  mutable std::map<std::string, FoundFile> known_;
 };
 
 SourceFiles::SourceFiles() : files_(std::make_unique<const Files>()) {}

@@ -26,7 +26,7 @@ MOVES = ((4096, 2048), (4096, 3000))  # ranks of the source and of the destinati
 
 # The calls that strace shows, and their names in the table. Locks are fcntl calls.
 CALLS = {"openat": "opens", "open": "opens", "stat": "stats", "newfstatat": "stats", "statx": "stats", "lstat": "stats",
-         "fstat": "stats of open files", "statfs": "stats of file systems", "getdents64": "list calls", "mkdir": "creates",
+         "fstat": "stats of open files", "readlink": "links read", "statfs": "stats of file systems", "getdents64": "list calls", "mkdir": "creates",
          "rename": "renames", "renameat2": "renames", "unlink": "removals", "unlinkat": "removals", "rmdir": "removals",
          "fsync": "syncs", "fdatasync": "syncs", "fcntl": "locks", "link": "links"}
 

@@ -296,6 +296,22 @@ class JsonSchemasTest(unittest.TestCase):
             [phase], _ = self.progress(0, "ckpt-reshard", *words, "--json", "--quiet")
             self.assertEqual((phase[-1]["verb"], phase[-1]["done_nbytes"]), (verb, planned["nbytes"]))
 
+    def test_progress_of_the_comparison_with_a_base(self):
+        source = OPTIONS.fixtures / "dcp/valid/fsdp2_adamw"
+        base, moved = (pathlib.Path(self.folder.name) / name for name in ("base", "on_base"))
+        self.output("ckpt-reshard", source, base, "--to", "native", "--quiet")
+        words = ("ckpt-reshard", source, moved, "--to", "native", "--base", base, "--quiet")
+        nbytes = json.loads(self.output(*words, "--json", "--dry-run"))["nbytes"]
+        for more, names in (((), ["compare", "reshard"]), (("--part", "0/2"), ["compare", "compare", "reshard"]),
+                            (("--part", "1/2"), ["reshard"])):
+            if "1/2" not in more:
+                shutil.rmtree(moved, ignore_errors=True)
+            phases, others = self.progress(0, *words, *more)
+            self.assertEqual([phase[-1]["phase"] for phase in phases], names)
+            self.assertEqual(others, [])
+            compared = [phase[-1]["done_nbytes"] for phase in phases if phase[-1]["phase"] == "compare"]
+            self.assertIn(sum(compared), (nbytes, 0))
+
     def test_progress_comes_ten_times_a_second_at_most(self):
         path = pathlib.Path(self.folder.name) / "zeros.safetensors"
         nbytes = 512 << 20

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "reshard/resume_identity.h"
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/temporary_directory.h"
@@ -49,6 +50,42 @@ TEST_F(SourceFilesTest, AFileThatStaysIsUnchanged) {
   const SourceFiles files;
   const auto reader = formats::open_checkpoint(files.file_system(), path_);
   EXPECT_EQ(files.states_of(*reader), source_file_states(*reader));
+}
+
+TEST_F(SourceFilesTest, TheFirstLookAtAFileAnswersLaterQuestions) {
+  const SourceFiles files;
+  const auto reader = formats::open_checkpoint(files.file_system(), path_);
+  const FileStates states = files.states_of(*reader);
+  replace();
+  EXPECT_EQ(files.states_of(*reader), states);
+  std::filesystem::remove(path_);
+  EXPECT_EQ(files.file_system().kind_of(path_), FileKind::regular);
+  EXPECT_EQ(files.states_of(*reader), states);
+}
+
+TEST_F(SourceFilesTest, AMissingFileIsLookedForAgain) {
+  const SourceFiles files;
+  const auto reader = formats::open_checkpoint(files.file_system(), path_);
+  std::filesystem::rename(path_, path_ + ".aside");
+  const SourceFiles others;
+  EXPECT_EQ(others.states_of(*reader).at(path_), "not there");
+  EXPECT_EQ(others.file_system().kind_of(path_), std::nullopt);
+  std::filesystem::rename(path_ + ".aside", path_);
+  EXPECT_EQ(others.file_system().kind_of(path_), FileKind::regular);
+}
+
+// A run that resumes compares the files that the plan was made of, not those of a moment later.
+TEST_F(SourceFilesTest, TheIdentityOfAMoveHasTheStatesAtTheOpening) {
+  const SourceFiles files;
+  const auto reader = formats::open_checkpoint(files.file_system(), path_);
+  const FileStates states = files.states_of(*reader);
+  const Plan plan = plan_reshard(reader->contents(), path_, {.format = formats::Format::native});
+  const auto before = resume_identity(plan, *reader, {}, {.format = formats::Format::native});
+  replace();
+  const auto now = resume_identity(plan, *reader, {}, {.format = formats::Format::native});
+  EXPECT_NE(now, before);
+  EXPECT_EQ(resume_identity(plan, *reader, {}, {.format = formats::Format::native}, states),
+            before);
 }
 
 }  // namespace

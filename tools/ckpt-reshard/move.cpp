@@ -64,7 +64,8 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
           Outcome& outcome, const CheckpointReader& reader, Terminal& terminal,
           const std::stop_token& stop) {
   const Plan& plan = outcome.plan;
-  const auto writer = reshard::start_move(plan, reader, place.fs, place.path, create);
+  const auto writer =
+      reshard::start_move(plan, reader, place.fs, place.path, create, outcome.source_files);
   // Without a journal, the destination is a URL. Then the unfinished work is on the server, and
   // this message does not apply.
   if (options.resume && create.journal && !writer->is_resumed() && !options.quiet) {
@@ -106,7 +107,8 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
   store.run([&] {
     const Place place{store.file_system(), store.path()};
     if (options.dry_run) {
-      reshard::check_move(outcome.plan, reader, place.fs, place.path, create);
+      reshard::check_move(outcome.plan, reader, place.fs, place.path, create, std::nullopt,
+                          outcome.source_files);
     } else {
       move(options, create, place, outcome, reader, terminal, stop);
     }
@@ -117,18 +119,27 @@ void move_to_store(const MoveOptions& options, formats::CreateOptions create, Ou
 /// the base get hard links.
 void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& part,
                   formats::CreateOptions& create, Outcome& outcome, const CheckpointReader& reader,
-                  const std::stop_token& stop) {
+                  Terminal& terminal, const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
-  const reshard::ExecuteOptions execute{.memory_nbytes = options.memory_nbytes,
-                                        .num_threads = options.num_threads,
-                                        .stop = stop,
-                                        .source_path = reader.path()};
+  std::optional<Progress> progress;
+  const auto begins = [&](std::uint64_t nbytes) {
+    progress.reset();
+    progress.emplace(terminal, options.progress, "compare", nbytes);
+  };
+  const reshard::ExecuteOptions execute{
+      .memory_nbytes = options.memory_nbytes,
+      .num_threads = options.num_threads,
+      .stop = stop,
+      .progress = [&](std::uint64_t nbytes) { progress->add(nbytes); },
+      .source_path = reader.path(),
+      .source_files = outcome.source_files};
   const bool finishes = !options.worker.finished_folder.empty();
   const auto row_changes =
       options.changed_rows ? reshard::RowChanges::write_rows : reshard::RowChanges::write_piece;
   if (options.base.empty() || options.dry_run || (!part && !finishes)) {
-    outcome.linked_nbytes = reshard::link_to_base(
-        outcome.plan, reader, fs, options.base, options.destination, row_changes, create, execute);
+    outcome.linked_nbytes =
+        reshard::link_to_base(outcome.plan, reader, fs, options.base, options.destination,
+                              row_changes, create, execute, begins);
     return;
   }
   reshard::ComparisonShare share;
@@ -139,7 +150,7 @@ void link_to_base(const MoveOptions& options, const std::optional<PartOfWork>& p
   }
   outcome.linked_nbytes =
       reshard::link_to_base_with_others(outcome.plan, reader, fs, options.base, options.destination,
-                                        row_changes, create, share, execute);
+                                        row_changes, create, share, execute, begins);
 }
 
 /// Writes the share of one worker, or finishes the shares of all workers.
@@ -152,8 +163,8 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
   if (!options.worker.finished_folder.empty()) {
     require_folder(work, options.worker.finished_folder);
     outcome.num_shares = work.num_shares();
-    outcome.shared =
-        reshard::finish_shares(outcome.plan, reader, fs, options.destination, create, stop);
+    outcome.shared = reshard::finish_shares(outcome.plan, reader, fs, options.destination, create,
+                                            stop, outcome.source_files);
     if (!outcome.shared->is_finished) refuse_missing(options.destination, outcome);
     return;
   }
@@ -402,12 +413,12 @@ void write_destination(const MoveOptions& options, const std::optional<PartOfWor
                        const CheckpointReader& reader, Terminal& terminal,
                        const std::stop_token& stop) {
   FileSystem& fs = object_store::files();
-  link_to_base(options, part, create, outcome, reader, stop);
+  link_to_base(options, part, create, outcome, reader, terminal, stop);
   if (object_store::is_on_store(options.destination)) {
     move_to_store(options, create, outcome, reader, terminal, stop);
   } else if (options.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, options.destination, create,
-                        part ? std::optional(part->num_parts) : std::nullopt);
+                        part ? std::optional(part->num_parts) : std::nullopt, outcome.source_files);
   } else if (part || !options.worker.finished_folder.empty()) {
     move_with_others(options, part, create, outcome, reader, terminal, stop);
   } else {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,25 +36,35 @@ formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorS
                                         const ExecuteOptions& options,
                                         std::optional<int> rank = {});
 
+/// Called before pieces are compared with a base, with the bytes of these pieces.
+using ComparisonBegins = std::function<void(std::uint64_t nbytes)>;
+
 /// Does the same for `pairs`: some or all of formats::pair_pieces. Requires: sorted by piece.
 formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
                                            const formats::BaseCheckpoint& base,
                                            std::vector<formats::PiecePair> pairs,
-                                           RowChanges row_changes, const ExecuteOptions& options);
+                                           RowChanges row_changes, const ExecuteOptions& options,
+                                           const ComparisonBegins& begins = {});
 
 /// Opens the base of a move. Throws: what BaseCheckpoint::open and check_base throw.
 std::shared_ptr<const formats::BaseCheckpoint> open_base_of_move(
     const FileSystem& fs, const std::string& base, const std::string& destination,
     const formats::CreateOptions& create);
 
+/// Adds the base to what must be equal so that a later run can resume a move, if `create` has a
+/// journal. An error about another base then names the option.
+void add_base_to_identity(const formats::BaseCheckpoint& base, RowChanges row_changes,
+                          formats::CreateOptions& create);
+
 /// Opens the base of a move, compares the move's pieces with it, and sets in `create` which pieces
-/// stay in files of the base. Does nothing if `base` is empty. Returns the bytes of these pieces.
-/// `options`: as for find_equal_pieces.
-/// Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
+/// stay in files of the base. If `create` has a journal, adds the base to its identity. Does
+/// nothing if `base` is empty. Returns the bytes of these pieces. `options`: as for
+/// find_equal_pieces. Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
 std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
                            const FileSystem& fs, const std::string& base,
                            const std::string& destination, RowChanges row_changes,
-                           formats::CreateOptions& create, const ExecuteOptions& options);
+                           formats::CreateOptions& create, const ExecuteOptions& options,
+                           const ComparisonBegins& begins = {});
 
 /// Returns the bytes that a move hands to its writer: those of all pieces except linked ones. Of a
 /// patched piece, the writer gets all rows.
@@ -69,12 +80,13 @@ struct ComparisonShare {
 /// own share of the bytes and leaves the result in the folder of the shared work. Then it takes
 /// the results of the others, and compares the shares that no living worker compares. Waits while
 /// another worker compares. So all workers link the same pieces, also if they run one after the
-/// other. Requires: `base` is not empty, and `create` has a journal. Throws also: what
-/// SharedWork::lock throws.
+/// other. Calls `begins` for each share that it compares. Requires: `base` is not empty, and
+/// `create` has a journal. Throws also: what SharedWork::lock throws.
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
                                        const std::string& destination, RowChanges row_changes,
                                        formats::CreateOptions& create, const ComparisonShare& share,
-                                       const ExecuteOptions& options);
+                                       const ExecuteOptions& options,
+                                       const ComparisonBegins& begins = {});
 
 }  // namespace tessera::reshard

@@ -108,7 +108,8 @@ FileStates source_file_states(const formats::CheckpointReader& reader);
 
 /// Local files and files at URLs, for opening a source. Records the state of each file before the
 /// file is opened for the first time. So a change is noticed even if it happens while the source is
-/// being opened, which may take long. Thread-safe.
+/// being opened, which may take long. Looks at each file once: `kind_of` answers from the recorded
+/// state if the file was there. Thread-safe.
 class SourceFiles {
  public:
   SourceFiles();
@@ -120,7 +121,7 @@ class SourceFiles {
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
-  /// the opening. For any other file: its state at this call. Throws: Error(io).
+  /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
 
  private:
@@ -166,13 +167,13 @@ void execute(const Plan& plan, const formats::TensorSource& source,
 
 /// Creates the destination of a plan, with its values but without its tensors, and returns its
 /// writer. If `create` asks for a journal, adds `resume_identity` to the journal's identity.
+/// `source_files`: as in ExecuteOptions; if not given, looks at each file for the identity.
 /// Requires: `plan.problems` is empty; `create.format` is the plan's; the plan outlives the writer.
 /// Throws: what read_value, resume_identity and create_checkpoint throw.
-std::unique_ptr<formats::CheckpointWriter> start_move(const Plan& plan,
-                                                      const formats::CheckpointReader& reader,
-                                                      FileSystem& fs,
-                                                      const std::string& destination,
-                                                      formats::CreateOptions create);
+std::unique_ptr<formats::CheckpointWriter> start_move(
+    const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
+    const std::string& destination, formats::CreateOptions create,
+    const std::optional<FileStates>& source_files = {});
 /// Adds a note to `plan.notes` for each thing that the format's writer adds to the checkpoint. Adds
 /// nothing if the plan has problems. Reads only the format and the extra files in `create`.
 /// Throws: the error with which `start_move` refuses the contents.
@@ -182,10 +183,12 @@ void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
 /// replace the destination or to resume the staging directory, whether files of the source are
 /// missing, and whether the writer would refuse elements of the source, such as a step counter.
 /// `num_shares`: the shares of a move by several workers; then it is no error if other workers have
-/// begun the same work. Throws: the error that the move would throw.
+/// begun the same work. `source_files`: as for start_move. Throws: the error that the move would
+/// throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
-                std::optional<int> num_shares = {});
+                std::optional<int> num_shares = {},
+                const std::optional<FileStates>& source_files = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
 /// compares the source's files with ExecuteOptions::source_files, because the destination would mix
 /// old and new bytes of a file that was overwritten during the move. Throws: what execute and the
@@ -269,9 +272,11 @@ SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& 
                              const ExecuteOptions& options);
 
 /// Makes the destination appear if all shares are complete. Writes no share. If another process is
-/// just finishing the move, waits for it; a stop request ends the wait. Throws: as move_share.
+/// just finishing the move, waits for it; a stop request ends the wait. `source_files`: as for
+/// start_move. Throws: as move_share.
 SharedMoveOutcome finish_shares(const Plan& plan, const formats::CheckpointReader& reader,
                                 FileSystem& fs, const std::string& destination,
-                                formats::CreateOptions create, const std::stop_token& stop = {});
+                                formats::CreateOptions create, const std::stop_token& stop = {},
+                                const std::optional<FileStates>& source_files = {});
 
 }  // namespace tessera::reshard

@@ -169,6 +169,23 @@ class Machine {
     fail(kind, rule + ": expected " + expected + ", found " + found +
                    (likely_cause.empty() ? "" : " (" + likely_cause + ")"));
   }
+  // Not inlined, so that the functions of the common opcodes stay small enough to be inlined.
+  [[noreturn, gnu::noinline]] void fail_cut_short(const char* what, std::uint64_t nbytes) const {
+    fail_expected(ErrorKind::corruption, what, std::to_string(nbytes) + " bytes",
+                  std::to_string(nbytes_ - position_), "cut short?");
+  }
+  [[noreturn, gnu::noinline]] void fail_too_many_objects() const {
+    fail_expected(ErrorKind::corruption, "objects in one pickle",
+                  "at most " + std::to_string(limits_.max_objects), "more");
+  }
+  [[noreturn, gnu::noinline]] void fail_large_slot(std::uint64_t slot) const {
+    fail_expected(ErrorKind::corruption, "memo slot", "below " + std::to_string(nbytes_),
+                  std::to_string(slot));
+  }
+  [[noreturn, gnu::noinline]] void fail_unset_slot(std::uint64_t slot) const {
+    fail_expected(ErrorKind::corruption, "memo slot", "a slot that was set",
+                  "slot " + std::to_string(slot) + " unset");
+  }
   [[noreturn]] void refuse_opcode(Opcode opcode) const {
     fail(ErrorKind::unsupported,
          "opcode " + name_of_refused(opcode) + " is not in the allow-list; nothing was executed");
@@ -218,10 +235,7 @@ class Machine {
   // Input
 
   std::string_view take(std::uint64_t nbytes, const char* what) {
-    if (nbytes > nbytes_ - position_) {
-      fail_expected(ErrorKind::corruption, what, std::to_string(nbytes) + " bytes",
-                    std::to_string(nbytes_ - position_), "cut short?");
-    }
+    if (nbytes > nbytes_ - position_) fail_cut_short(what, nbytes);
     const std::string_view taken(graph_.bytes_.data() + position_, nbytes);
     position_ += nbytes;
     return taken;
@@ -254,21 +268,27 @@ class Machine {
 
   // Objects
 
+  std::uint32_t next_id() const { return static_cast<std::uint32_t>(graph_.nodes_.size()); }
+  /// Makes an object in place. A Node on the stack is written in parts and then copied as a whole,
+  /// for which the processor waits.
+  Node& add_node(ObjectKind kind) {
+    Node& added = graph_.nodes_.emplace_back(kind, false, false,
+                                             static_cast<std::uint32_t>(opcode_position_));
+    added.integer = 0;
+    return added;
+  }
   std::uint32_t make(ObjectKind kind) {
-    graph_.nodes_.push_back(
-        Node{.kind = kind, .offset = static_cast<std::uint32_t>(opcode_position_), .integer = 0});
-    return static_cast<std::uint32_t>(graph_.nodes_.size() - 1);
+    const std::uint32_t id = next_id();
+    add_node(kind);
+    return id;
   }
   void push(std::uint32_t id) {
-    if (++num_held_ > limits_.max_objects) {
-      fail_expected(ErrorKind::corruption, "objects in one pickle",
-                    "at most " + std::to_string(limits_.max_objects), "more");
-    }
+    if (++num_held_ > limits_.max_objects) fail_too_many_objects();
     stack_.push_back(id);
   }
   Node& push_new(ObjectKind kind) {
-    push(make(kind));
-    return graph_.nodes_.back();
+    push(next_id());
+    return add_node(kind);
   }
   std::uint32_t constant(std::uint32_t& id, ObjectKind kind, bool boolean = false) {
     if (id == kNoObject) {
@@ -405,22 +425,22 @@ class Machine {
     if (ids.empty()) return;
     std::vector<std::uint32_t>& links = graph_.links_;
     const std::uint64_t needed = std::uint64_t{slice.size} + ids.size();
+    if (slice.capacity == 0) slice.begin = static_cast<std::uint32_t>(links.size());
+    const bool is_full = slice.size == slice.capacity;
+    if (is_full && std::uint64_t{slice.begin} + slice.size == links.size()) {
+      for (const std::uint32_t id : ids) links.push_back(id);
+      slice.size = slice.capacity = static_cast<std::uint32_t>(needed);
+      return;
+    }
     if (needed > slice.capacity) {
-      if (std::uint64_t{slice.begin} + slice.capacity == links.size() && slice.capacity > 0) {
-        links.resize(slice.begin + needed, kNoObject);
-        slice.capacity = static_cast<std::uint32_t>(needed);
-      } else {
-        const std::uint64_t capacity =
-            slice.capacity == 0
-                ? needed
-                : std::max<std::uint64_t>(needed, 2 * std::uint64_t{slice.capacity});
-        const std::size_t begin = links.size();
-        links.resize(begin + capacity, kNoObject);
-        std::copy_n(links.begin() + slice.begin, slice.size,
-                    links.begin() + static_cast<std::ptrdiff_t>(begin));
-        slice.begin = static_cast<std::uint32_t>(begin);
-        slice.capacity = static_cast<std::uint32_t>(capacity);
-      }
+      const std::uint64_t capacity =
+          std::max<std::uint64_t>(needed, 2 * std::uint64_t{slice.capacity});
+      const std::size_t begin = links.size();
+      links.resize(begin + capacity, kNoObject);
+      std::copy_n(links.begin() + slice.begin, slice.size,
+                  links.begin() + static_cast<std::ptrdiff_t>(begin));
+      slice.begin = static_cast<std::uint32_t>(begin);
+      slice.capacity = static_cast<std::uint32_t>(capacity);
     }
     std::copy(ids.begin(), ids.end(), links.begin() + slice.begin + slice.size);
     slice.size += static_cast<std::uint32_t>(ids.size());
@@ -660,19 +680,16 @@ class Machine {
     const std::uint32_t id = top();
     // It takes at least one opcode to fill a slot, and picklers number slots from 0. So every slot
     // number is below the number of bytes.
-    if (slot >= nbytes_) {
-      fail_expected(ErrorKind::corruption, "memo slot", "below " + std::to_string(nbytes_),
-                    std::to_string(slot));
-    }
-    if (slot >= memo_.size())
+    if (slot >= nbytes_) fail_large_slot(slot);
+    if (slot >= memo_.size()) {
       memo_.resize(std::max<std::size_t>(slot + 1, std::min(2 * memo_.size(), nbytes_)), kNoObject);
+    }
     if (memo_[slot] == kNoObject) ++num_memoized_;
     memo_[slot] = batch_ && !is_kept(slot, id) ? kNeverFetched : id;
   }
   void get(std::uint64_t slot) {
     if (slot >= memo_.size() || memo_[slot] == kNoObject || memo_[slot] == kNeverFetched) {
-      fail_expected(ErrorKind::corruption, "memo slot", "a slot that was set",
-                    "slot " + std::to_string(slot) + " unset");
+      fail_unset_slot(slot);
     }
     push(memo_[slot]);
   }
@@ -895,8 +912,7 @@ class Machine {
   }
   /// Calls unite_equal_keys for each dict among the objects from `first` on.
   void unite_equal_keys_from(std::uint32_t first) {
-    for (std::size_t id = first; id < graph_.nodes_.size(); ++id) {
-      Node& node = graph_.nodes_[id];
+    for (Node& node : std::span(graph_.nodes_).subspan(first)) {
       if (node.kind == ObjectKind::dict) unite_equal_keys(node.slice);
       if (node.kind == ObjectKind::call) unite_equal_keys(graph_.calls_[node.index].entries);
     }

@@ -253,11 +253,16 @@ bool SharedWork::has_done_text(const std::string& name) const {
 
 // Lists the folder instead of looking for each name: a network file system may remember for a while
 // that a name did not exist.
-std::set<int> SharedWork::complete_shares() const {
-  std::set<int> shares;
-  for (const std::string& name : names()) {
-    if (!name.starts_with(kSharePrefix) || !name.ends_with(kDoneSuffix)) continue;
-    if (has_done_text(name)) shares.insert(std::atoi(name.c_str() + kSharePrefix.size()));
+std::vector<SharedWork::Incomplete> SharedWork::incomplete_shares() const {
+  const std::vector<std::string> all = names();
+  const auto has = [&](const std::string& name) { return std::ranges::binary_search(all, name); };
+  std::vector<Incomplete> shares;
+  const int number = num_shares();
+  for (int share = 0; share < number; ++share) {
+    const std::string name = last_component(journal_path(share));
+    const std::string done = name + std::string(kDoneSuffix);
+    if (has(done) && has_done_text(done)) continue;
+    shares.push_back({share, has(name + ".lock") ? state_in_words(share) : "was never begun"});
   }
   return shares;
 }
@@ -337,7 +342,7 @@ void SharedWork::refuse_held(int share) const {
 
 void SharedWork::mark_complete(int share, Mark mark) {
   const std::string path = journal_path(share) + std::string(kDoneSuffix);
-  if (!is_complete(share)) {
+  if (!has_done_text(last_component(path))) {
     fs_.remove_all(path);  // left by a process that died while it wrote the file
     write_text(fs_, path, std::string(kDoneText) + this_process() + "\n", mark);
   }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -71,9 +70,15 @@ class SharedWork {
   void require_same(const ResumeIdentity& identity, int num_shares) const;
 
   std::string journal_path(int share) const;
-  /// Returns the numbers of the shares that are complete.
-  std::set<int> complete_shares() const;
   bool is_complete(int share) const;
+  /// A share that is not complete.
+  struct Incomplete {
+    int share = 0;
+    std::string state;  // in words
+  };
+  /// Returns the shares that are not complete, in ascending order. Lists the folder once, and looks
+  /// only at files of shares that were begun. Requires: is_begun().
+  std::vector<Incomplete> incomplete_shares() const;
   /// Returns why a share is not complete, in words. Requires: is_complete(share) is false.
   std::string state_in_words(int share) const;
   /// Locks a share; returns nothing if another process holds it. Throws: Error(unsupported) if the

@@ -109,7 +109,8 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
     for (const auto& share : outcome.shared->shares) resumed_nbytes += share.resumed_nbytes;
     return resumed_nbytes;
   }
-  const auto writer = reshard::start_move(plan, reader, fs, place.path, create);
+  const auto writer =
+      reshard::start_move(plan, reader, fs, place.path, create, outcome.source_files);
   return reshard::finish_or_keep(plan, reader, *writer, fs, place.path, options);
 }
 
@@ -133,7 +134,8 @@ void execute_to_store(const MoveRequest& request, const CheckpointReader& reader
   store.run([&] {
     const Place place{store.file_system(), store.path()};
     if (request.dry_run) {
-      reshard::check_move(outcome.plan, reader, place.fs, place.path, create);
+      reshard::check_move(outcome.plan, reader, place.fs, place.path, create, std::nullopt,
+                          outcome.source_files);
     } else {
       execute(request, reader, outcome, place, create, watch);
     }
@@ -219,6 +221,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   ExecuteOptions comparison = request.execute;
   comparison.stop = watch.token();
   comparison.source_path = reader.path();
+  comparison.source_files = outcome.source_files;
   if (request.worker && !request.base.empty() && !request.dry_run) {
     const reshard::ComparisonShare share{request.worker->share, request.worker->num_shares};
     outcome.linked_nbytes = reshard::link_to_base_with_others(
@@ -231,7 +234,8 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,
-                        request.worker ? std::optional(request.worker->num_shares) : std::nullopt);
+                        request.worker ? std::optional(request.worker->num_shares) : std::nullopt,
+                        outcome.source_files);
     return outcome;
   }
   outcome.kept_nbytes = execute(request, reader, outcome, {fs, request.destination}, create, watch);
