@@ -188,8 +188,8 @@ bool DestinationLayout::is_uncut_in_other(const Shape& shape,
     if (ranks[i] != static_cast<int>(i) * stride) return true;  // not the first rank of a replica
   }
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-    const bool is_cut = other_stores_replicas_ || other_cuts_.contains(dim) ||
-                        (dim == 0 && !other_cuts_.empty());
+    const bool is_cut =
+        other_stores_replicas_ || other_cuts_.contains(dim) || (dim == 0 && !other_cuts_.empty());
     if (shape[dim] == 1 && is_cut) return false;
   }
   return true;
