@@ -155,7 +155,11 @@ std::optional<std::vector<Entry>> HubServer::list(const std::string& url) {
                          (folder.empty() ? "" : "/" + percent_encode(folder, "/"));
   const std::size_t folder_nbytes = folder.empty() ? 0 : folder.size() + 1;
   std::vector<Entry> entries;
-  for (std::size_t page = 0; !page_url.empty() && page < kMaxPages; ++page) {
+  for (std::size_t page = 0; !page_url.empty(); ++page) {
+    if (page == kMaxPages) {
+      throw Error::expected(ErrorKind::unsupported, {.path = url}, "list of the hub",
+                            "at most " + std::to_string(kMaxPages) + " pages", "more");
+    }
     const auto [response, body] = ask(url, {{kApi, page_url}}, kMaxAnswerNbytes);
     if (response.status == 404) return entries;
     const Value answer = parse_json(body, url);

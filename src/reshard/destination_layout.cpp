@@ -120,8 +120,12 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
       options_(options),
       rule_(rule),
       unit_index_(units),
-      keeps_uncut_(formats::traits_of(options.format).holds_replicas && has_cut_tensor(source)) {
-  if (!formats::traits_of(options.format).holds_replicas) return;
+      holds_replicas_(formats::traits_of(options.format).holds_replicas),
+      keeps_uncut_(holds_replicas_ && has_cut_tensor(source)),
+      keeps_cuts_(holds_replicas_ && stores_replicas(source)),
+      other_stores_replicas_(holds_replicas_ && options.like && stores_replicas(*options.like)) {
+  if (!holds_replicas_) return;
+  if (options.like) other_cuts_ = cut_dimensions(*options.like);
   for (const TensorEntry& tensor : source.tensors) {
     const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
     if (!own || own->rank >= rule.world_size) continue;
@@ -130,22 +134,65 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
 }
 
+/// Returns whether a tensor has the format's prefix of uncut tensors, such as `extra_state.`.
+bool DestinationLayout::is_under_uncut_prefix(const TensorEntry& tensor) const {
+  const std::string_view uncut = formats::traits_of(options_.format).uncut_prefix;
+  return !uncut.empty() && renamed(tensor.meta.fqn, options_.renames).starts_with(uncut);
+}
+
 /// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
 /// name has the format's prefix of uncut tensors, or if the source cuts other tensors but not this
 /// one (as with a buffer). Vectors of numbered state, and single rows on some ranks, may be cut.
+/// Under the prefix, only a source that stores replicas shows that a trainer cut the tensor: moves
+/// to other formats cut all tensors.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
+  const bool is_under_prefix = is_under_uncut_prefix(tensor);
+  if (is_under_prefix && !keeps_cuts_) return true;
   if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
         return is_whole(tensor, piece);
       })) {
     return false;
   }
-  const std::string_view uncut = formats::traits_of(options_.format).uncut_prefix;
-  if (!uncut.empty() && renamed(tensor.meta.fqn, options_.renames).starts_with(uncut)) return true;
+  if (is_under_prefix) return true;
   if (!keeps_uncut_) return false;
   if (tensor.meta.shape.size() == 1 && is_numbered_state(tensor.meta.fqn)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
+}
+
+/// Returns the shards of a tensor in PlanOptions::like. If the destination stores replicas, a
+/// tensor that the other checkpoint does not cut is on all ranks: formats without replicas store it
+/// on one of them.
+std::vector<Shard> DestinationLayout::shards_of_other(const TensorEntry& tensor) const {
+  std::vector<Shard> shards = shards_like(options_, renamed(tensor.meta.fqn, options_.renames));
+  if (!holds_replicas_) return shards;
+  if (names_of_ranks_.contains(tensor.meta.fqn) ||
+      (is_under_uncut_prefix(tensor) && !other_stores_replicas_) ||
+      is_uncut_in_other(tensor.meta.shape, shards)) {
+    return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
+                     tensor.meta.shape);
+  }
+  return shards;
+}
+
+/// Returns whether these shards of PlanOptions::like are copies of a tensor that is not cut. A
+/// dimension of size 1 may be cut: its first part is whole, the others have no elements. Dimension
+/// 0 is, if any is: vectors have no other.
+bool DestinationLayout::is_uncut_in_other(const Shape& shape,
+                                          const std::vector<Shard>& shards) const {
+  if (shards.size() != 1 || numel_of(shards[0].region) != numel_of(shape)) return false;
+  const std::vector<int>& ranks = shards[0].ranks;
+  const int stride = rule_.strategy->world_size() / static_cast<int>(ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != static_cast<int>(i) * stride) return true;  // not the first rank of a replica
+  }
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    const bool is_cut =
+        other_stores_replicas_ || other_cuts_.contains(dim) || (dim == 0 && !other_cuts_.empty());
+    if (shape[dim] == 1 && is_cut) return false;
+  }
+  return true;
 }
 
 std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor) const {
@@ -160,7 +207,7 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
     }
   }
   const std::string name = renamed(parameter.meta.fqn, options_.renames);
-  if (options_.like) return shards_like(options_, name);
+  if (options_.like) return shards_of_other(parameter);
   if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
   if (stays_uncut(parameter)) {
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},

@@ -54,12 +54,19 @@ class DestinationLayout {
 
  private:
   bool stays_uncut(const formats::TensorEntry& tensor) const;
+  bool is_under_uncut_prefix(const formats::TensorEntry& tensor) const;
+  std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor) const;
+  bool is_uncut_in_other(const Shape& shape, const std::vector<Shard>& shards) const;
 
   const formats::CheckpointContents& source_;
   const PlanOptions& options_;
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
-  const bool keeps_uncut_;  // tensors that the source does not cut stay whole on all ranks
+  const bool holds_replicas_;  // the destination's format stores replicas
+  const bool keeps_uncut_;     // tensors that the source does not cut stay whole on all ranks
+  const bool keeps_cuts_;      // tensors under the format's uncut prefix keep the source's cuts
+  const bool other_stores_replicas_;
+  std::set<std::size_t> other_cuts_;  // the dimensions that PlanOptions::like cuts
   /// Names of tensors whose values differ between ranks. These tensors also stay whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };

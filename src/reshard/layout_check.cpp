@@ -26,6 +26,28 @@ const TensorEntry* find_named(const CheckpointContents& checkpoint, const std::s
 
 }  // namespace
 
+bool stores_replicas(const CheckpointContents& contents) {
+  return std::ranges::any_of(contents.tensors, [](const TensorEntry& tensor) {
+    std::set<Region> regions;
+    return std::ranges::any_of(
+        tensor.pieces, [&](const Piece& piece) { return !regions.insert(piece.region).second; });
+  });
+}
+
+std::set<std::size_t> cut_dimensions(const CheckpointContents& contents) {
+  std::set<std::size_t> dimensions;
+  for (const TensorEntry& tensor : contents.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      const auto* const box = std::get_if<Box>(&piece.region);
+      if (box == nullptr || box->numel() == 0) continue;
+      for (std::size_t dim = 0; dim < box->sizes.size(); ++dim) {
+        if (box->sizes[dim] != tensor.meta.shape[dim]) dimensions.insert(dim);
+      }
+    }
+  }
+  return dimensions;
+}
+
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name) {
   const TensorEntry* other = find_named(*options.like, name);
   TESSERA_CHECK(other != nullptr);

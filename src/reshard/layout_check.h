@@ -11,6 +11,11 @@
 
 namespace tessera::reshard {
 
+/// Returns whether ranks of a checkpoint hold copies of the same elements, as rank files do.
+bool stores_replicas(const formats::CheckpointContents& contents);
+/// Returns the dimensions in which pieces of a checkpoint's tensors are smaller than the tensor.
+std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents);
+
 /// Returns the shards that the tensor `name` (a name of the destination) has in the checkpoint
 /// PlanOptions::like. Requires: that checkpoint has the tensor, which LayoutCheck checks.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);

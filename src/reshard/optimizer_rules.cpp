@@ -19,6 +19,8 @@ using formats::TensorEntry;
 
 constexpr std::string_view kStateComponent = "state";
 constexpr std::string_view kGroupsComponent = "param_groups";
+constexpr std::string_view kScalerComponent = "grad_scaler";
+constexpr std::string_view kOptimizerDicts[] = {"optim.", "optimizer."};
 constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
@@ -179,6 +181,14 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
   return role;
 }
 
+/// Returns whether text such as `app.optimizer.` ends with the name of an optimizer's dict.
+bool is_dict_of_optimizer(std::string_view root) {
+  return std::ranges::any_of(kOptimizerDicts, [&](std::string_view name) {
+    if (!root.ends_with(name)) return false;
+    return root.size() == name.size() || root[root.size() - name.size() - 1] == '.';
+  });
+}
+
 }  // namespace
 
 std::vector<StateRole> classify_state(const CheckpointContents& contents) {
@@ -242,11 +252,14 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
 
 bool OptimizerEntries::contain(std::string_view name) const {
   if (by_role_.contains(name)) return true;
+  const auto before_scaler = before_component(name, kScalerComponent);
+  if (before_scaler && is_dict_of_optimizer(*before_scaler)) return true;
   return std::ranges::any_of(roots_, [&](std::string_view root) {
     if (!name.starts_with(root)) return false;
     const std::string_view rest = name.substr(root.size());
     const std::string_view component = rest.substr(0, rest.find('.'));
-    return component == kStateComponent || component == kGroupsComponent;
+    return component == kStateComponent || component == kGroupsComponent ||
+           (component == kScalerComponent && !root.empty());
   });
 }
 

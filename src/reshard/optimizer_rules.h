@@ -64,8 +64,9 @@ bool is_copy_of_parameter(std::string_view name);
 
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
 /// checkpoint or recorded there, everything below a `state` that has such a tensor, everything
-/// below a `param_groups`, and everything below a `state` beside a `param_groups`. Keeps views of
-/// the names in `contents`, which must outlive it. Thread-safe.
+/// below a `param_groups`, everything below a `state` beside a `param_groups`, and everything below
+/// a `grad_scaler` beside these or in `optim` or `optimizer`. Keeps views of the names in
+/// `contents`, which must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

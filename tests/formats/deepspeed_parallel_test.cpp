@@ -117,6 +117,17 @@ TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
   }
 }
 
+// Shows F2, E3.
+TEST(DeepSpeedParallelTest, RefusesAModelRankThatIsTooLarge) {
+  const std::string name = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
+  const test::TemporaryDirectory directory;
+  stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
+              stdfs::copy_options::recursive);
+  stdfs::copy(directory / name, directory / "bf16_zero_pp_rank_0_mp_rank_1048576_optim_states.pt");
+  EXPECT_THAT([&] { open(directory.path()); },
+              ThrowsError(ErrorKind::corruption, "expected a rank below 2^20"));
+}
+
 // Shows F2, E3. Without ZeRO no file names the parameters of the optimizer.
 TEST(DeepSpeedParallelTest, ReadsNoOptimizerWithoutNames) {
   const auto reader = open(kValid + "pipeline_fp32_without_zero");

@@ -110,6 +110,26 @@ TEST_F(TorchZipWriterTest, KeyPathsBecomeNestedDictsAndLists) {
   test::expect_equal_checkpoints(*reader, source);
 }
 
+// `None` in place of the items that ranks share would be rank 1's own value.
+TEST_F(TorchZipWriterTest, ARanksOwnItemsOfAListKeepTheirPlaces) {
+  MemoryCheckpoint source;
+  const auto add_value = [&](const std::string& name, KeyPath path) {
+    source.add_value(name, 7).key_path = std::move(path);
+  };
+  add_byte(source, "per_rank.1.all.0", {"per_rank", "1", "all", 0});
+  add_value("per_rank.1.all.1", {"per_rank", "1", "all", 1});
+  add_byte(source, "per_rank.1.rng.2", {"per_rank", "1", "rng", 2});
+  add_value("per_rank.1.values.0", {"per_rank", "1", "values", 0});
+  add_value("per_rank.1.values.1", {"per_rank", "1", "values", 1});
+  const auto reader = round_trip(source);
+  EXPECT_THAT(shown(*reader), ElementsAre("tensor per_rank.1.all.0", "tensor per_rank.1.rng.2",
+                                          "value per_rank.1.all.1=7", "value per_rank.1.values.0=7",
+                                          "value per_rank.1.values.1=7"));
+  EXPECT_EQ(reader->contents().find_tensor("per_rank.1.all.0")->key_path.back(), Key(0));
+  EXPECT_EQ(reader->contents().find_tensor("per_rank.1.rng.2")->key_path.back(),
+            Key(*dict_key(Value(2))));
+}
+
 TEST_F(TorchZipWriterTest, KeysOfADictThatAreNoStringsStayWhatTheyAre) {
   MemoryCheckpoint source;
   Value nested = 1;

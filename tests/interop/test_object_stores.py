@@ -394,7 +394,7 @@ def test_an_interrupted_move_resumes_only_from_the_same_objects(proxy, bucket, t
 class RangeServer:
     """Serves a folder with ranges and ETags; also the hub's API for `/models`, if `folder` has files for it."""
 
-    def __init__(self, folder, commit="0123abc", cdn=""):
+    def __init__(self, folder, commit="0123abc", cdn="", has_endless_list=False):
         server = self
         self.cdn = cdn  # the server that the hub redirects to
         self.folder, self.commit, self.requests, self.tokens = folder, commit, [], []
@@ -409,7 +409,8 @@ class RangeServer:
                 if path.startswith("/api/models/o/n/revision/"):
                     return self.answer(200, json.dumps({"sha": server.commit}).encode())
                 if path.startswith(f"/api/models/o/n/tree/{server.commit}"):
-                    return self.answer(200, json.dumps(server.tree()).encode())
+                    next_page = {"Link": f'<{server.url}{self.path}>; rel="next"'} if has_endless_list else {}
+                    return self.answer(200, json.dumps(server.tree()).encode(), next_page)
                 if path.startswith(f"/o/n/resolve/{server.commit}/"):
                     path = f"{server.cdn}/cdn/{path.split('/', 5)[5]}"
                     return self.answer(302, b"", {"Location": path, "ETag": '"of-the-hub"'})
@@ -523,6 +524,12 @@ def test_a_model_of_the_hub(proxy, by_scheme):
         found = succeed(proxy, "ckpt-inspect", "ls", url, "--json", "--sha256", **variables)
         assert without_path(found, url) == without_path(expected, CHECKPOINTS["safetensors"])
         assert f"Bearer {SECRET}" in server.tokens
+
+
+def test_an_endless_list_of_the_hub_is_refused(proxy):
+    with RangeServer(CHECKPOINTS["safetensors"], has_endless_list=True) as server:
+        error = fail(proxy, "ckpt-inspect", "ls", "hf://o/n", HF_ENDPOINT=server.url)
+        assert "hf://o/n: list of the hub: expected at most 1000 pages, found more" in error
 
 
 def test_a_token_is_for_the_hub_alone(proxy):

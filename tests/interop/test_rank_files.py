@@ -263,6 +263,35 @@ def test_hybrid_shards_are_loaded_as_dtensors(tmp_path):
     assert placed.to_local().equal(torch.arange(15.0).reshape(5, 3)[3:])
 
 
+def test_a_column_cut_by_columns_is_a_dtensor_on_every_rank(tmp_path):
+    """Shows F1. Rank 0 has the only column of `lora_B`, as of a LoRA of rank 1; rank 1 has an empty part."""
+    source = tmp_path / "model.pt"
+    torch.save({"lora_B": torch.arange(4.0).reshape(4, 1), "w": torch.ones(4, 2)}, source)
+    moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--world-size", 2, "--strategy", "dim1", "--rename", "=model.",
+                    "--device-mesh", "cpu")
+    for rank in range(2):
+        placed = torch.load(moved / f"model_world_size_2_rank_{rank}.pt", weights_only=False)["lora_B"]
+        assert str(placed.placements) == "(Shard(dim=1),)"
+        assert placed.to_local().equal(torch.arange(4.0).reshape(4, 1)[:, rank:])
+
+
+def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
+    """Shows F1. If only some items of a list differ between ranks, and if all of them do."""
+    source = tmp_path / "saved"
+    source.mkdir()
+
+    def lists(rank):
+        tensor = torch.arange(3) + rank
+        return {"last": [1, 2, tensor], "value": [5, 6 + rank, torch.ones(1)], "all": [rank, tensor, [rank, tensor]]}
+
+    for rank in range(3):
+        torch.save(lists(rank), source / f"extra_state_world_size_3_rank_{rank}.pt")
+    back = reshard(reshard(source, tmp_path / "whole.pt"), tmp_path / "back", "--to", "rank_files", "--world-size", 3)
+    for rank in range(3):
+        held = torch.load(back / f"extra_state_world_size_3_rank_{rank}.pt")
+        assert repr(held) == repr(lists(rank))
+
+
 @pytest.mark.parametrize("shape, form", [((), None), ((1,), None), ((1,), "model.pt"), ((1, 4), "native"), ((16,), None)])
 def test_tensors_of_each_rank_stay_whole_on_their_rank(shape, form, tmp_path):
     """Shows F1. Ranks replicate the model, as DDP does, and each rank also has a tensor of its own. Also moves through

@@ -165,6 +165,20 @@ TEST(OptimizerEntriesTest, AnOptimizerAloneOrWithoutStateIsKnownToo) {
   EXPECT_THAT(of_optimizers(without_state), ElementsAre("sgd.param_groups", "sgd.state"));
 }
 
+// Megatron keeps the loss scale in `optimizer`, also if the state is in `optim`.
+TEST(OptimizerEntriesTest, TheScaleOfTheLossBelongsToTheOptimizer) {
+  auto contents = contents_of({{"grad_scaler.scale", {1}},
+                               {"model.grad_scaler.scale", {1}},
+                               {"optimizer.grad_scaler.scale", {1}},
+                               {"sgd.grad_scaler.scale", {1}}});
+  contents.values = {{"my_optimizer.grad_scaler.hysteresis", {}},
+                     {"optimizer.grad_scaler.growth_tracker", {}},
+                     {"sgd.param_groups", {}}};
+  EXPECT_THAT(of_optimizers(contents),
+              ElementsAre("optimizer.grad_scaler.scale", "sgd.grad_scaler.scale",
+                          "optimizer.grad_scaler.growth_tracker", "sgd.param_groups"));
+}
+
 TEST(OptimizerEntriesTest, ARecordedKindDecidesWhateverTheName) {
   auto contents = contents_of({{"a", {4}}, {"ema", {4}}, {"model.state.x", {4}}});
   contents.tensors[1].kind = StateKind::pointwise;

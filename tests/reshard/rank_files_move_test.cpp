@@ -20,6 +20,7 @@
 namespace tessera::reshard {
 namespace {
 
+using formats::CheckpointContents;
 using formats::CheckpointReader;
 using formats::DeviceMeshOptions;
 using formats::Format;
@@ -161,6 +162,75 @@ TEST_F(RankFilesMoveTest, StrategiesBecomePlacements) {
             "[0:10, 0:3] on 0, [0:10, 3:6] on 1");
   EXPECT_EQ(pieces_of(*move(*source, {.world_size = 2, .strategy = "replicated"}), "model.up.bias"),
             "[0:10] on 0, [0:10] on 1");
+}
+
+/// Adds a tensor of zeros with these pieces.
+void add_zeros(test::MemoryCheckpoint& checkpoint, const std::string& name, const Shape& shape,
+               std::vector<formats::Piece> pieces = {}) {
+  const std::vector<std::uint8_t> zeros(static_cast<std::size_t>(numel_of(shape)));
+  checkpoint.add({name, DType::uint8, shape}, test::bytes_of(zeros), std::move(pieces));
+}
+
+/// Returns the shape of a tensor in the file of one rank of two. "none" if it is not there.
+std::string shape_in_file(const CheckpointReader& moved, int rank, const std::string& name) {
+  const auto file = open(moved.path() + "/model_world_size_2_rank_" + std::to_string(rank) + ".pt");
+  const formats::TensorEntry* const tensor = file->contents().find_tensor(name);
+  return tensor == nullptr ? "none" : shape_to_string(tensor->meta.shape);
+}
+
+// Shows F1. One rank has all of a dimension of size 1; the others have parts without elements.
+TEST_F(RankFilesMoveTest, ADimensionOfSizeOneIsCutAsTheOthersAre) {
+  test::MemoryCheckpoint source("source");
+  add_zeros(source, "model.both", {1, 1, 3});
+  add_zeros(source, "model.lora_B", {4, 1});
+  add_zeros(source, "model.w", {4, 2});
+  const auto moved = move(source, {.world_size = 2, .strategy = "dim1"});
+  EXPECT_EQ(pieces_of(*moved, "model.lora_B"), "[0:4, 0:1] on 0");
+  EXPECT_EQ(shape_in_file(*moved, 1, "lora_B"), "[4, 0]");
+  EXPECT_EQ(shape_in_file(*moved, 1, "both"), "[1, 0, 3]");
+  const auto by_rows = move(source, {.world_size = 2});
+  EXPECT_EQ(shape_in_file(*by_rows, 1, "lora_B"), "[2, 1]");
+  EXPECT_EQ(shape_in_file(*by_rows, 1, "both"), "[0, 1, 3]");
+}
+
+// Shows F1. DCP stores a tensor that is not cut on one rank.
+TEST_F(RankFilesMoveTest, WhatAnotherCheckpointDoesNotCutIsOnAllRanks) {
+  test::MemoryCheckpoint source("source");
+  test::MemoryCheckpoint other("other", 2);
+  const auto add = [&](const std::string& name, const Shape& shape,
+                       std::vector<formats::Piece> pieces) {
+    add_zeros(source, name, shape);
+    add_zeros(other, name, shape, std::move(pieces));
+  };
+  add("extra_state.rng", {4}, {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}});
+  add("model.buffer", {3}, {{Box{{0}, {3}}, 0}});
+  add("model.column", {4, 1}, {{Box{{0, 0}, {4, 1}}, 0}});
+  add("model.one", {1}, {{Box{{0}, {1}}, 0}});
+  add("model.scalar", {}, {{Box{}, 1}});
+  add("model.w", {4, 2}, {{Box{{0, 0}, {2, 2}}, 0}, {Box{{2, 0}, {2, 2}}, 1}});
+  add("model.x", {1}, {{Box{{0}, {1}}, 1}});
+  const auto moved =
+      move(source, {.like = std::make_shared<const CheckpointContents>(other.contents())});
+  EXPECT_EQ(pieces_of(*moved, "extra_state.rng"), "[0:4] on 0, [0:4] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.buffer"), "[0:3] on 0, [0:3] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.column"), "[0:4, 0:1] on 0, [0:4, 0:1] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.one"), "[0:1] on 0");  // a row, as of 'model.w'
+  EXPECT_EQ(shape_in_file(*moved, 1, "one"), "[0]");
+  EXPECT_EQ(pieces_of(*moved, "model.scalar"), "[] on 0, [] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:2, 0:2] on 0, [2:4, 0:2] on 1");
+  EXPECT_EQ(pieces_of(*moved, "model.x"), "[0:1] on 0, [0:1] on 1");
+}
+
+// Shows F1. A move to DCP cuts every tensor, so its cuts do not show a DTensor of the trainer.
+TEST_F(RankFilesMoveTest, OtherStateIsCutOnlyIfATrainerCutIt) {
+  const std::vector<formats::Piece> halves = {{Box{{0}, {2}}, 0}, {Box{{2}, {2}}, 1}};
+  test::MemoryCheckpoint source("source", 2);
+  add_zeros(source, "extra_state.rng", {4}, halves);
+  const auto of_dcp = move(source, {.world_size = 2});
+  EXPECT_EQ(pieces_of(*of_dcp, "extra_state.rng"), "[0:4] on 0, [0:4] on 1");
+  add_zeros(source, "model.buffer", {1}, {{Box{{0}, {1}}, 0}, {Box{{0}, {1}}, 1}});
+  const auto of_rank_files = move(source, {.world_size = 2});
+  EXPECT_EQ(pieces_of(*of_rank_files, "extra_state.rng"), "[0:2] on 0, [2:4] on 1");
 }
 
 // Shows F1.

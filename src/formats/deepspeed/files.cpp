@@ -86,16 +86,22 @@ void require_all(const std::vector<std::string>& files, const std::string& what,
                         "not copied from its host?");
 }
 
+/// Puts a file at the place of its model rank, the number after `mp_rank_`, and of `data_rank`.
+void place(std::vector<std::vector<std::string>>& files, std::size_t data_rank,
+           const std::string& name, const std::string& directory) {
+  const std::size_t rank = number_after(name, kModelParallelRank);
+  std::vector<std::string> of_none;
+  if (rank < kMaxRanks && files.size() <= rank) files.resize(rank + 1);
+  // If the rank is too large, the other `place` gets it and throws.
+  place(rank < kMaxRanks ? files[rank] : of_none, rank < kMaxRanks ? data_rank : rank, name,
+        directory);
+}
+
 /// Puts a file of model states at the place of its model rank and, in stage 3, of its data rank.
 void place_model(std::vector<std::vector<std::string>>& files, const std::string& name,
                  const std::string& directory) {
-  const std::size_t rank = number_after(name, kModelParallelRank);
   const bool is_of_all = is_name_like(name, kModelOfAll);
-  std::vector<std::string> of_none;
-  if (rank < kMaxRanks && files.size() <= rank) files.resize(rank + 1);
-  // If the rank is too large, `place` gets it and throws.
-  const std::size_t data = is_of_all ? 0 : number_after(name, kRank);
-  place(rank < kMaxRanks ? files[rank] : of_none, rank < kMaxRanks ? data : rank, name, directory);
+  place(files, is_of_all ? 0 : number_after(name, kRank), name, directory);
 }
 
 /// Throws if a rank has no file of model states, or if model ranks have unequal numbers of files.
@@ -143,9 +149,7 @@ ParallelFiles sorted_files(const std::vector<std::string>& names, const std::str
       place_model(files.model, name, directory);
       continue;
     }
-    const std::size_t rank = number_after(name, kModelParallelRank);
-    if (rank < kMaxRanks && files.optimizer.size() <= rank) files.optimizer.resize(rank + 1);
-    if (rank < kMaxRanks) place(files.optimizer[rank], number_after(name, kRank), name, directory);
+    place(files.optimizer, number_after(name, kRank), name, directory);
   }
   require_all_models(files.model, directory);
   const auto place_of = [](const LayerFile& file) { return std::pair(file.layer, file.tensor); };

@@ -183,7 +183,7 @@ RankContents::RankContents(const CheckpointContents& contents, const std::vector
   TESSERA_CHECK(values_.size() == contents.values.size());
   check_key_paths(contents, destination);
   find_pieces();
-  for (std::size_t i = 0; i < contents.tensors.size(); ++i) find_cut(i);
+  find_cuts();
   std::set<std::size_t> items;
   for (const auto* spots : {&spots_.tensors, &spots_.aliases, &spots_.values}) {
     for (const Spot& spot : *spots) items.insert(spot.item);
@@ -217,26 +217,13 @@ void RankContents::find_pieces() {
   }
 }
 
-/// Finds the cut (dimension, shards, replicas) of a DTensor that has the pieces of tensor `index`.
-/// Finds none if the ranks have ordinary, whole tensors. Throws if no cut gives these pieces.
-void RankContents::find_cut(std::size_t index) {
+/// Returns the cuts (dimension, shards, replicas) of a DTensor that give the pieces of a tensor.
+/// Several dimensions fit if they have size 1: then one rank has the whole tensor.
+std::vector<DTensorCut> RankContents::fitting_cuts(std::size_t index) const {
   const TensorEntry& tensor = contents_.tensors[index];
   const Shape& shape = tensor.meta.shape;
   const int num_ranks = contents_.world_size;
   const std::map<int, std::size_t>& pieces = piece_of_rank_[index];
-  cuts_.emplace_back();
-  if (shape.empty() || tensor.meta.numel() == 0) return;
-  const bool is_on_all = pieces.size() == static_cast<std::size_t>(num_ranks);
-  const auto is_whole_piece = [&](const auto& piece) {
-    return is_whole(tensor, tensor.pieces[piece.second]);
-  };
-  const bool is_uncut = std::ranges::all_of(pieces, is_whole_piece);
-  if (num_ranks == 1 && is_uncut) {
-    if (spots_.tensors[index].item != kExtraState) cuts_[index] = DTensorCut{0, 1, 1};
-    return;
-  }
-  const Spot& spot = spots_.tensors[index];
-  if (is_uncut && (is_on_all || spot.only_on || !spot.not_on.empty())) return;
   const auto has_pieces = [&](const DTensorCut& cut) {
     for (int rank = 0; rank < num_ranks; ++rank) {
       const Box box = cut.region_of(rank, shape);
@@ -248,17 +235,53 @@ void RankContents::find_cut(std::size_t index) {
     }
     return true;
   };
-  for (int num_shards = num_ranks; num_shards > 1; --num_shards) {
+  std::vector<DTensorCut> cuts;
+  for (int num_shards = num_ranks; num_shards > 1 && cuts.empty(); --num_shards) {
     if (num_ranks % num_shards != 0) continue;
     for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-      if (dim > 0 && shape[dim] == 1) continue;
       const DTensorCut cut{dim, num_ranks / num_shards, num_shards};
-      if (!has_pieces(cut)) continue;
-      cuts_[index] = cut;
-      return;
+      if (has_pieces(cut)) cuts.push_back(cut);
     }
   }
-  if (!is_uncut) refuse_pieces(index);
+  return cuts;
+}
+
+/// Finds the cut of each tensor. Finds none if the ranks have ordinary, whole tensors. If several
+/// dimensions fit, chooses the one that most other tensors are cut in. Throws if no cut gives the
+/// pieces of a tensor.
+void RankContents::find_cuts() {
+  cuts_.resize(contents_.tensors.size());
+  std::map<std::size_t, std::vector<DTensorCut>> open_choices;  // key: index of the tensor
+  std::map<std::size_t, std::size_t> num_cut_in;                // key: dimension
+  for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+    const TensorEntry& tensor = contents_.tensors[i];
+    if (tensor.meta.shape.empty() || tensor.meta.numel() == 0) continue;
+    const Spot& spot = spots_.tensors[i];
+    const auto is_whole_piece = [&](const auto& piece) {
+      return is_whole(tensor, tensor.pieces[piece.second]);
+    };
+    const bool is_uncut = std::ranges::all_of(piece_of_rank_[i], is_whole_piece);
+    if (contents_.world_size == 1 && is_uncut) {
+      if (spot.item != kExtraState) cuts_[i] = DTensorCut{0, 1, 1};
+      continue;
+    }
+    const bool is_on_all =
+        piece_of_rank_[i].size() == static_cast<std::size_t>(contents_.world_size);
+    if (is_uncut && (is_on_all || spot.only_on || !spot.not_on.empty())) continue;
+    std::vector<DTensorCut> cuts = fitting_cuts(i);
+    if (cuts.empty() && !is_uncut) refuse_pieces(i);
+    if (cuts.empty()) continue;
+    cuts_[i] = cuts.front();
+    if (cuts.size() > 1) {
+      open_choices.emplace(i, std::move(cuts));
+    } else if (tensor.meta.shape.size() > 1) {
+      ++num_cut_in[cuts.front().dim];
+    }
+  }
+  for (const auto& [tensor, cuts] : open_choices) {
+    cuts_[tensor] = *std::ranges::max_element(
+        cuts, {}, [&](const DTensorCut& cut) { return num_cut_in[cut.dim]; });
+  }
 }
 
 /// Whether a rank's file has a tensor. A part without elements counts.

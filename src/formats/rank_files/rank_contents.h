@@ -98,7 +98,8 @@ class RankContents {
   };
 
   void find_pieces();
-  void find_cut(std::size_t tensor);
+  std::vector<DTensorCut> fitting_cuts(std::size_t tensor) const;
+  void find_cuts();
   bool is_on(std::size_t tensor, int rank) const;
   void add_file(std::size_t item, int rank);
   [[noreturn]] void refuse_pieces(std::size_t tensor) const;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "formats/per_rank.h"
 #include "formats/pickle/pickler.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "tessera/base/error.h"
@@ -107,7 +108,10 @@ class StateDictPickler {
              std::to_string(first.path.size()));
     }
     if (first.path.size() == depth) return push_content(first);
-    if (std::holds_alternative<std::int64_t>(first.path[depth])) return push_list(entries, depth);
+    if (std::holds_alternative<std::int64_t>(first.path[depth])) {
+      if (is_part_of_list(entries, depth)) return push_dict(entries, depth);
+      return push_list(entries, depth);
+    }
     const PickledObject* const object = object_at(first.path, depth);
     if (object == nullptr) return push_dict(entries, depth);
     pickler_.global(object->module, object->name);
@@ -115,6 +119,22 @@ class StateDictPickler {
     pickler_.new_object();
     push_dict(entries, depth);
     pickler_.build();
+  }
+
+  /// Returns whether the entries are a list under `per_rank.<rank>` whose reader would not find the
+  /// same entries again: a position is missing, or the list has only values, so that it would
+  /// become one value. `None` at a missing position would replace the item that all ranks share.
+  static bool is_part_of_list(std::span<const Entry> entries, std::size_t depth) {
+    if (!parse_per_rank_name(*entries.front().name)) return false;
+    bool has_only_values = true;
+    for (std::int64_t next = 0; !entries.empty(); ++next) {
+      const Entry& first = entries.front();
+      if (first.path[depth] != Key(next)) return true;
+      has_only_values = has_only_values && first.path.size() == depth + 1 &&
+                        std::holds_alternative<const Value*>(first.content);
+      take_item(entries, depth);
+    }
+    return has_only_values;
   }
 
   /// Returns the PickledObject whose path is the first `depth` keys of `path`; null if there is
@@ -166,6 +186,8 @@ class StateDictPickler {
   void push_key(const Key& key) {
     if (const auto* other = std::get_if<NonStringKey>(&key)) {
       pickle::pickle_value(pickler_, dict_key_value(*other));
+    } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
+      pickler_.integer(*position);
     } else {
       pickler_.interned(std::get<std::string>(key));
     }

@@ -25,9 +25,10 @@ using PushTensor = std::function<void(pickle::Pickler&, std::size_t tensor)>;
 /// Returns the pickle of the nested dicts and lists that the key paths of all entries form. The
 /// keys of a dict are in its order ([Note: Order of keys]). Tensor `i` is all of storage `i`; an
 /// alias is another tensor of that storage. List positions without an entry are None, as in
-/// PyTorch's distributed checkpoint. The dicts at the paths of `objects` become objects of classes.
-/// `push_tensor` writes each tensor; empty: writes ordinary tensors.
-/// Requires: the key paths form one tree; `values[i]` belongs to `contents.values[i]`.
+/// PyTorch's distributed checkpoint. Some items of a list under `per_rank.<rank>` become a dict
+/// whose keys are the positions, so that readers find the same entries. The dicts at the paths of
+/// `objects` become objects of classes. `push_tensor` writes each tensor; empty: writes ordinary
+/// tensors. Requires: the key paths form one tree; `values[i]` belongs to `contents.values[i]`.
 /// Throws: Error(invalid_argument) with `destination` and the name if a key path is too long, skips
 /// too many positions or has a key that equals another; Error(unsupported) for unpicklable values.
 std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,
