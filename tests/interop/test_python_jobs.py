@@ -145,6 +145,46 @@ def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
     assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
 
 
+@pytest.mark.parametrize("format", SUFFIX)
+def test_keys_that_are_tuples_stay_keys(tmp_path, format):
+    """A tuple is a key like any other: it names no position in a list, and not its first item."""
+    state = {"d": {("a", 1): 5, "a": 7}, "b": {"w": torch.ones(2)}, "one": {(2,): torch.ones(3)}, "values": {(0,): 3, (1,): 4},
+             "list": [{(0,): torch.zeros(1)}], "other": {("a", "b"): 9}}
+    if format != "dcp":  # its outermost keys are text
+        state |= {("b", 1): 6, (0, 1): 8}
+    path = tmp_path / f"checkpoint{SUFFIX[format]}"
+    tessera.save(state, path, format=format)
+    with tessera.open(path) as checkpoint:
+        assert_same(checkpoint.state_dict(), state)
+        assert_same(checkpoint.state_dict(like=state), state)
+    loaded = zeroed(state)
+    tessera.load(loaded, path)
+    assert_same(loaded, state)
+
+
+def test_keys_that_are_tuples_in_other_files_stay_keys(tmp_path):
+    state = {"d": {(2,): torch.ones(2), ("a", 1): 3}, (1,): torch.ones(1), "list": [torch.ones(1), 2]}
+    torch.save(state, tmp_path / "torch.pt")
+    tessera.reshard(tmp_path / "torch.pt", tmp_path / "native")
+    for path in ("torch.pt", "native"):
+        with tessera.open(tmp_path / path) as checkpoint:
+            assert_same(checkpoint.state_dict(), state)
+        loaded = zeroed(state)
+        tessera.load(loaded, tmp_path / path)
+        assert_same(loaded, state)
+
+
+def assert_same(one, other):
+    """As assert_equal, but dicts may have another order."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys() and {type(key) for key in one} == {type(key) for key in other}
+        for key in one:
+            assert_same(one[key], other[key])
+    else:
+        assert_equal(one, other)
+
+
 def test_elements_that_a_cast_makes_zero_are_counted(tmp_path):
     tessera.save({"a": torch.tensor([1e-3, 1e-9, -1e-12, 0.0]), "b": torch.tensor([1e-9])}, tmp_path / "state")
     into = {"a": torch.ones(4, dtype=torch.float16), "b": torch.ones(1)}

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Error
 from ._job_tensors import Box, JobTensor, describe
 from ._per_rank import PerRank
+from ._position import Position
 from ._ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
 
-# A str or an int is the key of a dict. A tuple of one int is a position in a list.
-Key = Union[str, int, tuple[int]]
-Path = tuple[Any, ...]
+Path = tuple[Any, ...]  # a Position is a position in a list; any other object is the key of a dict
 
 MAX_DEPTH = 200  # of nested dicts; Python's own recursion allows about 300
 
@@ -62,7 +61,7 @@ class JobState:
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)
         if isinstance(value, (list, tuple)) and self._has_entries(path, value):
-            items = [self._visit((*path, (i,)), item) for i, item in enumerate(value)]
+            items = [self._visit((*path, Position(i)), item) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         self.values[self._name(path)] = value
         return value
@@ -128,7 +127,7 @@ class JobState:
     def at(self, path: Path) -> Any:
         value = self.root
         for key in path:
-            value = value[key[0] if isinstance(key, tuple) else key]
+            value = value[key]
         return value
 
 
@@ -155,10 +154,9 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
     key = path[0]
     if isinstance(container, tuple):
         items = list(container)
-        items[key[0]] = _replaced(items[key[0]], path[1:], value)
+        items[key] = _replaced(items[key], path[1:], value)
         return tuple(items)
-    at = key[0] if isinstance(key, tuple) else key
-    container[at] = _replaced(container[at], path[1:], value)
+    container[key] = _replaced(container[key], path[1:], value)
     return container
 
 
@@ -166,8 +164,8 @@ def put_at(container: Any, keys: list[Any], value: Any) -> None:
     """Puts an entry into nested dicts and lists. Adds dicts and lists that are missing on the way."""
     for i, key in enumerate(keys):
         is_last = i + 1 == len(keys)
-        below: Any = value if is_last else ([] if _is_position(keys[i + 1]) else {})
-        at = key[0] if isinstance(container, list) else key
+        below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
+        at = int(key) if isinstance(key, Position) else key
         if isinstance(container, list):
             while len(container) <= at:
                 container.append(None)
@@ -176,10 +174,6 @@ def put_at(container: Any, keys: list[Any], value: Any) -> None:
         elif is_last or at not in container:
             container[at] = below
         container = container[at]
-
-
-def _is_position(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 1 and isinstance(key[0], int)
 
 
 def put_back(given: Any, loaded: Any) -> Any:

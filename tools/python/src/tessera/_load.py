@@ -11,6 +11,7 @@ from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, n
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_at, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
+from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
@@ -271,7 +272,7 @@ class _SavedValues:
         if name in self._index:
             return self._read(name)
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
-        root: Any = [] if all(isinstance(path[0], tuple) for path in keys.values()) else {}
+        root: Any = [] if all(isinstance(path[0], Position) for path in keys.values()) else {}
         for each, path in keys.items():
             put_at(root, path, self._read(each))
         return root
