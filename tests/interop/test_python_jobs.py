@@ -184,6 +184,28 @@ def assert_same(one, other):
         assert_equal(one, other)
 
 
+def test_a_tuple_without_tensors_stays_a_tuple(tmp_path):
+    """As ckpt-reshard keeps it. A tuple with tensors, or with objects that have a state dict, becomes entries."""
+    class Scheduler:
+        def state_dict(self):
+            return {"epoch": 3}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    scheduler = Scheduler()
+    state = {"value": (1, {"a": 2}), "in a list": [(1, {"a": 2}), {"b": 3}], "tensor": (1, {"w": torch.ones(2)}), "empty": (1, {}),
+             "object": ({"scheduler": scheduler}, 4), "w": torch.ones(2)}
+    tessera.save(state, tmp_path / "native")
+    with tessera.open(tmp_path / "native") as checkpoint:
+        found = checkpoint.state_dict()
+    assert_same(found, {**state, "tensor": [1, {"w": torch.ones(2)}], "object": [{"scheduler": {"epoch": 3}}, 4]})
+    loaded = {**state, "value": (0, {"a": 0}), "in a list": [(0, {"a": 0}), {"b": 0}]}
+    tessera.load(loaded, tmp_path / "native")
+    assert_equal(loaded, state)
+    assert scheduler.loaded == {"epoch": 3}
+
+
 def test_a_tensor_tied_to_optimizer_state_is_loaded(tmp_path):
     """Tied names share one stored tensor, whatever kinds of state their names say."""
     step, average = torch.tensor(1.0), torch.ones(3)

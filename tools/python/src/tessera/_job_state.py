@@ -50,7 +50,7 @@ class JobState:
             self.values[name] = value.state()
             self.per_rank[name] = value
             return value
-        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        if _has_state(value):
             given = value.state_dict()
             if not isinstance(given, Mapping):
                 raise Error(f"{self._spell(path)}: state_dict(): expected a dict, found an object of class {type(given).__name__}",
@@ -60,15 +60,15 @@ class JobState:
             return state
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)
-        if isinstance(value, (list, tuple)) and self._has_entries(path, value):
+        if isinstance(value, (list, tuple)) and self._is_split(path, value):
             items = [self._visit((*path, Position(i)), item) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         self.values[self._name(path)] = value
         return value
 
-    def _has_entries(self, path: Path, items: list[Any] | tuple[Any, ...]) -> bool:
+    def _is_split(self, path: Path, items: list[Any] | tuple[Any, ...]) -> bool:
         try:
-            return any(has_entries(item, self._tensor_type) for item in items)
+            return is_split(items, self._tensor_type)
         except RecursionError:
             raise self._too_deep(path) from None
 
@@ -131,11 +131,25 @@ class JobState:
         return value
 
 
-def has_entries(value: Any, tensor_type: type) -> bool:
-    """Returns whether a list that contains `value` is split into entries, one for each item, as in DCP."""
+def is_split(items: list[Any] | tuple[Any, ...], tensor_type: type) -> bool:
+    """Returns whether a list or tuple becomes entries by position. As in ckpt-reshard, a list does if it contains a tensor, a dict or
+    such a list or tuple; a tuple only if a tensor or an object with a state dict is anywhere in it."""
+    if isinstance(items, tuple):
+        return any(_holds_tensor(item, tensor_type) for item in items)
+    return any(isinstance(item, (Mapping, tensor_type)) or (isinstance(item, (list, tuple)) and is_split(item, tensor_type))
+               for item in items)
+
+
+def _holds_tensor(value: Any, tensor_type: type) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(has_entries(item, tensor_type) for item in value)
-    return isinstance(value, (Mapping, tensor_type))
+        return any(_holds_tensor(item, tensor_type) for item in value)
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(item, tensor_type) or isinstance(item, PerRank) or _has_state(item) for item in value.values())
+    return isinstance(value, tensor_type)
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _identity(tensor: JobTensor) -> Any:
@@ -199,6 +213,6 @@ def put_back(given: Any, loaded: Any) -> Any:
         return type(given)._make(new) if hasattr(given, "_make") else new  # a namedtuple stays one
     if isinstance(given, frozenset) and isinstance(loaded, set):
         return frozenset(loaded)
-    if hasattr(given, "state_dict") and hasattr(given, "load_state_dict"):
+    if _has_state(given):
         return given
     return loaded
