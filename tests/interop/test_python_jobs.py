@@ -204,6 +204,10 @@ def test_a_tuple_without_tensors_stays_a_tuple(tmp_path):
     tessera.load(loaded, tmp_path / "native")
     assert_equal(loaded, state)
     assert scheduler.loaded == {"epoch": 3}
+    tessera.save({"value": [1, {"a": 2}]}, tmp_path / "split")  # as earlier releases saved such a tuple
+    loaded = {"value": (0, {"a": 0})}
+    tessera.load(loaded, tmp_path / "split")
+    assert_equal(loaded, {"value": (1, {"a": 2})})
 
 
 def test_a_tensor_tied_to_optimizer_state_is_loaded(tmp_path):

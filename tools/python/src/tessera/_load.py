@@ -170,7 +170,7 @@ class _Load:
         """Reads the tensors. Returns whether `put_back` calls methods of the user's objects."""
         import torch
 
-        self.values = {name: self.saved.value(name) for name in self.selected
+        self.values = {name: self._saved_value(name) for name in self.selected
                        if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
@@ -194,6 +194,11 @@ class _Load:
                 raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names are one "
                             "tensor in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
         return bool(self.state.objects or self.of_ranks)
+
+    def _saved_value(self, name: str) -> Any:
+        value = self.saved.value(name)
+        is_tuple = isinstance(value, list) and isinstance(self.state.values[name], tuple) and self.saved.is_split(name)
+        return tuple(value) if is_tuple else value
 
     @staticmethod
     def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
@@ -268,8 +273,12 @@ class _SavedValues:
             end = name.rfind(".", 0, end)
         return None
 
+    def is_split(self, name: str) -> bool:
+        """Returns whether the checkpoint has several values below a name of the state dict, instead of one."""
+        return name not in self._index
+
     def value(self, name: str) -> Any:
-        if name in self._index:
+        if not self.is_split(name):
             return self._read(name)
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
         root: Any = [] if all(isinstance(path[0], Position) for path in keys.values()) else {}
