@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/staging/staged_destination.h"
+#include "formats/torch_checkpointing/metadata.h"
 #include "object_store/files.h"
 #include "tessera/formats/format_driver.h"
 
@@ -16,7 +17,8 @@ std::string without_partial(const std::string& name) {
 
 /// Whether a file of this name can belong to a checkpoint of some format.
 bool is_checkpoint_name(const std::string& directory, const std::string& name) {
-  const std::vector<std::string> names{name};
+  // PEFT's adapter_model.bin is recognized only beside its configuration.
+  const std::vector<std::string> names{name, "adapter_config.json"};
   return std::ranges::any_of(format_drivers(), [&](const FormatDriver* driver) {
     return driver->may_own_file(without_partial(name)) ||
            driver->recognize_directory({directory, names}).match >= Match::by_name;
@@ -48,6 +50,11 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 }
 
 }  // namespace
+
+bool misleads_reader(Format format, std::string_view name) {
+  if (format == Format("deepspeed")) return name == "latest";
+  return format == Format("rank_files") && name == torch_checkpointing::kMetadataName;
+}
 
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened) {

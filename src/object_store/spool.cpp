@@ -267,7 +267,8 @@ bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
 
 /// Throws if another program has written into the folder of the destination. Some servers do not
 /// refuse to replace an object, and no server refuses objects with other names in the same folder.
-void Spool::require_no_objects_of_others() const {
+/// `replaced_url` is the old object that is still to be replaced; empty if there is none.
+void Spool::require_no_objects_of_others(const std::string& replaced_url) const {
   const StoredObjects there = list_objects(options_.url);
   const auto refuse = [](const std::string& url, const std::string& expected,
                          const std::string& found) {
@@ -277,7 +278,12 @@ void Spool::require_no_objects_of_others() const {
   const std::scoped_lock lock(mutex_);
   for (const auto& [name, version] : there) {
     const std::string url = join_path(options_.url, name);
-    if (!published_.contains(url)) refuse(url, "none", version.in_words());
+    if (published_.contains(url)) continue;
+    if (url != replaced_url) refuse(url, "none", version.in_words());
+    const auto old = options_.replaced->find(name);
+    if (old == options_.replaced->end() || old->second.in_words() != version.in_words()) {
+      refuse(url, "the object that was there at the start", version.in_words());
+    }
   }
   for (const auto& [url, version] : published_) {
     if (!url.starts_with(options_.url + "/")) continue;  // a file beside the destination
@@ -290,6 +296,33 @@ void Spool::require_no_objects_of_others() const {
   }
 }
 
+/// Whether the old and the new checkpoint are one object of the same name, which the server
+/// replaces in one step.
+bool Spool::replaces_one_object(const std::vector<FilePointer>& files) const {
+  return files.size() == 1 && options_.replaced && options_.replaced->size() == 1 &&
+         options_.replaced->contains(name_of(*files.front()));
+}
+
+/// Removes the old objects without which readers find no checkpoint, so that no reader sees a
+/// mixture of old and new files: the index if the new checkpoint has one, else all objects.
+void Spool::remove_old_objects_before(const std::vector<FilePointer>& files) const {
+  const auto is_index = [&](const std::string& name) {
+    return options_.is_index && options_.is_index(name);
+  };
+  const std::string last = files.empty() ? std::string() : name_of(*files.back());
+  const bool removes_all = !last.empty() && !is_index(last) && !replaces_one_object(files);
+  remove_objects(options_.url, *options_.replaced,
+                 [&](const std::string& name) { return removes_all || is_index(name); });
+}
+
+/// Removes the old objects that the new checkpoint lacks, except indexes, which are removed before.
+void Spool::remove_old_objects_after(const std::vector<FilePointer>& files) const {
+  remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {
+    return !(options_.is_index && options_.is_index(name)) &&
+           std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });
+  });
+}
+
 void Spool::publish(const std::string& staging_path, const std::string& path) {
   std::vector<FilePointer> files = in_order_of_publication(staging_path);
   for (const FilePointer& file : files) upload(file, file->sync());
@@ -300,25 +333,18 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     claim();
     if (path == path_) require_no_objects_of_others();
   }
-  if (replaces && options_.is_index) {
-    // Remove the old index first: from here on there is no checkpoint at the URL, instead of a
-    // mixture of old and new files.
-    remove_objects(options_.url, *options_.replaced, options_.is_index);
-  }
+  const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
+  if (replaces) remove_old_objects_before(files);
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   std::uint64_t max_nbytes = 0;
   for (const FilePointer& file : files) max_nbytes = std::max(max_nbytes, file->nbytes());
   const std::uint64_t part_nbytes = PartSizes::of_file(max_nbytes, options_.min_part_nbytes);
   parallel_for(num_before_last, UploadLimits::num_uploads(part_nbytes), {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
-  if (replaces) {
-    remove_objects(options_.url, *options_.replaced, [&](const std::string& name) {
-      return !(options_.is_index && options_.is_index(name)) &&
-             std::ranges::none_of(files, [&](const auto& file) { return name_of(*file) == name; });
-    });
+  if (replaces) remove_old_objects_after(files);
+  if (path == path_ && is_folder) {
+    require_no_objects_of_others(replaces && replaces_one_object(files) ? files.back()->url() : "");
   }
-  const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
-  if (path == path_ && is_folder) require_no_objects_of_others();
   if (!files.empty()) publish_file(*files.back());
   if (path == path_ && is_folder) require_no_objects_of_others();  // again, after the upload
   std::map<std::string, Begun> abandoned;  // the claim, and uploads of files that were removed

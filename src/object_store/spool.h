@@ -92,7 +92,10 @@ class Spool final : public ForwardingFileSystem {
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
   void claim();
   void require_replaced_unchanged() const;
-  void require_no_objects_of_others() const;
+  bool replaces_one_object(const std::vector<FilePointer>& files) const;
+  void remove_old_objects_before(const std::vector<FilePointer>& files) const;
+  void remove_old_objects_after(const std::vector<FilePointer>& files) const;
+  void require_no_objects_of_others(const std::string& replaced_url = {}) const;
   std::string name_of(const SpooledFile& file) const;
 
   const std::string folder_;

@@ -144,19 +144,19 @@ class LoadPlanner {
   }
 
   void plan_tensor(const TensorEntry& wanted) {
-    const auto source_tensor = find_source_tensor(wanted);
-    if (!source_tensor) return;
-    const TensorEntry& tensor = source_.tensors[*source_tensor];
-    const StateRole& role = roles_[*source_tensor];
+    const SourceEntry* const found = find_source_tensor(wanted);
+    if (found == nullptr) return;
+    const TensorEntry& tensor = source_.tensors[found->index];
+    const StateRole& role = roles_[found->index];
     if (is_bare_flat_vector(tensor.meta.fqn)) {
       report_flat_vector(tensor.meta.fqn, Relaxation::refuse);
       return;
     }
-    TensorCopy copy{*source_tensor, {}, {}};
+    TensorCopy copy{found->index, {}, {}};
     bool fits = has_sound_pieces(tensor, options_.missing, report_);
     fits = has_shape_of_kind(source_, tensor, role, report_) && fits;
-    fits = has_kind(wanted, tensor, role) && fits;
-    fits = has_dtype(wanted, *source_tensor) && fits;
+    fits = has_kind(wanted, *found) && fits;
+    fits = has_dtype(wanted, found->index) && fits;
     fits = has_shape(wanted, tensor, role, copy) && fits;
     if (!fits) return;
 
@@ -171,13 +171,13 @@ class LoadPlanner {
   }
 
   /// Looks for the source tensor under all selected names of `wanted`, its own name first. Returns
-  /// the tensor of the first name that the source has.
-  std::optional<std::size_t> find_source_tensor(const TensorEntry& wanted) {
+  /// the first of them that the source has; nullptr if it has none.
+  const SourceEntry* find_source_tensor(const TensorEntry& wanted) {
     std::vector<std::string_view> names = {wanted.meta.fqn};
     const auto [begin, end] = tied_names_.equal_range(wanted.meta.fqn);
     for (auto it = begin; it != end; ++it) names.push_back(it->second);
 
-    std::optional<std::size_t> found;
+    const SourceEntry* found = nullptr;
     for (const std::string_view name : names) {
       if (!options_.only.selects(name)) continue;
       const SourceEntry* entry = find_entry(name);
@@ -186,9 +186,9 @@ class LoadPlanner {
                           "none");
       } else if (entry->kind == SourceEntry::Kind::value) {
         report_.problem("kind of entry", std::string(name), "a tensor", "a value");
-      } else if (!found) {
-        found = entry->index;
-      } else if (entry->index != *found) {
+      } else if (found == nullptr) {
+        found = entry;
+      } else if (entry->index != found->index) {
         // The source stores both names of a tied tensor. Only the first is read. If the shapes
         // differ, the names cannot be tied.
         const Shape& shape = source_.tensors[entry->index].meta.shape;
@@ -198,8 +198,14 @@ class LoadPlanner {
     return found;
   }
 
-  bool has_kind(const TensorEntry& wanted, const TensorEntry& tensor, const StateRole& role) {
+  bool has_kind(const TensorEntry& wanted, const SourceEntry& found) {
+    const TensorEntry& tensor = source_.tensors[found.index];
+    const StateRole& role = roles_[found.index];
     if (wanted.kind == tensor.kind || wanted.kind == role.kind) return true;
+    // A tied tensor has the kind of its first name. Another name may have another kind: a step
+    // counter that is also a value of the trainer.
+    if (found.kind == SourceEntry::Kind::alias && wanted.meta.shape == tensor.meta.shape)
+      return true;
     // Opaque state may be anything, so it fits every kind. Column shards are compared later, with
     // the shape.
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;

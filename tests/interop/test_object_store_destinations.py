@@ -351,6 +351,37 @@ def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, 
     assert changes[0] == ("DELETE", "index.h5") and changes[-1] == ("PUT", "index.h5")
 
 
+@pytest.mark.parametrize("options", [FORMATS["rank_files"][0], FORMATS["safetensors"][0], ("--to", "deepspeed")], ids=str)
+def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, options):  # noqa: F811
+    """The old files are removed before the first new one appears. A run that fails there is resumed."""
+    url, new = "s3://checkpoints/new/whole", reshard(MODEL, tmp_path / "local", *options)
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
+    old = names(keys, "new/whole")
+    proxy.requests.clear()
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "PUT" and names(keys, "new/whole") else None
+    process = run(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
+    proxy.refuse = None
+    if process.returncode:
+        assert 1 <= len(names(keys, "new/whole")) < len(local_files(new))
+        assert [request.method for request in writes(proxy)][:len(old)] == ["DELETE"] * len(old)
+        succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite", "--resume")
+    else:
+        assert names(keys, "new/whole") == ["new/whole/model.safetensors"]
+    expect_same(keys("new/whole"), "new/whole", new)
+    succeed(proxy, "ckpt-inspect", "verify", url)
+    succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
+    expect_same(keys("new/whole"), "new/whole", new)
+
+
+def test_one_object_is_replaced_in_one_step(proxy, keys, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/step"
+    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", "safetensors")
+    proxy.requests.clear()
+    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", "safetensors", "--cast", "float16", "--overwrite")
+    assert [request.method for request in writes(proxy)] == ["PUT"]
+    expect_same(keys("new/step"), "new/step", reshard(MODEL, tmp_path / "local", "--to", "safetensors", "--cast", "float16"))
+
+
 def test_files_of_others_are_not_replaced(proxy, keys, bucket):  # noqa: F811
     url = "s3://checkpoints/new/others"
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native")

@@ -145,6 +145,88 @@ def test_namedtuples_and_frozensets_of_the_state_dict_stay_such(tmp_path):
     assert into["seen"] == {1, 2} and isinstance(into["seen"], frozenset)
 
 
+@pytest.mark.parametrize("format", SUFFIX)
+def test_keys_that_are_tuples_stay_keys(tmp_path, format):
+    """A tuple is a key like any other: it names no position in a list, and not its first item."""
+    state = {"d": {("a", 1): 5, "a": 7}, "b": {"w": torch.ones(2)}, "one": {(2,): torch.ones(3)}, "values": {(0,): 3, (1,): 4},
+             ("b", 1): 6, (0, 1): 8, "list": [{(0,): torch.zeros(1)}], "other": {("a", "b"): 9}}
+    path = tmp_path / f"checkpoint{SUFFIX[format]}"
+    tessera.save(state, path, format=format)
+    with tessera.open(path) as checkpoint:
+        if format != "dcp":  # its keys are text
+            assert_same(checkpoint.state_dict(), state)
+        assert_same(checkpoint.state_dict(like=state), state)
+    loaded = zeroed(state)
+    tessera.load(loaded, path)
+    assert_same(loaded, state)
+
+
+def test_keys_that_are_tuples_in_other_files_stay_keys(tmp_path):
+    state = {"d": {(2,): torch.ones(2), ("a", 1): 3}, (1,): torch.ones(1), "list": [torch.ones(1), 2]}
+    torch.save(state, tmp_path / "torch.pt")
+    tessera.reshard(tmp_path / "torch.pt", tmp_path / "native")
+    for path in ("torch.pt", "native"):
+        with tessera.open(tmp_path / path) as checkpoint:
+            assert_same(checkpoint.state_dict(), state)
+        loaded = zeroed(state)
+        tessera.load(loaded, tmp_path / path)
+        assert_same(loaded, state)
+
+
+def assert_same(one, other):
+    """As assert_equal, but dicts may have another order."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys() and {type(key) for key in one} == {type(key) for key in other}
+        for key in one:
+            assert_same(one[key], other[key])
+    else:
+        assert_equal(one, other)
+
+
+def test_a_tuple_without_tensors_stays_a_tuple(tmp_path):
+    """As ckpt-reshard keeps it. A tuple with tensors, or with objects that have a state dict, becomes entries."""
+    class Scheduler:
+        def state_dict(self):
+            return {"epoch": 3}
+
+        def load_state_dict(self, state):
+            self.loaded = state
+
+    scheduler = Scheduler()
+    state = {"value": (1, {"a": 2}), "in a list": [(1, {"a": 2}), {"b": 3}], "tensor": (1, {"w": torch.ones(2)}), "empty": (1, {}),
+             "object": ({"scheduler": scheduler}, 4), "w": torch.ones(2)}
+    tessera.save(state, tmp_path / "native")
+    with tessera.open(tmp_path / "native") as checkpoint:
+        found = checkpoint.state_dict()
+    assert_same(found, {**state, "tensor": [1, {"w": torch.ones(2)}], "object": [{"scheduler": {"epoch": 3}}, 4]})
+    loaded = {**state, "value": (0, {"a": 0}), "in a list": [(0, {"a": 0}), {"b": 0}]}
+    tessera.load(loaded, tmp_path / "native")
+    assert_equal(loaded, state)
+    assert scheduler.loaded == {"epoch": 3}
+    tessera.save({"value": [1, {"a": 2}]}, tmp_path / "split")  # as earlier releases saved such a tuple
+    loaded = {"value": (0, {"a": 0})}
+    tessera.load(loaded, tmp_path / "split")
+    assert_equal(loaded, {"value": (1, {"a": 2})})
+
+
+def test_a_tensor_tied_to_optimizer_state_is_loaded(tmp_path):
+    """Tied names share one stored tensor, whatever kinds of state their names say."""
+    step, average = torch.tensor(1.0), torch.ones(3)
+    state = {"step": step, "ema": {"w": average}, "model": {"w": torch.zeros(3)},
+             "optim": {"state": {"w": {"step": step, "exp_avg": average}}, "param_groups": [{"lr": step, "params": ["w"]}]}}
+    reverse = dict(reversed(list(state.items())))
+    for i, saved in enumerate((state, reverse)):
+        for format, suffix in SUFFIX.items():
+            path = tmp_path / f"{i}-{format}{suffix}"
+            tessera.save(saved, path, format=format)
+            for blank in (copy.deepcopy(state), copy.deepcopy(reverse), zeroed(state)):
+                for tensor in (blank["step"], blank["ema"]["w"], blank["optim"]["state"]["w"]["exp_avg"]):
+                    tensor.zero_()
+                tessera.load(blank, path)
+                assert_same(blank, state)
+
+
 def test_elements_that_a_cast_makes_zero_are_counted(tmp_path):
     tessera.save({"a": torch.tensor([1e-3, 1e-9, -1e-12, 0.0]), "b": torch.tensor([1e-9])}, tmp_path / "state")
     into = {"a": torch.ones(4, dtype=torch.float16), "b": torch.ones(1)}

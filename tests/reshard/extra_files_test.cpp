@@ -130,6 +130,19 @@ TEST_F(ExtraFilesTest, ANameThatTheWriterNeedsIsAProblem) {
               ::testing::IsEmpty());
 }
 
+TEST_F(ExtraFilesTest, ANameThatWouldMisleadTheReaderIsLeft) {
+  for (const char* name : {"latest", "metadata.pkl", "adapter_model.bin"}) {
+    write_file(tmp_ / ("source/" + std::string(name)), "mine");
+  }
+  const std::string adapter = "adapter_model.bin: looks like a checkpoint file";
+  EXPECT_EQ(left(plan({}, Format("deepspeed"))),
+            (Names{adapter, "latest: looks like a checkpoint file"}));
+  EXPECT_EQ(left(plan({}, Format("rank_files"))),
+            (Names{adapter, "metadata.pkl: looks like a checkpoint file"}));
+  EXPECT_EQ(left(plan()), Names{adapter});
+  EXPECT_EQ(carried(plan()), (Names{"latest", "metadata.pkl"}));
+}
+
 TEST_F(ExtraFilesTest, RefusalNamesAll) {
   const ExtraFilesOptions refuse{.policy = ExtraFilesPolicy::refuse};
   EXPECT_THAT(plan(refuse).problems, ::testing::IsEmpty());

@@ -39,8 +39,8 @@ using formats::CheckpointContents;
 using formats::KeyPath;
 using reshard::JobState;
 
-// Types of Python's arguments. A key in a path is the key of a dict, or a tuple of one int for a
-// position in a list.
+// Types of Python's arguments. A key in a path is the key of a dict, or a
+// `tessera._position.Position` in a list.
 using PythonPath = std::vector<nb::object>;
 using PythonBox = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
 using PythonShard =
@@ -57,8 +57,8 @@ using Addresses = std::map<std::string, std::vector<std::uintptr_t>>;
 KeyPath key_path_of(const PythonPath& path) {
   KeyPath keys;
   for (const nb::object& key : path) {
-    if (nb::isinstance<nb::tuple>(key) && nb::len(key) == 1 && nb::isinstance<nb::int_>(key[0])) {
-      keys.emplace_back(nb::cast<std::int64_t>(key[0]));
+    if (nb::isinstance(key, position_type())) {
+      keys.emplace_back(nb::cast<std::int64_t>(key));
       continue;
     }
     const Value value = value_from_python(key, "a key of the state dict");

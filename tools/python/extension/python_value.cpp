@@ -216,13 +216,20 @@ nb::object byte_range_or_none(const std::optional<ByteRange>& range) {
   return nb::make_tuple(range->begin, range->end);
 }
 
+nb::handle position_type() {
+  // Never destroyed: the interpreter may end before the static variables.
+  static const nb::handle type =
+      nb::object(nb::module_::import_("tessera._position").attr("Position")).release();
+  return type;
+}
+
 nb::list path_to_python(const formats::KeyPath& path, std::string_view name) {
   nb::list keys;
   for (const formats::Key& key : path) {
     if (const auto* text = std::get_if<std::string>(&key)) {
       keys.append(text_to_python(*text));
     } else if (const auto* position = std::get_if<std::int64_t>(&key)) {
-      keys.append(nb::make_tuple(*position));
+      keys.append(position_type()(*position));
     } else {
       keys.append(value_to_python(formats::dict_key_value(std::get<formats::NonStringKey>(key))));
     }

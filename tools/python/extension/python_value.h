@@ -29,8 +29,9 @@ nb::object text_or_none(const std::string& text);
 nb::object path_or_none(const std::string& path);
 nb::object byte_range_or_none(const std::optional<ByteRange>& range);
 
-/// Returns the keys of an entry's path. A position in a list is a tuple of one int. If the path is
-/// empty, the name is the only key.
+/// Returns `tessera._position.Position`, the class of a position in a list as a key of a path.
+nb::handle position_type();
+/// Returns the keys of an entry's path. If the path is empty, the name is the only key.
 nb::list path_to_python(const formats::KeyPath& path, std::string_view name);
 
 /// Converts a value to a Python object. A Symbol becomes a `tessera.Symbol`.

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Error
 from ._job_tensors import Box, JobTensor, describe
 from ._per_rank import PerRank
+from ._position import Position
 from ._ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
 
-# A str or an int is the key of a dict. A tuple of one int is a position in a list.
-Key = Union[str, int, tuple[int]]
-Path = tuple[Any, ...]
+Path = tuple[Any, ...]  # a Position is a position in a list; any other object is the key of a dict
 
 MAX_DEPTH = 200  # of nested dicts; Python's own recursion allows about 300
 
@@ -51,7 +50,7 @@ class JobState:
             self.values[name] = value.state()
             self.per_rank[name] = value
             return value
-        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        if _has_state(value):
             given = value.state_dict()
             if not isinstance(given, Mapping):
                 raise Error(f"{self._spell(path)}: state_dict(): expected a dict, found an object of class {type(given).__name__}",
@@ -61,15 +60,15 @@ class JobState:
             return state
         if isinstance(value, Mapping) and value:
             return self._visit_dict(path, value)
-        if isinstance(value, (list, tuple)) and self._has_entries(path, value):
-            items = [self._visit((*path, (i,)), item) for i, item in enumerate(value)]
+        if isinstance(value, (list, tuple)) and self._is_split(path, value):
+            items = [self._visit((*path, Position(i)), item) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         self.values[self._name(path)] = value
         return value
 
-    def _has_entries(self, path: Path, items: list[Any] | tuple[Any, ...]) -> bool:
+    def _is_split(self, path: Path, items: list[Any] | tuple[Any, ...]) -> bool:
         try:
-            return any(has_entries(item, self._tensor_type) for item in items)
+            return is_split(items, self._tensor_type)
         except RecursionError:
             raise self._too_deep(path) from None
 
@@ -128,15 +127,29 @@ class JobState:
     def at(self, path: Path) -> Any:
         value = self.root
         for key in path:
-            value = value[key[0] if isinstance(key, tuple) else key]
+            value = value[key]
         return value
 
 
-def has_entries(value: Any, tensor_type: type) -> bool:
-    """Returns whether a list that contains `value` is split into entries, one for each item, as in DCP."""
+def is_split(items: list[Any] | tuple[Any, ...], tensor_type: type) -> bool:
+    """Returns whether a list or tuple becomes entries by position. As in ckpt-reshard, a list does if it contains a tensor, a dict or
+    such a list or tuple; a tuple only if a tensor or an object with a state dict is anywhere in it."""
+    if isinstance(items, tuple):
+        return any(_holds_tensor(item, tensor_type) for item in items)
+    return any(isinstance(item, (Mapping, tensor_type)) or (isinstance(item, (list, tuple)) and is_split(item, tensor_type))
+               for item in items)
+
+
+def _holds_tensor(value: Any, tensor_type: type) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(has_entries(item, tensor_type) for item in value)
-    return isinstance(value, (Mapping, tensor_type))
+        return any(_holds_tensor(item, tensor_type) for item in value)
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(item, tensor_type) or isinstance(item, PerRank) or _has_state(item) for item in value.values())
+    return isinstance(value, tensor_type)
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def _identity(tensor: JobTensor) -> Any:
@@ -155,10 +168,9 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
     key = path[0]
     if isinstance(container, tuple):
         items = list(container)
-        items[key[0]] = _replaced(items[key[0]], path[1:], value)
+        items[key] = _replaced(items[key], path[1:], value)
         return tuple(items)
-    at = key[0] if isinstance(key, tuple) else key
-    container[at] = _replaced(container[at], path[1:], value)
+    container[key] = _replaced(container[key], path[1:], value)
     return container
 
 
@@ -166,8 +178,8 @@ def put_at(container: Any, keys: list[Any], value: Any) -> None:
     """Puts an entry into nested dicts and lists. Adds dicts and lists that are missing on the way."""
     for i, key in enumerate(keys):
         is_last = i + 1 == len(keys)
-        below: Any = value if is_last else ([] if _is_position(keys[i + 1]) else {})
-        at = key[0] if isinstance(container, list) else key
+        below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
+        at = int(key) if isinstance(key, Position) else key
         if isinstance(container, list):
             while len(container) <= at:
                 container.append(None)
@@ -176,10 +188,6 @@ def put_at(container: Any, keys: list[Any], value: Any) -> None:
         elif is_last or at not in container:
             container[at] = below
         container = container[at]
-
-
-def _is_position(key: Any) -> bool:
-    return isinstance(key, tuple) and len(key) == 1 and isinstance(key[0], int)
 
 
 def put_back(given: Any, loaded: Any) -> Any:
@@ -205,6 +213,6 @@ def put_back(given: Any, loaded: Any) -> Any:
         return type(given)._make(new) if hasattr(given, "_make") else new  # a namedtuple stays one
     if isinstance(given, frozenset) and isinstance(loaded, set):
         return frozenset(loaded)
-    if hasattr(given, "state_dict") and hasattr(given, "load_state_dict"):
+    if _has_state(given):
         return given
     return loaded

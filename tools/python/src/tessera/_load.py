@@ -11,6 +11,7 @@ from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, n
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, put_at, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
+from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
@@ -169,7 +170,7 @@ class _Load:
         """Reads the tensors. Returns whether `put_back` calls methods of the user's objects."""
         import torch
 
-        self.values = {name: self.saved.value(name) for name in self.selected
+        self.values = {name: self._saved_value(name) for name in self.selected
                        if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
@@ -193,6 +194,11 @@ class _Load:
                 raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names are one "
                             "tensor in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
         return bool(self.state.objects or self.of_ranks)
+
+    def _saved_value(self, name: str) -> Any:
+        value = self.saved.value(name)
+        is_tuple = isinstance(value, list) and isinstance(self.state.values[name], tuple) and self.saved.is_split(name)
+        return tuple(value) if is_tuple else value
 
     @staticmethod
     def _address(tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
@@ -267,11 +273,15 @@ class _SavedValues:
             end = name.rfind(".", 0, end)
         return None
 
+    def is_split(self, name: str) -> bool:
+        """Returns whether the checkpoint has several values below a name of the state dict, instead of one."""
+        return name not in self._index
+
     def value(self, name: str) -> Any:
-        if name in self._index:
+        if not self.is_split(name):
             return self._read(name)
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
-        root: Any = [] if all(isinstance(path[0], tuple) for path in keys.values()) else {}
+        root: Any = [] if all(isinstance(path[0], Position) for path in keys.values()) else {}
         for each, path in keys.items():
             put_at(root, path, self._read(each))
         return root

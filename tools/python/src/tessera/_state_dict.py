@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Problem, Refused, refused
-from ._job_state import has_entries, put_at
+from ._job_state import is_split, put_at
+from ._position import Position
 from ._symbol import with_constants
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Likeness:
     def _visit(self, path: list[Any], value: Any, leaf: Callable[[str, Any], Any]) -> Any:
         if isinstance(value, Mapping) and (value or not path):
             return {key: self._visit([*path, key], item, leaf) for key, item in value.items()}
-        if isinstance(value, (list, tuple)) and any(has_entries(item, self._tensor_type) for item in value):
-            items = [self._visit([*path, (i,)], item, leaf) for i, item in enumerate(value)]
+        if isinstance(value, (list, tuple)) and is_split(value, self._tensor_type):
+            items = [self._visit([*path, Position(i)], item, leaf) for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         return leaf(_core.spell_path(path), value)
 

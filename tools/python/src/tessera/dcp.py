@@ -25,6 +25,7 @@ from . import _core
 from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes, text
 from ._checkpoint import Checkpoint
 from ._job_tensors import is_in_host_memory
+from ._position import Position
 from ._ranks import Ranks
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
 from ._symbol import with_constants
@@ -214,7 +215,7 @@ class _PlannedSave(SaveSteps):
         values = []
         for item in items:
             name = item.index.fqn
-            path = [(key,) if isinstance(key, int) else key for key in self._paths.get(name, (name,))]
+            path = [Position(key) if isinstance(key, int) else key for key in self._paths.get(name, (name,))]
             data = planner.resolve_data(item)
             if item.type == WriteItemType.BYTE_IO:
                 # This is safe to unpickle, because this process has just pickled it.
