@@ -125,6 +125,14 @@ bool is_torch_or_numpy(std::string_view module) {
   return first_step(module) == "torch" || first_step(module) == "numpy";
 }
 
+/// Says whether the name is a function of tensors that a model can have as its activation:
+/// `torch.relu` is pickled as `_VariableFunctionsClass.relu`.
+bool is_function_of_tensors(std::string_view module, std::string_view name) {
+  return module == "torch._C" && std::ranges::count(name, '.') == 1 &&
+         (first_step(name) == "_VariableFunctionsClass" || first_step(name) == "TensorBase" ||
+          first_step(name) == "_TensorBase");
+}
+
 /// Says whether a name with dots goes through something other than a class, such as the module that
 /// `cProfile.run` goes through. In torch and NumPy, methods count too: their modules import classes
 /// of the standard library, such as `Path`. Members of enumerations do not count. Text that is no
@@ -133,6 +141,7 @@ bool goes_through_a_module(std::string_view module, std::string_view name) {
   const std::size_t last_dot = name.rfind('.');
   if (last_dot == std::string_view::npos) return false;
   if (!is_identifier_path(module) || !is_identifier_path(name)) return false;
+  if (is_function_of_tensors(module, name)) return false;
   const std::string_view last = name.substr(last_dot + 1);
   const auto is_other = [](std::string_view step) { return !is_class_name(step); };
   if (is_torch_or_numpy(module)) return any_step(name, is_other);

@@ -258,7 +258,8 @@ constexpr std::string_view kPowerfulModules =
 
 constexpr std::string_view kPowerfulFunctionsOfTorchAndNumpy =
     "CUDAPluggableAllocator MTIAPluggableAllocator XPUPluggableAllocator "
-    "_load_from_filelike apply_along_axis apply_over_axes dump dumps from_file fromfile "
+    "_load_from_filelike apply_ apply_along_axis apply_over_axes map2_ map_ dump dumps from_file "
+    "fromfile "
     "fromfunction frompyfunc fromtextfile load load_library loads piecewise save test tofile "
     "torch_save_to_dcp vectorize";
 
