@@ -382,14 +382,16 @@ TEST(GlobalVerdictTest, FunctionsOfTorchAndNumpyThatRunCodeAreDangerous) {
 }
 
 TEST(PickleScanTest, ACallOfWhatAnUnknownFunctionReturnsIsDangerous) {
-  const std::string make = "\x80\x02cmypackage\nmake\nX\x02";
-  const std::string text("\0\0\0ls\x85R", 8);
+  const std::string make =
+      "\x80\x02"
+      "cmypackage\nmake\nX\x02";
+  const std::string text("\0\0\0ls\x85R", 7);
   EXPECT_THAT(names_with(scan_bytes(make + text + "."), Verdict::opaque),
               ElementsAre("mypackage.make"));
   EXPECT_THAT(names_with(scan_bytes(make + text + ")R."), Verdict::dangerous),
               ElementsAre("mypackage.make"));
   // From the memo, and through another call.
-  EXPECT_THAT(names_with(scan_bytes(make + text + std::string("q\0h\0)R.", 8)), Verdict::dangerous),
+  EXPECT_THAT(names_with(scan_bytes(make + text + std::string("q\0h\0)R.", 7)), Verdict::dangerous),
               ElementsAre("mypackage.make"));
   EXPECT_THAT(names_with(scan_bytes(make + text + ")R)\x81."), Verdict::dangerous),
               ElementsAre("mypackage.make"));
