@@ -215,6 +215,11 @@ TEST(JsonTest, QuotedStringsParseBack) {
   for (int c = 0; c < 128; ++c) text += static_cast<char>(c);
   text += "é重𝄞";
   EXPECT_EQ(parse_json(json_quote(text), "f"), Value(text));
+  // What a terminal acts on, or shows in another order, is escaped: C1 and bidirectional controls.
+  const std::string controls = "\x7f\u0080\u009b\u061c\u200e\u202e\u2066\u2069";
+  EXPECT_EQ(json_quote(controls), R"("\u007f\u0080\u009b\u061c\u200e\u202e\u2066\u2069")");
+  EXPECT_EQ(parse_json(json_quote(controls), "f"), Value(controls));
+  EXPECT_EQ(json_quote("\u00a0é重𝄞"), "\"\u00a0é重𝄞\"");
   EXPECT_EQ(json_quote("a\xff"), "\"a\xEF\xBF\xBD\"");
 }
 

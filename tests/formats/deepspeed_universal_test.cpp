@@ -193,6 +193,17 @@ class UniversalTest : public testing::Test {
 
 // Writing
 
+// Without this count, `model.w` became the key `w` of the dict `model` and no one was told.
+TEST(UniversalChangesTest, AKeyThatGoesIntoTheDictOfTheModelIsCounted) {
+  MemoryCheckpoint source;
+  add_weight(source, "a", {2});
+  const FormatDriver& driver = driver_of(Format("deepspeed"));
+  EXPECT_EQ(driver.outermost_changes(source.contents()).num_nested_keys, 0u);
+  add_value(source, {"model.w"}, 5);
+  EXPECT_EQ(driver.outermost_changes(source.contents()).num_nested_keys, 1u);
+  EXPECT_EQ(driver.outermost_changes(bare_weights().contents()).num_nested_keys, 0u);
+}
+
 // Shows F2. Everything that a DeepSpeed trainer held is in the written checkpoint.
 TEST_F(UniversalTest, WhatZeroHeldComesBack) {
   for (const auto& entry : stdfs::directory_iterator(kValid)) {

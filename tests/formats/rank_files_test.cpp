@@ -110,6 +110,19 @@ TEST(RankFilesWriterTest, ATieOfARanksOwnTensorPutsAllInOneFile) {
   EXPECT_FALSE(rank_files::outermost_changes(contents).reorders_keys);
 }
 
+// A reader would take `optim` for the dict of the entries in the file of `optim`.
+TEST(RankFilesWriterTest, AnEntryBesideItsFilePutsAllInOneFile) {
+  test::MemoryCheckpoint checkpoint("source", 2);
+  checkpoint.add({"optim.x", DType::float32, {1}}, test::bytes_of<float>({1})).key_path = {
+      "optim.x"};
+  EXPECT_TRUE(rank_files::RankContents(checkpoint.contents(), {}, {}, "destination")
+                  .names()
+                  .contains("optim_world_size_2_rank_0.pt"));
+  checkpoint.add_value("optim", Value(0.1)).key_path = {"optim"};
+  EXPECT_EQ(names_of_files(checkpoint.contents()),
+            (std::set<std::string>{"world_size_2_rank_0.pt", "world_size_2_rank_1.pt"}));
+}
+
 // Shows F1.
 TEST_F(RankFilesTest, HoldsWhatTheTrainerHeld) {
   for (const char* const name : kFixtures) {

@@ -288,6 +288,24 @@ TEST_F(SafetensorsTest, TiedNamesOfSaveModelBecomeAliases) {
   EXPECT_EQ(reader->contents().annotations.size(), 2U);
 }
 
+// The JSON of aliases has such names in the `$dict` form.
+TEST_F(SafetensorsTest, AnAliasMayBeginWithADollarSign) {
+  put_safetensors("a.safetensors",
+                  R"({"__metadata__":{"tessera.aliases":"{\"$dict\":[[\"$x.z\",\"$x.y\"]]}"},)"
+                  R"("$x.y":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  const auto reader = open(tmp_ / "a.safetensors");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "$x.z");
+  EXPECT_EQ(reader->contents().aliases[0].target, "$x.y");
+  put_safetensors("b.safetensors",
+                  R"({"__metadata__":{"tessera.aliases":"{\"$dict\":[[1,\"a\"]]}"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  EXPECT_THAT([&] { open(tmp_ / "b.safetensors"); },
+              ThrowsError(ErrorKind::corruption, "an object that maps names to tensors"));
+}
+
 TEST_F(SafetensorsTest, TheCacheOfHuggingFaceIsRead) {
   std::filesystem::create_directories(tmp_ / "models--x/blobs");
   std::filesystem::create_directories(tmp_ / "models--x/snapshots/abc");

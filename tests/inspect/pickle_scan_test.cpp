@@ -194,6 +194,22 @@ TEST(PickleScanTest, MembersOnTheSameBytesEndTheScan) {
   EXPECT_TRUE(problem_kinds(report).contains("not looked at"));
 }
 
+TEST(PickleScanTest, ArchivesThatTheScanCannotReadAreProblems) {
+  const std::string rest(200, 'x');
+  for (const auto& [bytes, name] : {std::pair(std::string("7z\xbc\xaf\x27\x1c\0\4", 8), "7z"),
+                                    {std::string("Rar!\x1a\x07\x01\0", 8), "RAR"},
+                                    {std::string("Rar!\x1a\x07\0", 7), "RAR"},
+                                    {std::string("\x1f\x9d\x90"), "compress (.Z)"},
+                                    {std::string("LZIP\x01"), "lzip"},
+                                    {std::string("MSCF\0\0\0\0", 8), "cab"}}) {
+    SCOPED_TRACE(name);
+    const PickleScanReport report = scan_bytes(bytes + rest);
+    EXPECT_THAT(problem_kinds(report), ElementsAre("not looked at"));
+    EXPECT_EQ(report.problems[0].found, name);
+    EXPECT_FALSE(report.is_clean());
+  }
+}
+
 // Bytes of a tensor can look like the opcode INST. Without a MARK before it, this is no pickle.
 TEST(PickleScanTest, NumbersThatLookLikeACallAreNoPickle) {
   const PickleScanReport report = scan_bytes(std::string("i\0\0\0\0\0\0\0", 8));
@@ -280,6 +296,105 @@ TEST(GlobalVerdictTest, NamesOfTheStandardLibraryAreDangerousUnlessListed) {
     EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
     EXPECT_FALSE(judge(module, name).reason.empty());
   }
+}
+
+// Modules of torch and NumPy import other modules. A name with dots reaches them.
+TEST(GlobalVerdictTest, NamesThatGoThroughAModuleAreDangerous) {
+  for (const auto& [module, name] :
+       {std::pair("torch.distributed.checkpoint.utils", "cProfile.run"),
+        {"torch._tensor_str", "dataclasses._create_fn"},
+        {"torch.storage", "io.open"},
+        {"torch.serialization", "tarfile.bltn_open"},
+        {"torch.utils.data._utils", "atexit.register"},
+        {"torch.distributed.checkpoint.filesystem", "Path.unlink"},
+        {"torch.distributed.checkpoint.filesystem", "Path.write_text"},
+        {"numpy._core.overrides", "functools.partial"},
+        {"torch", "Tensor.apply_"},
+        {"torch._C", "TensorBase.apply_"},
+        {"torch._C", "_VariableFunctionsClass.from_file"},
+        {"torch", "FloatStorage.from_file"},
+        {"numpy", "ndarray.tofile"},
+        {"mypackage.model", "np.load"},
+        {"mypackage.model", "torch.hub.load"},
+        {"mypackage.model", "Path.unlink"}}) {
+    SCOPED_TRACE(std::string(module) + " " + name);
+    EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
+  }
+}
+
+TEST(GlobalVerdictTest, MembersOfClassesAreNoWayThroughAModule) {
+  for (const auto& [module, name] :
+       {std::pair("torch.distributed.fsdp.api", "ShardingStrategy.FULL_SHARD"),
+        {"torch._C._distributed_c10d", "ReduceOp.RedOpType.SUM"},
+        {"torch.nn.attention", "SDPBackend.MATH"},
+        {"torch._C", "_VariableFunctionsClass.relu"},
+        {"torch._C", "TensorBase.relu"},
+        {"matplotlib.path", "Path.MOVETO"},
+        {"mypackage.model", "Net.Config"},
+        {"mypackage.model", "Net.build"},
+        {"mypackage.model", "color.RED"},
+        {"\xb0\xd5=.qe", "H.n\xbc\t"}}) {
+    SCOPED_TRACE(std::string(module) + " " + name);
+    EXPECT_EQ(judge(module, name).verdict, Verdict::opaque);
+  }
+  EXPECT_EQ(judge("torch", "Tensor").verdict, Verdict::known);
+  // A scheduler of PyTorch before 2.0 has this function in its state.
+  EXPECT_EQ(judge("torch.optim.lr_scheduler", "OneCycleLR._annealing_cos").verdict, Verdict::plain);
+}
+
+TEST(GlobalVerdictTest, FunctionsOfTorchAndNumpyThatRunCodeAreDangerous) {
+  for (const auto& [module, name] :
+       {std::pair("torch._utils", "_import_dotted_name"),
+        {"torch._utils", "try_import"},
+        {"torch._utils", "_augment_memory_snapshot_stack_traces"},
+        {"torch", "from_file"},
+        {"torch", "_preload_cuda_lib"},
+        {"torch.cuda", "CUDAPluggableAllocator"},
+        {"torch.cuda.memory", "CUDAPluggableAllocator"},
+        {"torch.xpu.memory", "XPUPluggableAllocator"},
+        {"torch.cuda._utils", "_get_cuda_library"},
+        {"torch.cuda._memory_viz", "format_flamegraph"},
+        {"torch._guards", "ChainedSource.get_value"},
+        {"torch._numpy.testing.utils", "measure"},
+        {"torch._logging._internal", "_get_module_and_submodules"},
+        {"torch._strobelight.compile_time_profiler", "get_fburl"},
+        {"torch.backends.xeon.run_cpu", "_CPUinfo"},
+        {"torch.distributed.distributed_c10d", "_unpickler"},
+        {"torch.distributed.distributed_c10d", "_unpickler.load"},
+        {"torch.distributed.checkpoint", "load"},
+        {"torch.distributed.checkpoint.format_utils", "torch_save_to_dcp"},
+        {"torch.distributed.flight_recorder.components.builder", "build_groups_memberships"},
+        {"torch.distributed.nn.jit.instantiator", "_do_instantiate_remote_module_template"},
+        {"torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object"},
+        {"torch.nn.utils._deprecation_utils", "lazy_deprecated_import"},
+        {"torch.utils._content_store", "ContentStoreReader.read_storage"},
+        {"torch.utils._pytree", "_defaultdict_deserialize"},
+        {"torch.utils._traceback", "report_compile_source_on_error"},
+        {"torch.utils.file_baton", "FileBaton"},
+        {"numpy.core", "_ufunc_reconstruct"},
+        {"numpy._core._multiarray_umath", "fromfile"},
+        {"numpy._core.records", "fromfile"},
+        {"numpy", "piecewise"}}) {
+    SCOPED_TRACE(std::string(module) + " " + name);
+    EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
+    EXPECT_FALSE(judge(module, name).reason.empty());
+  }
+}
+
+TEST(PickleScanTest, ACallOfWhatAnUnknownFunctionReturnsIsDangerous) {
+  const std::string make =
+      "\x80\x02"
+      "cmypackage\nmake\nX\x02";
+  const std::string text("\0\0\0ls\x85R", 7);
+  EXPECT_THAT(names_with(scan_bytes(make + text + "."), Verdict::opaque),
+              ElementsAre("mypackage.make"));
+  EXPECT_THAT(names_with(scan_bytes(make + text + ")R."), Verdict::dangerous),
+              ElementsAre("mypackage.make"));
+  // From the memo, and through another call.
+  EXPECT_THAT(names_with(scan_bytes(make + text + std::string("q\0h\0)R.", 7)), Verdict::dangerous),
+              ElementsAre("mypackage.make"));
+  EXPECT_THAT(names_with(scan_bytes(make + text + ")R)\x81."), Verdict::dangerous),
+              ElementsAre("mypackage.make"));
 }
 
 TEST(GlobalVerdictTest, VerdictsFollowTheTables) {

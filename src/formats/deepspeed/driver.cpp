@@ -34,8 +34,8 @@ bool is_of_opened(const FileSystem& fs, const std::string& directory, const std:
   if (name == deepspeed::kModelStatesOfStage3) {  // a second file of model states
     return opened.contains(join_path(directory, std::string(deepspeed::kModelStates)));
   }
-  // Every folder in `zero` belongs to the checkpoint. The reader does not open all files in them: it
-  // skips the neutral state that the writer added, and second copies of tied parameters.
+  // Every folder in `zero` belongs to the checkpoint. The reader does not open all files in them:
+  // it skips the neutral state that the writer added, and second copies of tied parameters.
   if (last_component(directory) == deepspeed::kZero) {
     return fs.kind_of(path) == FileKind::directory;
   }
@@ -116,7 +116,8 @@ class DeepSpeedDriver final : public FormatDriver {
     return is_name_like(name, deepspeed::kUniversalFolder);
   }
   OutermostChanges outermost_changes(const CheckpointContents& contents) const override {
-    return {.num_model_names = deepspeed::num_bare_tensors(contents)};
+    return {.num_nested_keys = deepspeed::num_keys_into_model(contents),
+            .num_model_names = deepspeed::num_bare_tensors(contents)};
   }
   std::span<const FileMark> file_marks() const override { return kMarks; }
 

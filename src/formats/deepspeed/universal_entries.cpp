@@ -392,6 +392,20 @@ std::size_t num_bare_tensors(const CheckpointContents& contents) {
                                   std::ranges::count_if(contents.aliases, is_at_top));
 }
 
+std::size_t num_keys_into_model(const CheckpointContents& contents) {
+  std::size_t num_flat = 0;
+  bool has_model = false;
+  const auto look_at = [&](const auto& entry) {
+    const KeyPath& path = entry.key_path;
+    has_model = has_model || (path.size() > 1 && is_text(path[0], kModel));
+    if (path.size() < 2 && name_of(entry).starts_with("model.")) ++num_flat;
+  };
+  std::ranges::for_each(contents.tensors, look_at);
+  std::ranges::for_each(contents.aliases, look_at);
+  std::ranges::for_each(contents.values, look_at);
+  return has_model ? num_flat : 0;
+}
+
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination) {
   return Sorter(contents, values, destination).sort();

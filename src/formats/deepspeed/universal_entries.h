@@ -55,4 +55,8 @@ UniversalEntries sort_entries(const CheckpointContents& contents, const std::vec
 /// has one of these keys; 0 if an entry has one.
 std::size_t num_bare_tensors(const CheckpointContents& contents);
 
+/// Returns how many outermost keys `model.w` become a key `w` in a dict `model` that the checkpoint
+/// also has.
+std::size_t num_keys_into_model(const CheckpointContents& contents);
+
 }  // namespace tessera::formats::deepspeed

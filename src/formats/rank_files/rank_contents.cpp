@@ -160,10 +160,36 @@ class SpotFinder {
   std::set<std::string> apart_;  // own entries that replace no shared one
 };
 
+/// Says whether one of `model`, `optim` and `extra_state` is an entry of its own, beside entries
+/// such as `optim.x` in a file of that name. A reader would join the two.
+bool is_entry_beside_its_file(const CheckpointContents& contents, const Spots& spots) {
+  std::set<std::size_t> items;
+  std::set<std::size_t> entries;
+  const auto look_at = [&](const Spot& spot, const std::string& name) {
+    items.insert(spot.item);
+    const auto found = std::ranges::find(kWrittenItems, name);
+    const auto item = static_cast<std::size_t>(found - kWrittenItems.begin());
+    if (spot.item == kOther && item < kOther) entries.insert(item);
+  };
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    look_at(spots.tensors[i], contents.tensors[i].meta.fqn);
+  }
+  for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
+    look_at(spots.aliases[i], contents.aliases[i].fqn);
+  }
+  for (std::size_t i = 0; i < contents.values.size(); ++i) {
+    look_at(spots.values[i], contents.values[i].name);
+  }
+  return std::ranges::any_of(entries, [&](std::size_t item) { return items.contains(item); });
+}
+
 }  // namespace
 
 Spots find_spots(const CheckpointContents& contents) {
   Spots spots = SpotFinder(contents, SpotFinder::Files::by_item).find();
+  if (is_entry_beside_its_file(contents, spots)) {
+    return SpotFinder(contents, SpotFinder::Files::one).find();
+  }
   for (std::size_t i = 0; i < contents.aliases.size(); ++i) {
     const std::size_t target = target_of(contents, contents.aliases[i]);
     if (spots.aliases[i].item == spots.tensors[target].item) continue;

@@ -34,8 +34,8 @@ struct Spots {
   std::vector<Spot> values;
 };
 
-/// Finds where all entries go. If tied tensors would go into two different files of a rank, all
-/// entries go into the same file.
+/// Finds where all entries go. If tied tensors would go into two different files of a rank, or if
+/// `optim` is an entry beside `optim.x`, all entries go into the same file.
 Spots find_spots(const CheckpointContents& contents);
 
 /// What is in each file of each rank. It is known before any byte of a tensor is written:
@@ -45,9 +45,10 @@ Spots find_spots(const CheckpointContents& contents);
 ///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`, without `extra_state.`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
-/// All ranks have files of the same kinds. If tied tensors would go into two files, all entries go
-/// into the last one. docs/formats/rank_files.md has the rules. Keeps views of the contents and the
-/// values, which must outlive this. Immutable; safe to share between threads.
+/// All ranks have files of the same kinds. All entries go into the last one if tied tensors would
+/// go into two files, or if `optim` is an entry beside `optim.x`. docs/formats/rank_files.md has
+/// the rules. Keeps views of the contents and the values, which must outlive this. Immutable; safe
+/// to share between threads.
 class RankContents {
  public:
   using PieceId = CheckpointWriter::PieceId;

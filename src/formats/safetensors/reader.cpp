@@ -505,7 +505,9 @@ class SafetensorsReader final : public DividedReader {
 
   void note_metadata(const std::string& path, const std::string& key, std::string text) {
     if (key == detail::kAliasesKey) {
-      const Value aliases = parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes});
+      // Names that begin with `$` are stored in the `$dict` form.
+      const Value aliases =
+          value_from_json(parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes}), path);
       const auto* dict = aliases.get_if<Value::Dict>();
       const auto refuse = [&](const std::string& fqn) {
         throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = fqn}, key,
@@ -513,16 +515,19 @@ class SafetensorsReader final : public DividedReader {
       };
       if (dict == nullptr) refuse("");
       for (const auto& [alias, target] : *dict) {
+        if (!alias.is<std::string>()) refuse("");
         const auto& fqn = *alias.get_if<std::string>();
         if (!target.is<std::string>()) refuse(fqn);
         contents_.aliases.push_back(
             {.fqn = fqn, .target = *target.get_if<std::string>(), .key_path = {}});
       }
     } else if (key == detail::kTextsKey) {
-      const Value texts = parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes});
+      const Value texts =
+          value_from_json(parse_json(text, path, {.max_nbytes = detail::kMaxHeaderNbytes}), path);
       const auto* dict = texts.get_if<Value::Dict>();
       const bool is_sound = dict != nullptr && std::ranges::all_of(*dict, [](const auto& entry) {
-                              return entry.second.template is<std::string>();
+                              return entry.first.template is<std::string>() &&
+                                     entry.second.template is<std::string>();
                             });
       if (!is_sound) {
         throw Error::expected(ErrorKind::corruption, {.path = path}, key,

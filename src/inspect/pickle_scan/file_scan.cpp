@@ -24,13 +24,20 @@ constexpr std::uint64_t kBudgetPerByte = 4;
 
 constexpr std::string_view kNumpySignature("\x93NUMPY", 6);
 
-// The first bytes and names of compressions that joblib can read and this scan cannot.
+// The first bytes and names of compressions and archives that this scan cannot read.
 constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {"BZh", "bzip2"},
     {std::string_view("\xfd\x37zXZ\0", 6), "xz"},
     {std::string_view("\x5d\0\0", 3), "lzma"},
     {std::string_view("\x04\x22\x4d\x18", 4), "lz4"},
     {std::string_view("\x28\xb5\x2f\xfd", 4), "zstd"},
+    {std::string_view("7z\xbc\xaf\x27\x1c", 6), "7z"},
+    {std::string_view("Rar!\x1a\x07", 6), "RAR"},
+    {"\x1f\x9d", "compress (.Z)"},
+    {"LZIP\x01", "lzip"},
+    {std::string_view("MSCF\0\0\0\0", 8), "cab"},
+    {std::string_view("\x89LZO\0\r\n\x1a\n", 9), "lzop"},
+    {std::string_view("\xff\x06\0\0sNaPpY", 10), "snappy"},
 };
 
 /// Returns whether a file name has an ending of pickles, such as `.pkl`.
@@ -228,7 +235,7 @@ void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int
 }
 
 bool FileScan::scan_compressed(const ReadableFile& file, const std::string& member, int depth) {
-  const std::string head = read_some(file, 0, 6);
+  const std::string head = read_some(file, 0, 10);
   if (head.starts_with("\x1f\x8b") || is_zlib(head)) {
     scan_inflated(file, Wrapping::zlib_or_gzip, member, depth);
     return true;

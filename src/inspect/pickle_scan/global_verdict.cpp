@@ -51,6 +51,7 @@ struct Tables {
   Words standard = words_of(standard_modules());
   Words powerful_modules = words_of(inspect::powerful_modules());
   Words powerful_functions = words_of(inspect::powerful_functions());
+  Words powerful_in_torch = words_of(inspect::powerful_functions_of_torch_and_numpy());
 
   Tables() {
     add(plain_names(), Verdict::plain);
@@ -107,6 +108,54 @@ bool is_within_dangerous(const std::string& path) {
   }
 }
 
+/// Says whether the name is spelled like a class or a constant: `Shard`, `_StridedShard`, `MAX`.
+bool is_class_name(std::string_view step) {
+  step.remove_prefix(std::min(step.find_first_not_of('_'), step.size()));
+  return !step.empty() && step[0] >= 'A' && step[0] <= 'Z';
+}
+
+/// Says whether the text is an identifier, or several with dots between them.
+bool is_identifier_path(std::string_view path) {
+  constexpr std::string_view kAllowed =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.";
+  return path.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+bool is_torch_or_numpy(std::string_view module) {
+  return first_step(module) == "torch" || first_step(module) == "numpy";
+}
+
+/// Says whether the name is a function of tensors that a model can have as its activation:
+/// `torch.relu` is pickled as `_VariableFunctionsClass.relu`.
+bool is_function_of_tensors(std::string_view module, std::string_view name) {
+  return module == "torch._C" && std::ranges::count(name, '.') == 1 &&
+         (first_step(name) == "_VariableFunctionsClass" || first_step(name) == "TensorBase" ||
+          first_step(name) == "_TensorBase");
+}
+
+/// Says whether a name with dots goes through something other than a class, such as the module that
+/// `cProfile.run` goes through. In torch and NumPy, methods count too: their modules import classes
+/// of the standard library, such as `Path`. Members of enumerations do not count. Text that is no
+/// name does not count either: bytes of tensors can look like an import.
+bool goes_through_a_module(std::string_view module, std::string_view name) {
+  const std::size_t last_dot = name.rfind('.');
+  if (last_dot == std::string_view::npos) return false;
+  if (!is_identifier_path(module) || !is_identifier_path(name)) return false;
+  if (is_function_of_tensors(module, name)) return false;
+  const std::string_view last = name.substr(last_dot + 1);
+  const auto is_other = [](std::string_view step) { return !is_class_name(step); };
+  if (is_torch_or_numpy(module)) return any_step(name, is_other);
+  return any_step(name.substr(0, last_dot), is_other) && !is_constant_name(last);
+}
+
+/// Says whether the name is a method of a class that works on files, whatever module imported it.
+bool is_method_of_path(std::string_view name) {
+  const std::size_t dot = name.find('.');
+  if (dot == std::string_view::npos || is_constant_name(name.substr(dot + 1))) return false;
+  const std::string_view first = name.substr(0, dot);
+  return first == "Path" || first == "PosixPath" || first == "WindowsPath";
+}
+
 bool is_private_to_python(std::string_view step) {
   return step.size() > 4 && step.starts_with("__") && step.ends_with("__");
 }
@@ -150,6 +199,12 @@ Judgement judge(std::string_view module_of_any_python, std::string_view name) {
     return {Verdict::dangerous,
             "of a module that runs code, loads files or reaches other machines"};
   }
+  if (is_torch_or_numpy(module) && any_step(name, in(tables().powerful_in_torch))) {
+    return {Verdict::dangerous, "loads, writes or calls what it is given"};
+  }
+  if (goes_through_a_module(module, name) || is_method_of_path(name)) {
+    return {Verdict::dangerous, "reaches through attributes to what is not a class or a constant"};
+  }
   return {Verdict::opaque};
 }
 
@@ -166,7 +221,11 @@ Judgement judge(const WalkedGlobal& global) {
   }
   // A `getattr` that only makes constants: the constants are judged instead.
   if (!global.escapes) return {Verdict::plain};
-  return judge(global.module, global.name);
+  const Judgement judgement = judge(global.module, global.name);
+  if (judgement.verdict == Verdict::opaque && global.is_result_called) {
+    return {Verdict::dangerous, "the pickle calls what this returns"};
+  }
+  return judgement;
 }
 
 }  // namespace tessera::inspect

@@ -122,19 +122,35 @@ constexpr NamesOfModule kPlain[] = {
     {"numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor"},
     {"numpy.random.bit_generator", "SeedSequence"},
     {"joblib.numpy_pickle", "NumpyArrayWrapper"},
+    {"torch.optim.lr_scheduler",
+     "CyclicLR._exp_range_scale_fn CyclicLR._triangular2_scale_fn CyclicLR._triangular_scale_fn "
+     "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"},
 };
 
 // Dangerous names in torch, NumPy and other packages. The modules in kDangerousModules are
 // dangerous as a whole and not repeated here.
 constexpr NamesOfModule kDangerous[] = {
     {"torch", "load save compile ops classes import_ir_module import_ir_module_from_buffer"},
-    {"torch._C", "_jit_script_compile PyTorchFileReader PyTorchFileWriter CompilationUnit"},
+    {"torch", "_load_global_deps _preload_cuda_lib"},
+    {"torch._C",
+     "_import_ir_module _jit_script_compile PyTorchFileReader PyTorchFileWriter CompilationUnit"},
+    {"torch._utils", "_augment_memory_snapshot_stack_traces _import_dotted_name try_import"},
+    {"torch.cuda", "_raw_device_count_nvml _raw_device_uuid_nvml"},
+    {"torch.cuda.memory", "_dump_snapshot _save_memory_usage _save_segment_usage"},
     {"torch.serialization",
      "load save _load _legacy_load _save _open_file _open_file_like _open_zipfile_reader "
-     "add_safe_globals"},
+     "add_safe_globals mkdtemp"},
     {"torch.storage", "_load_from_bytes"},
-    {"torch.distributed.distributed_c10d", "_tensor_to_object _object_to_tensor"},
-    {"torch.distributed.checkpoint.state_dict_loader", "load load_state_dict"},
+    {"torch.distributed.distributed_c10d",
+     "_object_to_tensor _pickler _tensor_to_object _unpickler"},
+    {"torch.distributed.checkpoint.state_dict_loader", "load_state_dict"},
+    {"torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object"},
+    {"torch.utils._pytree", "_defaultdict_deserialize enum_object_hook treespec_loads"},
+    // These return any object of any module.
+    {"numpy.core", "_ufunc_reconstruct"},
+    {"numpy._core", "_ufunc_reconstruct"},
+    {"numpy._core.function_base", "add_newdoc"},
+    {"numpy.core.function_base", "add_newdoc"},
     {"numpy",
      "DataSource apply_along_axis apply_over_axes fromfile frompyfunc "
      "fromregex genfromtxt load loadtxt lookfor memmap save savetxt savez savez_compressed "
@@ -151,9 +167,19 @@ constexpr NamesOfModule kDangerous[] = {
 
 constexpr std::string_view kDangerousModules =
     // torch
-    "torch._appdirs torch._compile torch._dispatch torch._dynamo torch._export torch._functorch "
-    "torch._inductor torch._library torch._ops "
-    "torch._subclasses torch.compiler torch.contrib "
+    "torch._appdirs torch._compile torch._custom_op torch._dispatch torch._dynamo torch._export "
+    "torch._functorch torch._guards torch._higher_order_ops torch._inductor torch._jit_internal "
+    "torch._library torch._logging torch._numpy.testing torch._ops torch._sources "
+    "torch._strobelight torch._subclasses torch._weights_only_unpickler torch.backends.xeon "
+    "torch.compiler torch.contrib torch.cuda._memory_viz torch.cuda._utils torch.cuda.tunable "
+    "torch.distributed._local_tensor torch.distributed._symmetric_memory "
+    "torch.distributed._tools torch.distributed.checkpoint._experimental "
+    "torch.distributed.checkpoint._pg_transport torch.distributed.checkpoint.format_utils "
+    "torch.distributed.checkpoint.staging torch.distributed.flight_recorder "
+    "torch.distributed.nn.jit torch.nn.attention._fa3 torch.nn.attention._fa4 "
+    "torch.nn.utils._deprecation_utils torch.numa torch.utils._appending_byte_serializer "
+    "torch.utils._content_store torch.utils._get_clean_triton torch.utils._strobelight "
+    "torch.utils._traceback torch.utils.file_baton torch.utils.show_pickle "
     "torch.distributed.elastic torch.distributed.launch torch.distributed.launcher "
     "torch.distributed.rpc torch.distributed.run torch.export torch.fx "
     "torch.hub torch.jit torch.library torch.multiprocessing torch.onnx torch.package "
@@ -161,7 +187,6 @@ constexpr std::string_view kDangerousModules =
     "torch.utils.bottleneck torch.utils.bundled_inputs torch.utils.collect_env "
     "torch.utils._config_module torch.utils.cpp_extension torch.utils.data.datapipes "
     "torch.utils.hipify torch.utils.model_dump torch.utils.model_zoo torch.utils.viz "
-    ""
     "torch.utils.throughput_benchmark "
     // NumPy
     "numpy._pytesttester numpy.compat numpy.core._internal numpy._core._internal numpy.ctypeslib "
@@ -231,6 +256,13 @@ constexpr std::string_view kPowerfulModules =
     "_pickle "
     "marshal shutil socket runpy pty _posixsubprocess";
 
+constexpr std::string_view kPowerfulFunctionsOfTorchAndNumpy =
+    "CUDAPluggableAllocator MTIAPluggableAllocator XPUPluggableAllocator "
+    "_load_from_filelike apply_ apply_along_axis apply_over_axes map2_ map_ dump dumps from_file "
+    "fromfile "
+    "fromfunction frompyfunc fromtextfile load load_library loads piecewise save test tofile "
+    "torch_save_to_dcp vectorize";
+
 constexpr std::string_view kPowerfulFunctions =
     "__import__ _run_code _run_module_code _run_pip _load_from_bytes check_call check_output eval "
     "exec execfile execWrapper execv execve find_spec getstatusoutput import_module import_string "
@@ -260,6 +292,9 @@ std::string_view powerful_modules() {
 }
 std::string_view powerful_functions() {
   return kPowerfulFunctions;
+}
+std::string_view powerful_functions_of_torch_and_numpy() {
+  return kPowerfulFunctionsOfTorchAndNumpy;
 }
 
 }  // namespace tessera::inspect

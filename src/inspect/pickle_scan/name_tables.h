@@ -16,8 +16,8 @@ struct NamesOfModule {
 
 /// The names that `torch.load(weights_only=True)` allows, and the classes of DCP's metadata.
 std::span<const NamesOfModule> known_names();
-/// Classes and functions of the standard library and NumPy that only make data and run nothing
-/// else.
+/// Classes and functions of the standard library, NumPy and torch that only make data and run
+/// nothing else.
 std::span<const NamesOfModule> plain_names();
 /// Names outside of the standard library that run code or load files.
 std::span<const NamesOfModule> dangerous_names();
@@ -31,5 +31,8 @@ std::string_view standard_modules();
 std::string_view powerful_modules();
 /// Functions that run code, whatever module they are imported from.
 std::string_view powerful_functions();
+/// Functions and methods that load, write or call what they are given, in whatever module of torch
+/// or NumPy.
+std::string_view powerful_functions_of_torch_and_numpy();
 
 }  // namespace tessera::inspect

@@ -590,6 +590,7 @@ class Walk {
   // Calls
 
   void call(const Slot& callable, const Slot& arguments) {
+    if (callable.kind == Kind::result) walk_.globals[callable.number].is_result_called = true;
     if (callable.kind != Kind::global) {
       consume(callable);
       consume(arguments);
@@ -710,6 +711,7 @@ class Walk {
       const std::uint64_t at = std::exchange(at_, global.offset);
       const bool is_called = global.is_called;
       const bool is_changed = global.is_changed;
+      const bool is_result_called = global.is_result_called;
       const bool escapes = global.escapes;
       const Slot slot = import(std::move(global));
       at_ = at;
@@ -717,6 +719,7 @@ class Walk {
       WalkedGlobal& own = walk_.globals[slot.number];
       own.is_called |= is_called;
       own.is_changed |= is_changed;
+      own.is_result_called |= is_result_called;
       own.escapes |= escapes;
     }
     if (!walk_.first_break) walk_.first_break = std::move(inner.first_break);

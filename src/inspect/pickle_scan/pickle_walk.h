@@ -24,6 +24,7 @@ struct WalkedGlobal {
   std::uint64_t num_times = 0;  // how often it is imported
   bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
+  bool is_result_called = false;  // the pickle calls what a call of this returns
   // False: a `getattr` that only makes constants, such as enum members; these are judged instead.
   bool escapes = true;
 };
