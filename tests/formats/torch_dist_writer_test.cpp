@@ -277,7 +277,9 @@ TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
   };
   const auto refused = [](const std::string& part) {
     return ThrowsError(ErrorKind::unsupported,
-                       part + ": a part of the optimizer: expected also state of a weight");
+                       "optim: a part of the optimizer: expected also state of a weight, in the "
+                       "shape of the weight, such as optim.state.<weight>.exp_avg, found only '" +
+                           part + "'");
   };
   MemoryCheckpoint groups = weights();
   groups.add_value("optim.param_groups.0.lr", Value(0.1));
@@ -288,6 +290,9 @@ TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
   MemoryCheckpoint scaler = weights();
   scaler.add({"optim.grad_scaler.scale", DType::float32, {}}, bytes_of<float>({2}));
   EXPECT_THAT([&] { write(scaler); }, refused("optim.grad_scaler.scale"));
+  scaler.add_value("optim.param_groups.0.lr", Value(0.1));
+  EXPECT_THAT([&] { write(scaler); },
+              ThrowsError(ErrorKind::unsupported, "'optim.grad_scaler.scale' and 1 more"));
 }
 
 TEST_F(TorchDistWriterTest, OtherEntriesOfAnOptimizerKeepTheirNames) {

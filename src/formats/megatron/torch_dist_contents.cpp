@@ -189,10 +189,8 @@ class Sorter {
     copies_ = copies;
   }
 
-  /// Remembers the first entry of the optimizer that goes into `common.pt`.
-  void note_of_optimizer(std::string name) {
-    if (name_of_optimizer_.empty()) name_of_optimizer_ = std::move(name);
-  }
+  /// Remembers an entry of the optimizer that goes into `common.pt`.
+  void note_of_optimizer(const std::string& name) { of_optimizer_.insert(name); }
   /// Remembers an entry's optimizer, `optim` or `optimizer`, and the first entry with it.
   void note_root(const std::string& name) { roots_.emplace(name.substr(0, name.find('.')), name); }
 
@@ -205,12 +203,18 @@ class Sorter {
                             "one optimizer, as Megatron has",
                             "a second one, with '" + roots_.begin()->second + "'", "leave one out");
     }
-    if (!trained_.empty() || name_of_optimizer_.empty() || has_common_file_) return;
-    throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = name_of_optimizer_},
-                          "a part of the optimizer",
-                          "also state of a weight, in the shape of the weight, such "
-                          "as optim.state.<weight>.exp_avg",
-                          "none", "leave out the whole optimizer");
+    if (!trained_.empty() || of_optimizer_.empty() || has_common_file_) return;
+    const std::string& first = *of_optimizer_.begin();
+    const std::size_t num_others = of_optimizer_.size() - 1;
+    const std::string others =
+        num_others == 0 ? "" : " and " + std::to_string(num_others) + " more";
+    // The whole optimizer is named: without one of its entries, the next one would be refused.
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = destination_, .fqn = first.substr(0, first.find('.'))},
+        "a part of the optimizer",
+        "also state of a weight, in the shape of the weight, such "
+        "as optim.state.<weight>.exp_avg",
+        "only '" + printable(first) + "'" + others, "leave out the whole optimizer");
   }
 
   /// Adds a tensor `<optimizer>.<rest>`. Returns false if Megatron has no place for it. `copies`:
@@ -374,8 +378,8 @@ class Sorter {
   std::set<std::string> trained_;             // the weights with state
   std::set<std::string> with_copy_;           // the weights with an fp32 copy in the state
   std::map<std::string, std::string> roots_;  // by optimizer (`optim`): its first entry
-  std::string name_of_optimizer_;  // the first entry of the optimizer in `common.pt`; empty: none
-  std::string copies_;             // the name of fp32 copies of weights; empty: none
+  std::set<std::string> of_optimizer_;        // the entries of the optimizer in `common.pt`
+  std::string copies_;                        // the name of fp32 copies of weights; empty: none
   std::map<std::string, TensorEntry> tensors_;
   std::map<std::string, Value> objects_;
   TorchDistContents sorted_;
