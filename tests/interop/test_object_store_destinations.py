@@ -373,13 +373,14 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     expect_same(keys("new/whole"), "new/whole", new)
 
 
-def test_one_object_is_replaced_in_one_step(proxy, keys, tmp_path):  # noqa: F811
-    url = "s3://checkpoints/new/step"
-    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", "safetensors")
+@pytest.mark.parametrize(("name", "format"), [("step", "safetensors"), ("step.safetensors", "safetensors"), ("step.pt", "torch")])
+def test_one_object_is_replaced_in_one_step(proxy, keys, tmp_path, name, format):  # noqa: F811
+    url = f"s3://checkpoints/new/{name}"
+    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", format)
     proxy.requests.clear()
-    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", "safetensors", "--cast", "float16", "--overwrite")
+    succeed(proxy, "ckpt-reshard", MODEL, url, "--to", format, "--cast", "float16", "--overwrite")
     assert [request.method for request in writes(proxy)] == ["PUT"]
-    expect_same(keys("new/step"), "new/step", reshard(MODEL, tmp_path / "local", "--to", "safetensors", "--cast", "float16"))
+    expect_same(keys("new/step"), f"new/{name}", reshard(MODEL, tmp_path / name, "--to", format, "--cast", "float16"))
 
 
 def test_files_of_others_are_not_replaced(proxy, keys, bucket):  # noqa: F811
