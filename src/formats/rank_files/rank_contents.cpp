@@ -357,7 +357,10 @@ std::string RankContents::pickle(const File& file) const {
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
     const std::size_t found = target_of(contents_, contents_.aliases[i]);
-    if (spots_.aliases[i].item != file.item || !is_on(found, file.rank)) continue;
+    // If this rank has a tensor of its own in place of the shared one, its names are tied, too.
+    const bool is_here =
+        is_on(found, file.rank) || spots_.tensors[found].not_on.contains(file.rank);
+    if (spots_.aliases[i].item != file.item || !is_here) continue;
     here.aliases.push_back({spots_.aliases[i].name, spots_.tensors[found].name,
                             spots_.aliases[i].path, spots_.aliases[i].dict_order});
   }
