@@ -325,7 +325,12 @@ std::string RankContents::pickle(const File& file) const {
   }
   for (std::size_t i = 0; i < contents_.aliases.size(); ++i) {
     const std::size_t found = target_of(contents_, contents_.aliases[i]);
-    if (spots_.aliases[i].item != file.item || !is_on(found, file.rank)) continue;
+    if (spots_.aliases[i].item != file.item) continue;
+    // The target may be the rank's own tensor in place of the shared one: it has the same name.
+    const auto name_of = [&](std::size_t t) -> const std::string& {
+      return spots_.tensors[t].name;
+    };
+    if (!std::ranges::binary_search(file.tensors, name_of(found), {}, name_of)) continue;
     here.aliases.push_back({spots_.aliases[i].name, spots_.tensors[found].name,
                             spots_.aliases[i].path, spots_.aliases[i].dict_order});
   }
