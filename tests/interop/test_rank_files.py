@@ -276,7 +276,7 @@ def test_a_column_cut_by_columns_is_a_dtensor_on_every_rank(tmp_path):
 
 
 def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
-    """Shows F1. If only some items of a list differ between ranks, and if all of them do."""
+    """Shows F1. If only some items of a list differ between ranks, and if all do. The tensors of a rank are tied."""
     source = tmp_path / "saved"
     source.mkdir()
 
