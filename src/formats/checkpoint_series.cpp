@@ -307,8 +307,10 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
 DirectoryLock::DirectoryLock(const std::string& directory) {
   auto object = tessera::detail::open_file(directory, O_RDONLY | O_DIRECTORY);
   if (tessera::detail::try_lock(object) == tessera::detail::LockResult::held_by_another) {
-    throw Error(ErrorKind::already_exists, {.path = directory},
-                "another writer uses this directory (another job, or another save of this job)");
+    throw Error(
+        ErrorKind::already_exists, {.path = directory},
+        "another writer has locked this directory: another job, or another TrainState or save "
+        "of this job (wait until it ends, or save to another directory)");
   }
   fd_ = object.release();
 }

@@ -24,7 +24,8 @@ bool has_at_or_below(const std::set<std::string>& names, const std::string& name
   return next != names.end() && next->starts_with(prefix);
 }
 
-/// Returns the longest prefix of the keys of `name` that is, or contains, one of `names`.
+/// Removes keys from the end of `name` until it is one of `names`, or a dict or list around one of
+/// them. Returns an empty text if there is no such prefix.
 std::string longest_prefix_in(const std::set<std::string>& names, std::string name) {
   while (!has_at_or_below(names, name)) {
     const std::size_t dot = name.rfind('.');

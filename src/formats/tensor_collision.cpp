@@ -56,7 +56,7 @@ std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) 
   return bytes;
 }
 
-/// Reads windows of a whole tensor, in any pieces. Elements that no piece holds are zero.
+/// Reads ranges of a whole tensor, however it is cut. Elements that no piece holds are zero.
 class WholeReader {
  public:
   explicit WholeReader(const TensorOfSource& tensor)

@@ -60,8 +60,9 @@ void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
     if (numels[s] == 0) open(s);
     const auto end = checked_add(num_windows, ceil_div(numels[s], window_numel));
     if (!end) {
-      throw Error(ErrorKind::unsupported, {},
-                  "too many elements: expected fewer than 2^63 windows to read, found more");
+      throw Error(
+          ErrorKind::unsupported, {},
+          "too many elements to read (is the checkpoint damaged, so that its shapes are wrong?)");
     }
     ends.push_back(num_windows = *end);
   }

@@ -23,8 +23,8 @@ class NamesOfParts {
 
   /// Adds a name that exactly one of the parts must have.
   void expect(const std::string& name) { path_of_[name]; }
-  /// Notes that the part at `path` has the name. Throws: Error(mismatch) if another part has it,
-  /// or if no part should.
+  /// Notes that the result file at `path` has the name. Throws: Error(mismatch) if another result
+  /// has it too, or if `expect` was not called with it.
   void note(const std::string& name, const std::string& path);
   /// Throws: Error(mismatch) naming the first name that no part has.
   void require_all() const;

@@ -34,7 +34,7 @@ struct HttpResponse {
   std::string curl_message{};                  // in words, if curl_code is not 0
 
   bool is_success() const { return status >= 200 && status < 300; }
-  /// Returns the value of a header; an empty text if the response has no such header.
+  /// Returns the value of a header; empty if there is none. `name`: in lower case.
   std::string header(const std::string& name) const;
   /// Whether another attempt may succeed, for example because the server was overloaded.
   bool may_succeed_later() const;

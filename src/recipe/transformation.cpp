@@ -298,8 +298,8 @@ void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
                                const std::vector<std::size_t>& inputs,
                                const std::vector<std::string>& targets) {
-  // Groups the states of all parameters. The key is a state's name without the parameter's name
-  // (`optim.state.`, `.exp_avg`); the value has this state of each parameter.
+  // For each name of a state without the parameter's name (`optim.state.`, `.exp_avg`): the state
+  // of that name of each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;
@@ -425,8 +425,8 @@ void Transformer::keep_state(const State& state, const std::string& parameter) {
   entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
 }
 
-/// Adds a source tensor that no rule names, unchanged. `new_name` is `old_name` without wrapper
-/// components.
+/// Adds a source tensor that no rule names: the same elements under `new_name`, which is `old_name`
+/// without wrapper components.
 void Transformer::add_kept(std::size_t tensor, const std::string& old_name,
                            const formats::KeyPath& old_path, const std::string& new_name) {
   Target target{.entry = contents_.tensors[tensor], .tensor = sources_[tensor], .rule = 0};

@@ -46,9 +46,9 @@ class DestinationLayout {
   /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
   std::vector<Shard> shards_of_parameter(std::size_t source_tensor) const;
 
-  /// Returns the shards of a destination tensor. The tensor's kind says how it follows its
-  /// parameter. `role` is the source tensor's role; `entry` has the kind and the shape at the
-  /// destination. Requires: `keeps_pieces()` is false, or `entry` is row-wise state of a parameter.
+  /// Returns the shards of a destination tensor. By its `kind` it is cut by its own shape, like its
+  /// parameter (which `role` names), or not at all: then each rank has a copy. Requires: `entry` is
+  /// row-wise state, or `keeps_pieces()` is false, because a copy for each rank needs their number.
   std::vector<Shard> shards_of_entry(const formats::TensorEntry& entry, std::size_t source_tensor,
                                      const StateRole& role) const;
 

@@ -13,9 +13,9 @@ namespace tessera::reshard {
 //
 //     IDENTITY 0-4 7-9 12:3+1,20+2 ...
 //
-// The identity is that of the base. `0-4` are pairs with equal bytes, as a range of indices in the
-// list of all pairs. `12:` is a pair with changed rows, and its rows follow in runs: `20+2` are two
-// rows, 20 rows after the end of the run before. Ranks leave out the rows.
+// The identity is that of the base. A pair is a piece and the same piece of the base. `0-4` are the
+// pairs 0 to 3 in the list of all pairs: their bytes are equal. `12:` is a pair with changed rows,
+// in runs: `20+2` are two rows, 20 rows after the end of the run before. Ranks write only `12:`.
 
 /// Whether the text says which rows have changed, or only that rows have changed.
 enum class RowsInText { leave_out, say };

@@ -79,7 +79,8 @@ bool is_opened(const Value& value) {
          });
 }
 
-/// Adds a value to `checkpoint`; instead of a dict or a list with a dict in it, adds its entries.
+/// Adds a value to `checkpoint`. Of a dict, or of a list with a dict in it, adds each entry
+/// instead.
 void add_opened(MemoryCheckpoint& checkpoint, const KeyPath& path, const Value& value) {
   const auto add = [&](auto key, const Value& item) {
     KeyPath item_path = path;

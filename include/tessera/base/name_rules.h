@@ -46,8 +46,8 @@ struct Rename {
   std::string to;
 };
 
-/// Applies the first rename whose `from` is a prefix of `name`, and returns the new name. Without
-/// such a rename, returns `name` unchanged.
+/// Applies the first rename with whose `from` the characters of `name` begin: `a.1` also renames
+/// `a.10`. Without such a rename, returns `name` unchanged.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
 /// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.

@@ -227,8 +227,8 @@ class FormatDriver {
   virtual const SideFiles* side_files() const { return nullptr; }
 };
 
-/// Returns all drivers in the order in which they are tried: Tessera's own, then the registered
-/// drivers.
+/// Returns all drivers in the order in which they are tried: the built-in ones, then those added by
+/// `register_format`.
 const std::vector<const FormatDriver*>& format_drivers();
 
 /// Adds a format. Call it before any checkpoint is opened, such as from a static initializer.

@@ -24,8 +24,8 @@ struct Box {
   friend auto operator<=>(const Box&, const Box&) = default;
 };
 
-/// A range `[begin, end)` of a tensor's elements in row-major order: what one shard of a
-/// FlatParameter has of one parameter. Units: elements.
+/// A range `[begin, end)` of a tensor's elements in row-major order. Example: the part of a
+/// parameter that one rank's shard of a FlatParameter holds. Units: elements.
 struct FlatRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;

@@ -99,7 +99,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const std::string& destination, formats::Format format,
                                 const ExtraFilesOptions& options);
 
-/// For each path: the file's size and the time of its last change, in words.
+/// For each path, a text that changes with the file: size and time of change, or size and ETag.
 using FileStates = std::map<std::string, std::string>;
 
 /// Returns the states of a source's data files. Empty if the bytes are in memory. Throws:

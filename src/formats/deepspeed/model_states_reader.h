@@ -55,8 +55,8 @@ class ModelStatesReader : public EntryReader {
   void set_written_by_tessera() { is_written_by_tessera_ = true; }
   /// Adds what the user saved, and calls EntryReader::finish.
   void finish();
-  /// Adds the members of the optimizer's files that are neither weights, parameter groups nor state
-  /// of parameters. `files`: one for each rank.
+  /// Adds all members of the optimizer's files except weights, parameter groups, state, `ds_config`
+  /// and what says how ZeRO cut the vectors. `files`: one for each rank. `stage`: of ZeRO.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
   /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
   /// from its file of optimizer states, `optimizer[rank]`.

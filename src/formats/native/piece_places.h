@@ -9,8 +9,8 @@
 
 namespace tessera::formats::native {
 
-/// Computes where HDF5 readers find each piece, in a rank file or a linked file. For the meaning of
-/// the numbers see Index::linked_places. Each call of `next_tensor` moves to the next tensor.
+/// Computes, tensor by tensor, where HDF5 readers find each piece: in a rank file or a linked file.
+/// A place is one number; Index::linked_places says what it means.
 class PiecePlaces {
  public:
   /// `index` must outlive this object.

@@ -110,7 +110,7 @@ class Object {
   std::size_t num_entries(std::string_view rule) const;
   Object entry_key(std::size_t index) const;  // Requires: index < num_entries
   Object entry_value(std::size_t index) const;
-  /// Returns the value under a str key of a dict. Cost: linear in the entries.
+  /// Returns the value under a str key; nothing if a dict lacks it. Cost: linear in the entries.
   std::optional<Object> find(std::string_view key) const;
 
   std::string_view global_module(std::string_view rule) const;

@@ -237,8 +237,9 @@ class Walk {
           "expected a plain value, found a value that holds a tensor (PyTorch flattens only "
           "dicts and lists: was the tensor in a tuple?)");
     }
-    object.fail(ErrorKind::unsupported,
-                object.describe() + ": expected a plain value, found an object of another kind");
+    object.fail(
+        ErrorKind::unsupported,
+        "expected a plain value, such as a number, a text or a dict, found " + object.describe());
   }
 
   static Object argument(Object call, std::size_t index) {

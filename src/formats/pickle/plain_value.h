@@ -54,8 +54,8 @@ enum class ValueGlobal : std::uint32_t {
 /// Returns the table of the globals in ValueGlobal, for an AllowList.
 std::span<const AllowedGlobal> value_globals();
 
-/// Returns the ValueGlobal of `object`, which is a global or a call of one; nothing if there is
-/// none.
+/// Returns which ValueGlobal `object` names; nothing if it names another global. Requires: `object`
+/// is a global or a call of a global.
 std::optional<ValueGlobal> value_global(Object object);
 
 /// Limits the total output of all walks over one graph. It counts the output, and keeps the path

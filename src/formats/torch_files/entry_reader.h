@@ -13,10 +13,10 @@
 #include <variant>
 #include <vector>
 
+#include "formats/partly_read.h"
 #include "formats/piece_pool.h"
 #include "formats/recently_used.h"
 #include "formats/torch_files/file.h"
-#include "formats/partly_read.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -32,7 +32,7 @@ using Path = std::vector<std::string>;
 /// Whether two entries are equal tensors (dtype, shape, bytes), equal values, or both unreadable.
 bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
-/// What differs between the frameworks whose checkpoints are read as torch.save files.
+/// The settings of one framework. Checkpoints of all frameworks are read as torch.save files.
 struct Family {
   Format format;
   /// Names of the framework's classes whose objects hold only data: they are always read as dicts

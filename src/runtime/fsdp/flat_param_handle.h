@@ -103,8 +103,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- passes
   using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  /// Gives parameters their full shapes. `.grad` stays sharded until the backward. Throws:
-  /// Error(invalid_argument) naming a parameter that was replaced, moved or converted.
+  /// Makes parameters views of their full shapes, but gathers nothing. `.grad` stays sharded until
+  /// the backward. Throws: Error(invalid_argument) naming a parameter that was replaced or moved.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<SpareMemory>& memory, Tracing tracing = Tracing::off);
