@@ -81,9 +81,7 @@ std::set<std::string> find_own_entries_apart(const CheckpointContents& contents)
   for (const ValueEntry& value : contents.values) add(value.name, values);
   if (own_entries.empty()) return {};
   for (const Alias& alias : contents.aliases) {
-    if (parse_per_rank_name(alias.fqn)) continue;
-    tensors.insert(alias.fqn);
-    all.insert(alias.fqn);
+    if (!parse_per_rank_name(alias.fqn)) all.insert(alias.fqn);
   }
   std::map<int, std::set<std::string>> containers;  // by rank: dicts and lists with other keys
   for (const auto& [fqn, own, shared] : own_entries) {
