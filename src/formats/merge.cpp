@@ -1,5 +1,4 @@
 #include "tessera/formats/merge.h"
-#include "formats/partly_read.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -16,6 +15,7 @@
 #include "base/value_bits.h"
 #include "formats/key_order.h"
 #include "formats/opened_classes.h"
+#include "formats/partly_read.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"

@@ -3,8 +3,15 @@
 namespace tessera::formats {
 
 void check_rest(const TensorSource& source, const RestOptions& options) {
-  if (const auto* const partly = dynamic_cast<const PartlyRead*>(&source)) {
+  const auto* const partly = dynamic_cast<const PartlyRead*>(&source);
+  if (partly == nullptr) return;
+  try {
     partly->check_rest(options);
+  } catch (const DamagedStorage&) {
+    throw;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corruption) throw;
+    throw DamagedStorage(error);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <stop_token>
 
+#include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
 // Checksums that cover more bytes than a read needs. In torch.save, one CRC-32 covers a whole
@@ -24,9 +25,16 @@ class PartlyRead {
   virtual void check_rest(const RestOptions& options) const = 0;
 };
 
+/// Damage in bytes that were read before, so that what was written from them is damaged, too. Kind:
+/// corruption.
+class DamagedStorage : public Error {
+ public:
+  explicit DamagedStorage(const Error& error) : Error(error) {}
+};
+
 /// Reads the rest of each storage that was read only in part, and compares its checksum. Does
 /// nothing if `source` has no such checksums. Call it after the last read.
-/// Throws: Error(corruption) naming the file and the storage; Error(interrupted); Error(io).
+/// Throws: DamagedStorage naming the file and the storage; Error(interrupted); Error(io).
 void check_rest(const TensorSource& source, const RestOptions& options);
 
 }  // namespace tessera::formats

@@ -24,8 +24,8 @@ bool has_at_or_below(const std::set<std::string>& names, const std::string& name
   return next != names.end() && next->starts_with(prefix);
 }
 
-/// Removes keys from the end of `name` until it is one of `names`, or a dict or list around one of
-/// them. Returns an empty text if there is no such prefix.
+/// Cuts `name` at its last dot, again and again, until it is one of `names`, or a dict or list
+/// around one of them. Returns an empty text if there is no such prefix.
 std::string longest_prefix_in(const std::set<std::string>& names, std::string name) {
   while (!has_at_or_below(names, name)) {
     const std::size_t dot = name.rfind('.');
@@ -60,6 +60,12 @@ std::optional<OwnEntry> parse_per_rank_name(std::string_view name) {
 }
 
 std::set<std::string> find_own_entries_apart(const CheckpointContents& contents) {
+  const auto is_own = [](const std::string& name) { return parse_per_rank_name(name).has_value(); };
+  const bool has_own_tensors = std::ranges::any_of(
+      contents.tensors, [&](const TensorEntry& tensor) { return is_own(tensor.meta.fqn); });
+  if (!has_own_tensors && std::ranges::none_of(contents.values, is_own, &ValueEntry::name)) {
+    return {};
+  }
   std::set<std::string> tensors;  // shared ones
   std::set<std::string> values;
   std::set<std::string> all;
@@ -79,7 +85,6 @@ std::set<std::string> find_own_entries_apart(const CheckpointContents& contents)
   };
   for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn, tensors);
   for (const ValueEntry& value : contents.values) add(value.name, values);
-  if (own_entries.empty()) return {};
   for (const Alias& alias : contents.aliases) {
     if (!parse_per_rank_name(alias.fqn)) all.insert(alias.fqn);
   }

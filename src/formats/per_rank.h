@@ -25,7 +25,7 @@ struct OwnEntry {
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
 /// Returns the entries `per_rank.<rank>.<name>` that cannot replace the shared entry `<name>` on
 /// that rank: their dict or list has other keys than the shared one, so the result would be a mix
-/// of both. The shared entry may lack, too, or be of another kind (a value, not a tensor).
+/// of both. Also those whose shared entry is missing or of another kind (a value, not a tensor).
 std::set<std::string> find_own_entries_apart(const CheckpointContents& contents);
 /// Returns a note that the entries `names` differ between ranks. The names are without
 /// `per_rank.<rank>.`; there must be at least one.

@@ -178,7 +178,7 @@ std::vector<Shard> DestinationLayout::shards_of_other(const TensorEntry& tensor)
 
 /// Returns whether these shards of PlanOptions::like are copies of a tensor that is not cut. A
 /// dimension of size 1 may be cut: its first part is whole, the others have no elements. Dimension
-/// 0 is, if any is: vectors have no other.
+/// 0 counts as cut if any dimension is cut, because a vector has only this one.
 bool DestinationLayout::is_uncut_in_other(const Shape& shape,
                                           const std::vector<Shard>& shards) const {
   if (shards.size() != 1 || numel_of(shards[0].region) != numel_of(shape)) return false;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/partly_read.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -54,7 +55,7 @@ std::optional<std::string> stays_line(const FileSystem& fs, const std::string& d
 }  // namespace
 
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
-                             formats::CheckpointWriter& writer, const FileSystem& fs,
+                             formats::CheckpointWriter& writer, FileSystem& fs,
                              const std::string& destination, ExecuteOptions options) {
   std::atomic<std::uint64_t> done_nbytes = 0;
   std::atomic<std::uint64_t> resumed_nbytes = 0;
@@ -63,6 +64,14 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   const auto kept = [&] { return kept_line(writer, destination, done_nbytes); };
   try {
     finish_move(plan, reader, writer, options);
+  } catch (const formats::DamagedStorage&) {
+    // The finished blocks are damaged, so they are not kept, even if a run before wrote some.
+    const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
+    if (writer.is_resumed()) {
+      fs.remove_all(formats::StagedDestination::journal_path_of(staging_path));
+      fs.remove_all(staging_path);
+    }
+    throw;
   } catch (const Error& error) {
     // A file is in the way. The user can move it and resume.
     const bool is_obstacle = error.kind() == ErrorKind::already_exists;

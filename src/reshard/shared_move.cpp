@@ -111,7 +111,12 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
     resumed_nbytes += nbytes;
     if (options.resumed) options.resumed(nbytes);
   };
-  write_blocks(*writer, blocks, counting);
+  try {
+    write_blocks(*writer, blocks, counting);
+  } catch (const formats::DamagedStorage&) {
+    fs_.remove_all(work_.journal_path(share));  // so that the next run moves all blocks again
+    throw;
+  }
   return SharedMoveOutcome::Share{share, blocks.nbytes, resumed_nbytes};
 }
 
@@ -132,6 +137,8 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
     require_unchanged(before, source_file_states(reader_));
     if (options.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
     writer.commit_share();
+  } catch (const formats::DamagedStorage&) {
+    throw;  // the finished blocks are damaged
   } catch (const Error& error) {
     if (!writer.keep_work()) throw;
     throw Error::listing(error.kind(), error.where(), error.reason(), kept(),

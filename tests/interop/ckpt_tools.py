@@ -47,14 +47,14 @@ def reshard(source, destination, *options):
     return destination
 
 
-def flip_a_bit(archive, record):
-    """Flips a bit in the first byte of a record of a torch.save file: of the record whose name ends with `record`. The
-    stored checksum stays."""
+def flip_a_bit(archive, record, byte=0):
+    """Flips a bit in a byte of a record of a torch.save file: of the record whose name ends with `record`. The stored
+    checksum stays."""
     content = bytearray(archive.read_bytes())
     with zipfile.ZipFile(archive) as records:
         header = next(info.header_offset for info in records.infolist() if info.filename.endswith(record))
     name_and_extra = struct.unpack_from("<HH", content, header + 26)
-    content[header + 30 + sum(name_and_extra)] ^= 1
+    content[header + 30 + sum(name_and_extra) + byte] ^= 1
     archive.write_bytes(content)
 
 

@@ -2,13 +2,11 @@
 buffer. One CRC covers a whole storage, so the move has to read all of it. Fixtures: fixtures/."""
 
 import shutil
-import struct
-import zipfile
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import FIXTURES, run, succeed
+from ckpt_tools import FIXTURES, flip_a_bit, run, succeed
 
 CASES = {  # fixture, damaged file, member, byte, options
     "gaps_in_a_flat_buffer": ("megatron/valid/dp2_distributed", "iter_0000003/mp_rank_00/distrib_optim.pt", "data/0", 1003, ["--only", "!args"]),
@@ -20,15 +18,6 @@ CASES = {  # fixture, damaged file, member, byte, options
     "columns": ("rank_files/valid/fsdp1_sharded_tensor", "model_world_size_2_rank_0.pt", "data/1", 3, ["--world-size", "2", "--strategy", "dim1"]),
     "padding_of_zero": ("deepspeed/valid/zero1", "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt", "data/1", 3, []),
 }
-
-
-def flip(path, member: str, offset: int) -> None:
-    """Flips a bit of a member of a zip archive."""
-    content = bytearray(path.read_bytes())
-    (begin,) = [info.header_offset for info in zipfile.ZipFile(path).infolist() if info.filename.endswith("/" + member)]
-    name, extra = struct.unpack("<HH", content[begin + 26:begin + 30])
-    content[begin + 30 + name + extra + offset] ^= 64
-    path.write_bytes(content)
 
 
 def assert_refused(source, destination, *options) -> None:
@@ -44,7 +33,7 @@ def test_a_damaged_storage_is_found_although_a_part_is_needed(tmp_path, name):
     source = tmp_path / "source"
     shutil.copytree(FIXTURES / fixture, source, copy_function=shutil.copyfile)
     succeed("ckpt-reshard", source, tmp_path / "whole", *options)
-    flip(source / file, member, byte)
+    flip_a_bit(source / file, f"/{member}", byte)
     assert_refused(source, tmp_path / "destination", *options)
 
 
@@ -78,3 +67,16 @@ def test_a_damaged_storage_is_found_whatever_the_cut(tmp_path, kind, strategy):
         found[found.index(content) + 5] ^= 1
         file.write_bytes(found)
         assert_refused(damaged, tmp_path / "destination", *options)
+
+
+def test_what_a_worker_has_moved_is_not_kept_if_its_storage_is_damaged(tmp_path):
+    """Shows F2. The storage has 2 % more bytes than the tensor."""
+    source = tmp_path / "source.pt"
+    torch.save({"a": torch.randn(1020)[:1000], "b": torch.randn(1000)}, source)
+    flip_a_bit(source, "/data/0", 7)
+    destination = tmp_path / "destination"
+    for _ in range(2):
+        moved = [run("ckpt-reshard", source, destination, "--to", "native", "--part", f"{part}/2", "--resume") for part in range(2)]
+        assert sorted(each.returncode for each in moved) == [0, 3], [each.stderr for each in moved]
+        assert "CRC-32 of '" in "".join(each.stderr for each in moved)
+        assert not destination.exists()

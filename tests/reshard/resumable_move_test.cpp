@@ -11,6 +11,7 @@
 #include <set>
 
 #include "formats/native_checkpoint.h"
+#include "formats/partly_read.h"
 #include "formats/staging/journal.h"
 #include "formats/staging/staged_destination.h"
 #include "reshard/resume_identity.h"
@@ -749,6 +750,31 @@ TEST_P(ResumableMoveTest, WhatCannotBeGoneOnWithIsRefusedAtOnceAndSoByACheck) {
   }
   EXPECT_GT(move(source, KeptWork::resume), 0U);
   EXPECT_TRUE(all_files() == expected);
+}
+
+/// A source whose storages turn out to be damaged after the last read.
+class DamagedSource final : public CountingReader, public formats::PartlyRead {
+ public:
+  using CountingReader::CountingReader;
+  void check_rest(const formats::RestOptions& /*options*/) const override {
+    throw Error(ErrorKind::corruption, {}, "damaged storage");
+  }
+};
+
+TEST_P(ResumableMoveTest, WorkIsNotKeptIfItsSourceIsDamaged) {
+  const MemoryCheckpoint source = large_source();
+  const DamagedSource damaged(source);
+  const Plan plan = planned(damaged);
+  for (const bool is_resumed : {false, true}) {
+    if (is_resumed) move_and_interrupt(source, kLargeNbytes * 2 / 3);
+    auto writer = start_move(
+        plan, damaged, fs_, path(),
+        create_options(is_resumed ? KeptWork::resume : KeptWork::refuse, OverwritePolicy::refuse));
+    EXPECT_THAT([&] { finish_or_keep(plan, damaged, *writer, fs_, path(), {.num_threads = 1}); },
+                ThrowsError(ErrorKind::corruption, "damaged storage"));
+    writer.reset();
+    EXPECT_THAT(FileSystem::posix().list_directory(tmp_.path()), testing::IsEmpty());
+  }
 }
 
 TEST_P(ResumableMoveTest, WorkOfALivingWriterIsNotCalledInterrupted) {

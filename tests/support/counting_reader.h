@@ -15,7 +15,7 @@ namespace tessera::test {
 
 /// Wraps another reader. Counts the bytes that are read, and can make reads fail after a number of
 /// bytes.
-class CountingReader final : public formats::CheckpointReader {
+class CountingReader : public formats::CheckpointReader {
  public:
   explicit CountingReader(const formats::CheckpointReader& base) : base_(base) {}
   /// Makes each read fail with which more than `nbytes` further bytes would be read.

@@ -210,7 +210,7 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
 /// Returns how many bytes of tensors an earlier writer had written. Requires: `start_move` returned
 /// the writer for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
-                             formats::CheckpointWriter& writer, const FileSystem& fs,
+                             formats::CheckpointWriter& writer, FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);
 
 // Several processes (workers) can do one move together. They send each other no messages. Each

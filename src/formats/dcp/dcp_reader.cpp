@@ -236,7 +236,7 @@ void DcpReader::check_rest(const RestOptions& options) const {
   for (const auto& [tensor_index, chunk] : nested_.tensors) {
     chunk->item->archive.check_rest(options);
   }
-  for (const std::uint64_t key : checks_of_chunks_.files()) {
+  for (const std::uint64_t key : checks_of_chunks_.files_to_check(options.most_rest)) {
     const StorageInfo& info = metadata_.storage.pieces[key >> 32][key & 0xffffffff];
     try {
       open_item(info, checks_of_chunks_.of(key))->archive.check_rest(options);

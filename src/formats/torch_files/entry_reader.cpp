@@ -185,7 +185,7 @@ std::vector<std::string> EntryReader::data_files() const {
 
 void EntryReader::check_rest(const RestOptions& options) const {
   for (const File& file : files_) formats::check_rest(file.reader(), options);
-  for (const std::uint64_t number : checks_of_small_files_.files()) {
+  for (const std::uint64_t number : checks_of_small_files_.files_to_check(options.most_rest)) {
     const File file = open_small_file(number);
     formats::check_rest(file.reader(), options);
   }

@@ -115,8 +115,8 @@ class EntryReader : public DividedReader, public PartlyRead {
         : path(std::move(key_path)), num_joined(joined) {}
   };
   /// Adds entries that may differ between ranks ([Note: Entries of each rank]).
-  /// If two names are one tensor, they stay tied. `files`: one for each rank, null for a rank
-  /// without one. `target_of` returns where an entry is added.
+  /// If two names are one tensor, they stay tied, except in a dict that is kept apart. `files`: one
+  /// for each rank, null for a rank without one. `target_of` returns where an entry is added.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<Place(const Entry&)>& target_of);
   /// Does the same; here, `target_of` also gets the rank.

@@ -1,6 +1,7 @@
 #include "formats/torch_zip/storage_checks.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -11,15 +12,10 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// The most ranges that reads make of one storage. Further reads are left to `check_rest`.
+/// The most ranges that are kept of one storage. A read that would make one more is left to
+/// `check_rest`.
 constexpr std::size_t kMaxRanges = 4096;
 constexpr std::uint64_t kBufferNbytes = std::uint64_t{1} << 20;
-
-std::uint64_t nbytes_of(const std::vector<ByteRange>& ranges) {
-  std::uint64_t nbytes = 0;
-  for (const ByteRange& range : ranges) nbytes += range.nbytes();
-  return nbytes;
-}
 
 }  // namespace
 
@@ -33,14 +29,28 @@ void StorageChecks::add(const Storages& storages, const std::string& path, std::
                         std::size_t max_ranges) {
   if (bytes.empty() || !storages.crc32(storage)) return;
   const ByteRange read{begin, begin + bytes.size()};
+  {
+    const std::scoped_lock lock(mutex_);
+    Check& check = checks_[storage];
+    check.nbytes = storages.nbytes(storage);
+    check.nbytes_read += bytes.size();
+  }
   bool is_added = false;
   while (!is_added) {
     std::vector<ByteRange> missing;
     {
       const std::scoped_lock lock(mutex_);
       const Check& check = checks_[storage];
-      if (check.is_done || check.ranges.size() >= max_ranges) return;
+      if (check.is_done) return;
       missing = missing_in(check, read);
+      const auto joins = [&](const ByteRange& range) {
+        const auto next = check.ranges.lower_bound(range.end);
+        const bool joins_next = next != check.ranges.end() && next->first == range.end;
+        const bool joins_last =
+            next != check.ranges.begin() && std::prev(next)->second.first == range.begin;
+        return joins_next || joins_last;
+      };
+      if (check.ranges.size() >= max_ranges) std::erase_if(missing, std::not_fn(joins));
     }
     is_added = true;
     for (const ByteRange& range : missing) {
@@ -102,17 +112,28 @@ bool StorageChecks::has_rest() const {
   return std::ranges::any_of(checks_, [](const auto& check) { return !check.second.is_done; });
 }
 
+bool StorageChecks::is_rest_small(const Check& check, double most_rest) {
+  std::uint64_t kept_nbytes = 0;
+  for (const auto& [begin, range] : check.ranges) kept_nbytes += range.first - begin;
+  const auto rest = static_cast<double>(check.nbytes - kept_nbytes);
+  return rest <= most_rest * static_cast<double>(std::min(check.nbytes, check.nbytes_read));
+}
+
+bool StorageChecks::has_rest_to_check(double most_rest) const {
+  const std::scoped_lock lock(mutex_);
+  return std::ranges::any_of(checks_, [&](const auto& each) {
+    return !each.second.is_done && is_rest_small(each.second, most_rest);
+  });
+}
+
 void StorageChecks::check_rest(const Storages& storages, const std::string& path,
                                const RestOptions& options) {
   std::map<std::size_t, std::vector<ByteRange>> missing_of;
   {
     const std::scoped_lock lock(mutex_);
     for (const auto& [storage, check] : checks_) {
-      if (check.is_done) continue;
-      auto missing = missing_in(check, {0, storages.nbytes(storage)});
-      const auto rest = static_cast<double>(nbytes_of(missing));
-      const double read = static_cast<double>(storages.nbytes(storage)) - rest;
-      if (rest <= options.most_rest * read) missing_of.emplace(storage, std::move(missing));
+      if (check.is_done || !is_rest_small(check, options.most_rest)) continue;
+      missing_of.emplace(storage, missing_in(check, {0, check.nbytes}));
     }
   }
   std::vector<std::byte> buffer;
@@ -129,26 +150,28 @@ void StorageChecks::check_rest(const Storages& storages, const std::string& path
   }
 }
 
-std::shared_ptr<StorageChecks> ChecksOfFiles::of(std::uint64_t file) const {
+std::shared_ptr<StorageChecks> ChecksOfFiles::of(std::uint64_t file) {
   const std::scoped_lock lock(mutex_);
-  const auto kept = kept_.find(file);
-  return kept == kept_.end() ? std::make_shared<StorageChecks>() : kept->second;
+  std::shared_ptr<StorageChecks>& kept = kept_[file];
+  if (!kept) kept = std::make_shared<StorageChecks>();
+  return kept;
 }
 
 void ChecksOfFiles::keep(std::uint64_t file, std::shared_ptr<StorageChecks> checks) {
-  const bool has_rest = checks->has_rest();
   const std::scoped_lock lock(mutex_);
-  if (has_rest) {
+  if (checks->has_rest()) {
     kept_[file] = std::move(checks);
   } else {
     kept_.erase(file);
   }
 }
 
-std::vector<std::uint64_t> ChecksOfFiles::files() const {
+std::vector<std::uint64_t> ChecksOfFiles::files_to_check(double most_rest) const {
   const std::scoped_lock lock(mutex_);
   std::vector<std::uint64_t> files;
-  for (const auto& [file, checks] : kept_) files.push_back(file);
+  for (const auto& [file, checks] : kept_) {
+    if (checks->has_rest_to_check(most_rest)) files.push_back(file);
+  }
   std::ranges::sort(files);
   return files;
 }

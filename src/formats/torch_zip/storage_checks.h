@@ -29,6 +29,8 @@ class StorageChecks {
            std::uint64_t begin, std::span<const std::byte> bytes);
   /// Whether a storage has been read in part and not checked.
   bool has_rest() const;
+  /// Whether `check_rest` would check a storage.
+  bool has_rest_to_check(double most_rest) const;
   /// Reads the rest of these storages, as `formats::check_rest` says.
   void check_rest(const Storages& storages, const std::string& path, const RestOptions& options);
 
@@ -36,9 +38,12 @@ class StorageChecks {
   struct Check {
     // begin -> end, CRC. No two are adjacent.
     std::map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> ranges;
+    std::uint64_t nbytes = 0;       // of the storage
+    std::uint64_t nbytes_read = 0;  // by all reads together, also of bytes that were read before
     bool is_done = false;
   };
   static std::vector<ByteRange> missing_in(const Check& check, ByteRange range);
+  static bool is_rest_small(const Check& check, double most_rest);
   void add(const Storages& storages, const std::string& path, std::size_t storage,
            std::uint64_t begin, std::span<const std::byte> bytes, std::size_t max_ranges);
   bool add_range(const Storages& storages, const std::string& path, std::size_t storage,
@@ -52,12 +57,12 @@ class StorageChecks {
 /// part. Thread-safe.
 class ChecksOfFiles {
  public:
-  /// Returns the checks of the file with this number: those that were kept, or new ones.
-  std::shared_ptr<StorageChecks> of(std::uint64_t file) const;
-  /// Keeps the checks if they have a rest; otherwise drops them.
+  /// Returns the checks of the file with this number: those that are kept, or new ones.
+  std::shared_ptr<StorageChecks> of(std::uint64_t file);
+  /// Keeps the checks if they have a rest; otherwise drops them. Call it after each read.
   void keep(std::uint64_t file, std::shared_ptr<StorageChecks> checks);
-  /// Returns the numbers of the files whose checks are kept.
-  std::vector<std::uint64_t> files() const;
+  /// Returns the numbers of the files of which `check_rest` would check a storage.
+  std::vector<std::uint64_t> files_to_check(double most_rest) const;
 
  private:
   mutable std::mutex mutex_;
