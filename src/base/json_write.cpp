@@ -13,26 +13,6 @@ namespace {
 /// JSON numbers with more digits overflow a double, so parsers refuse them.
 constexpr std::size_t kMaxPlainIntegerDigits = 300;
 
-/// Says whether a terminal may act on a character, or show other characters in another order
-/// because of it: the controls U+007F to U+009F, and the bidirectional controls of Unicode.
-bool is_control(std::uint32_t code_point) {
-  return (code_point >= 0x7F && code_point <= 0x9F) || code_point == 0x061C ||
-         code_point == 0x200E || code_point == 0x200F ||
-         (code_point >= 0x2028 && code_point <= 0x202E) ||
-         (code_point >= 0x2066 && code_point <= 0x2069);
-}
-
-/// Returns the code point of a valid UTF-8 sequence of at most three bytes; 0 for a longer one.
-std::uint32_t short_code_point(std::string_view sequence) {
-  const auto bits = [&](std::size_t i, std::uint32_t mask) {
-    return static_cast<unsigned char>(sequence[i]) & mask;
-  };
-  if (sequence.size() == 1) return bits(0, 0x7F);
-  if (sequence.size() == 2) return (bits(0, 0x1F) << 6) | bits(1, 0x3F);
-  if (sequence.size() == 3) return (bits(0, 0xF) << 12) | (bits(1, 0x3F) << 6) | bits(2, 0x3F);
-  return 0;
-}
-
 void append_quoted(std::string& out, std::string_view text) {
   static constexpr char kHex[] = "0123456789abcdef";
   out += '"';
@@ -52,8 +32,8 @@ void append_quoted(std::string& out, std::string_view text) {
       out += "\\r";
     } else if (byte == '\t') {
       out += "\\t";
-    } else if (const std::uint32_t code = short_code_point(text.substr(i, nbytes));
-               byte < 0x20 || is_control(code)) {
+    } else if (detail::is_control_character(text.substr(i, nbytes))) {
+      const std::uint32_t code = detail::code_point_of(text.substr(i, nbytes));  // at most U+FFFF
       out += {'\\',
               'u',
               kHex[code >> 12],

@@ -18,13 +18,8 @@ struct Character {
 /// Returns the character that begins at `begin`. Requires: `begin < text.size()`.
 Character character_at(std::string_view text, std::size_t begin) {
   const std::size_t nbytes = detail::utf8_sequence_nbytes(text, begin);
-  const auto lead = static_cast<unsigned char>(text[begin]);
-  if (nbytes == 0) return {0x110000U + lead, 1};
-  std::uint32_t code = nbytes == 1 ? lead : lead & (0x7FU >> nbytes);
-  for (std::size_t i = 1; i < nbytes; ++i) {
-    code = code << 6 | (static_cast<unsigned char>(text[begin + i]) & 0x3FU);
-  }
-  return {code, nbytes};
+  if (nbytes == 0) return {0x110000U + static_cast<unsigned char>(text[begin]), 1};
+  return {detail::code_point_of(text.substr(begin, nbytes)), nbytes};
 }
 
 struct SetMatch {

@@ -6,8 +6,7 @@ namespace tessera {
 namespace {
 
 [[noreturn]] void refuse_to_write(const std::string& path) {
-  throw Error(ErrorKind::io, {.path = path},
-              "cannot be written: this FileSystem is read-only");
+  throw Error(ErrorKind::io, {.path = path}, "cannot be written: this FileSystem is read-only");
 }
 
 }  // namespace

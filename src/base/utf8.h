@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 namespace tessera::detail {
@@ -34,6 +35,16 @@ inline std::size_t utf8_sequence_nbytes(std::string_view text, std::size_t begin
     if (byte_at(i) < 0x80 || byte_at(i) > 0xBF) return 0;
   }
   return nbytes;
+}
+
+/// Returns the code point of a well-formed UTF-8 sequence of one character.
+inline std::uint32_t code_point_of(std::string_view character) {
+  const auto lead = static_cast<unsigned char>(character[0]);
+  std::uint32_t code = character.size() == 1 ? lead : lead & (0x7FU >> character.size());
+  for (const char next : character.substr(1)) {
+    code = code << 6 | (static_cast<unsigned char>(next) & 0x3FU);
+  }
+  return code;
 }
 
 /// Whether a UTF-8 character changes how a terminal shows the text around it: control characters,

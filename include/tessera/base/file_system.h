@@ -38,8 +38,8 @@ class WritableFile {
   /// system can. This saves the copy into the cache and most of the time of `sync`. Call it after
   /// `resize` has reserved the bytes, and only for data that is not read again soon.
   virtual void bypass_cache() {}
-  /// Sets the size; new bytes read as zero. Reserves the blocks if the file system can, so that a
-  /// full disk is noticed early.
+  /// Sets the size; new bytes read as zero. Reserves the blocks if the file system can (on tmpfs:
+  /// only checks that there is room), so that a full disk is noticed early.
   virtual void resize(std::uint64_t nbytes) = 0;
   /// Waits until all written bytes are on the disk.
   virtual void sync() = 0;

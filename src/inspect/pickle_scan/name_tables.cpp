@@ -258,10 +258,9 @@ constexpr std::string_view kPowerfulModules =
 
 constexpr std::string_view kPowerfulFunctionsOfTorchAndNumpy =
     "CUDAPluggableAllocator MTIAPluggableAllocator XPUPluggableAllocator "
-    "_load_from_filelike apply_ apply_along_axis apply_over_axes map2_ map_ dump dumps from_file "
-    "fromfile "
-    "fromfunction frompyfunc fromtextfile load load_library loads piecewise save test tofile "
-    "torch_save_to_dcp vectorize";
+    "_load_from_filelike apply_ apply_along_axis apply_over_axes dump dumps from_file fromfile "
+    "fromfunction frompyfunc fromtextfile load load_library loads map2_ map_ piecewise save test "
+    "tofile torch_save_to_dcp vectorize";
 
 constexpr std::string_view kPowerfulFunctions =
     "__import__ _run_code _run_module_code _run_pip _load_from_bytes check_call check_output eval "
