@@ -722,3 +722,27 @@ def test_what_is_written_for_deepspeed_is_replaced_only_as_asked(tmp_path):
     note.write_text("mine")
     process = run("ckpt-reshard", VALID / "zero1", run_folder, "--to", "deepspeed", "--overwrite")
     assert process.returncode == 2 and "note.txt" in process.stderr and note.exists(), process.stderr
+
+
+class Hostile:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit",))
+
+
+def test_verify_names_functions_that_are_not_deepspeeds(tmp_path):
+    """Shows F3. In a file of a rank, and in one of a universal checkpoint that is opened when it is read."""
+    folder = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
+    assert "foreign" not in succeed("ckpt-inspect", "verify", folder)
+    (states,) = folder.glob("global_step*/mp_rank_00_model_states.pt")
+    torch.save(torch.load(states, weights_only=False) | {"other": Hostile()}, states)
+    assert "foreign: expected only classes and functions of tensors and plain values, found builtins.exec" in succeed("ckpt-inspect", "verify", folder)
+    reshard(VALID / "zero1", tmp_path / "universal", "--to", "deepspeed")
+    (weights,) = (tmp_path / "universal").rglob("embedding.weight/fp32.pt")
+    torch.save(torch.load(weights) | {"other": Hostile()}, weights)
+    for parts in (1, 3):
+        outputs = []
+        for part in range(parts):
+            outputs.append(tmp_path / f"{part}-of-{parts}")
+            outputs[-1].write_text(succeed("ckpt-inspect", "verify", tmp_path / "universal", "--part", f"{part}/{parts}", "--json"))
+        joined = succeed("ckpt-inspect", "verify", tmp_path / "universal", *(word for output in outputs for word in ("--join", output)))
+        assert joined.count("builtins.exec") == 1, joined

@@ -11,6 +11,7 @@ const torch_files::Family& family() {
                   "deepspeed.runtime.fp16.loss_scaler.LossScaler",
                   "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
                   "deepspeed.checkpoint.universal_checkpoint.SubparamShape"},
+      .own_names = {"deepspeed."},
       .check = require_own_name,
       .keeps_key_order = true};
   return kFamily;

@@ -43,6 +43,7 @@ constexpr std::uint64_t kMaxTrackerNbytes = 4096;
 const torch_files::Family& family() {
   static const torch_files::Family kFamily{.format = megatron_driver().format(),
                                            .records = {"argparse.Namespace"},
+                                           .own_names = {"argparse.Namespace", "megatron."},
                                            .check = nullptr,
                                            .keeps_key_order = true};
   return kFamily;

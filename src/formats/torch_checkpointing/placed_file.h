@@ -47,6 +47,9 @@ class PlacedFile final : public torch_zip::TorchFileReader {
     return is_empty_dict_ || (torch_ != nullptr && torch_->has_sole_object());
   }
 
+  std::vector<std::string> foreign_names() const override {
+    return torch_ == nullptr ? std::vector<std::string>() : torch_->foreign_names();
+  }
   std::shared_ptr<torch_zip::StorageChecks> checks() const override {
     return torch_ == nullptr ? nullptr : torch_->checks();
   }

@@ -191,6 +191,15 @@ void EntryReader::check_rest(const RestOptions& options) const {
   }
 }
 
+/// Adds the names of classes and functions in a file that are not the framework's own.
+void EntryReader::add_foreign_names(const File& file, CountedNote& note) const {
+  for (std::string& name : file.reader().foreign_names()) {
+    const bool is_own = std::ranges::any_of(
+        family_.own_names, [&](const std::string& begin) { return name.starts_with(begin); });
+    if (!is_own) note.add_name(std::move(name));
+  }
+}
+
 void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progress,
                               int num_threads, PartOfCheck& part) const {
   // Leaves out the notes of the files' readers: they are about details of the framework's files,
@@ -203,10 +212,15 @@ void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progr
     formats::verify_part(file.reader(), without_notes, progress, num_threads, part);
   }
   part.drop_notes(num_notes);
+  CountedNote foreign{.kind = CountedNote::Kind::foreign_names, .path = folder_};
+  for (const File& file : files_) add_foreign_names(file, foreign);
   for (const std::string& name : small_files_) {
     if (!part.takes(fs_.open(join_path(folder_, name))->nbytes())) continue;
-    look_at(name).reader().verify(without_notes, progress, num_threads);
+    const File file = look_at(name);
+    add_foreign_names(file, foreign);
+    file.reader().verify(without_notes, progress, num_threads);
   }
+  part.report(std::move(foreign), sink);
   if (!part.takes(0)) return;
   for (const Finding& finding : contents_.opening_findings) sink(finding);
 }

@@ -38,6 +38,8 @@ struct Family {
   /// Names of the framework's classes whose objects hold only data: they are always read as dicts
   /// of their attributes.
   std::vector<std::string> records;
+  /// How the names of the framework's own classes begin. `verify` notes all other foreign names.
+  std::vector<std::string> own_names;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
   /// Whether entries have an order ([Note: Order of keys]): that of the first file that has them,
@@ -187,6 +189,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   void take_entries();
   void add_what_readers_found();
   void add_simplifications();
+  void add_foreign_names(const File& file, CountedNote& note) const;
   File open_small_file(std::size_t number) const;
   std::shared_ptr<const File> small_file(std::size_t tensor_index, const Source& source) const;
 

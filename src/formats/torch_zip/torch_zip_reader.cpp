@@ -168,6 +168,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   }
 
   std::vector<std::string> data_files() const override { return {path_}; }
+  std::vector<std::string> foreign_names() const override { return foreign_names_; }
   std::shared_ptr<torch_zip::StorageChecks> checks() const override { return saved_->checks(); }
   void continue_checks(std::shared_ptr<torch_zip::StorageChecks> checks) override {
     saved_->continue_checks(std::move(checks));

@@ -36,6 +36,9 @@ class TorchFileReader : public DividedReader, public PartlyRead {
   /// Whether the file holds one tensor or value instead of a dict. The name of this entry is then
   /// `tensor` or `value`.
   virtual bool has_sole_object() const = 0;
+  /// Returns the classes and functions that the pickle names and Tessera does not know: sorted, at
+  /// most 1000.
+  virtual std::vector<std::string> foreign_names() const = 0;
   /// Returns the checks of what was read; null if the file has no storages of torch.save.
   virtual std::shared_ptr<StorageChecks> checks() const = 0;
   /// Adds what this reader reads to the checks of an earlier reader of the same file. Requires:
