@@ -152,7 +152,12 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
 void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop) {
   const auto lock = work_.lock(stop);
   if (!work_.is_begun()) {
-    // Another worker has finished the move while this worker waited for the lock.
+    // Another worker has finished the move while this worker waited for the lock. If that worker
+    // was killed before its last step, it has left the replaced checkpoint.
+    if (const auto replaced = formats::StagedDestination::left_over_at(fs_, destination_)) {
+      fs_.remove_all(*replaced);
+      fs_.remove_all(formats::StagedDestination::journal_path_of(*replaced));
+    }
     work_.remove();
     outcome.is_finished = fs_.kind_of(destination_).has_value();
     return;
