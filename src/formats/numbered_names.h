@@ -20,7 +20,7 @@ struct NumberedName {
 };
 
 /// Returns the last number in a name that follows the word `rank`, `shard`, `part` or
-/// `consolidated`. If there is none, returns the last number before `-of-3` or `_of_3`.
+/// `consolidated`. In a name without such a number, returns the one before `-of-3` or `_of_3`.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. It is a part

@@ -267,7 +267,7 @@ bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
 
 /// Throws if another program has written into the folder of the destination. Some servers do not
 /// refuse to replace an object, and no server refuses objects with other names in the same folder.
-/// `replaced_url` is the old object that is still to be replaced; empty if there is none.
+/// `replaced_url` is the old object that the upload is about to replace; empty if it replaces none.
 void Spool::require_no_objects_of_others(const std::string& replaced_url) const {
   const StoredObjects there = list_objects(options_.url);
   const auto refuse = [](const std::string& url, const std::string& expected,

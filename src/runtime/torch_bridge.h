@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported) if there is none (quint8).
+/// Returns Tessera's dtype for a torch dtype. Throws: Error(unsupported), such as for quint8.
 DType dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(DType dtype);
 

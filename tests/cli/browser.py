@@ -11,7 +11,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 
 
 def find():
-    """Returns the path of a Chromium; None if there is none."""
+    """Returns the path of an installed Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 

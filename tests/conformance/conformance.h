@@ -30,7 +30,7 @@ struct FormatUnderTest {
   std::string destination;  // name of the file or directory
   Open open;
   Create create{};                    // none: the format can only be read
-  std::string fixture{};              // a checkpoint to read if `create` is none
+  std::string fixture{};              // a checkpoint to read, if the format can only be read
   Pieces pieces = Pieces::any;        // what a tensor may be cut into
   Extras aliases = Extras::kept;      // second names of tensors
   Extras state_kinds = Extras::kept;  // kinds of optimizer state, units and annotations

@@ -56,7 +56,7 @@ const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorInvalidConfiguration ? "invalid configuration argument" : "other error";
 }
 
-/// Fills the memory with bytes 0xFF, so that floats that nobody has written are NaN.
+/// Fills the memory with bytes 0xFF: a float that is read before it is written is NaN.
 cudaError_t cudaMallocAsync(void** memory, std::size_t nbytes, cudaStream_t) {
   *memory = std::malloc(nbytes);
   if (*memory == nullptr) return cudaErrorMemoryAllocation;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <initializer_list>
 #include <string>
 
 #include "base/json.h"
@@ -283,43 +284,44 @@ TEST(PickleWalkTest, EveryTruncationOfAPickleKeepsWhatWasImportedBefore) {
   }
 }
 
-TEST(GlobalVerdictTest, NamesOfTheStandardLibraryAreDangerousUnlessListed) {
-  for (const auto& [module, name] : {std::pair("os", "getcwd"),
-                                     {"textwrap", "dedent"},
-                                     {"builtins", "print"},
-                                     {"datetime", "sys"},
-                                     {"collections", "_sys.modules"},
-                                     {"copy_reg", "pickle"},
-                                     {"pathlib", "os"},
-                                     {"xml.dom", "minidom"}}) {
+/// Expects that each name in a module is dangerous, with a reason.
+void expect_dangerous(std::initializer_list<std::pair<const char*, const char*>> names) {
+  for (const auto& [module, name] : names) {
     SCOPED_TRACE(std::string(module) + " " + name);
     EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
     EXPECT_FALSE(judge(module, name).reason.empty());
   }
 }
 
+TEST(GlobalVerdictTest, NamesOfTheStandardLibraryAreDangerousUnlessListed) {
+  expect_dangerous({{"os", "getcwd"},
+                    {"textwrap", "dedent"},
+                    {"builtins", "print"},
+                    {"datetime", "sys"},
+                    {"collections", "_sys.modules"},
+                    {"copy_reg", "pickle"},
+                    {"pathlib", "os"},
+                    {"xml.dom", "minidom"}});
+}
+
 // Modules of torch and NumPy import other modules. A name with dots reaches them.
 TEST(GlobalVerdictTest, NamesThatGoThroughAModuleAreDangerous) {
-  for (const auto& [module, name] :
-       {std::pair("torch.distributed.checkpoint.utils", "cProfile.run"),
-        {"torch._tensor_str", "dataclasses._create_fn"},
-        {"torch.storage", "io.open"},
-        {"torch.serialization", "tarfile.bltn_open"},
-        {"torch.utils.data._utils", "atexit.register"},
-        {"torch.distributed.checkpoint.filesystem", "Path.unlink"},
-        {"torch.distributed.checkpoint.filesystem", "Path.write_text"},
-        {"numpy._core.overrides", "functools.partial"},
-        {"torch", "Tensor.apply_"},
-        {"torch._C", "TensorBase.apply_"},
-        {"torch._C", "_VariableFunctionsClass.from_file"},
-        {"torch", "FloatStorage.from_file"},
-        {"numpy", "ndarray.tofile"},
-        {"mypackage.model", "np.load"},
-        {"mypackage.model", "torch.hub.load"},
-        {"mypackage.model", "Path.unlink"}}) {
-    SCOPED_TRACE(std::string(module) + " " + name);
-    EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
-  }
+  expect_dangerous({{"torch.distributed.checkpoint.utils", "cProfile.run"},
+                    {"torch._tensor_str", "dataclasses._create_fn"},
+                    {"torch.storage", "io.open"},
+                    {"torch.serialization", "tarfile.bltn_open"},
+                    {"torch.utils.data._utils", "atexit.register"},
+                    {"torch.distributed.checkpoint.filesystem", "Path.unlink"},
+                    {"torch.distributed.checkpoint.filesystem", "Path.write_text"},
+                    {"numpy._core.overrides", "functools.partial"},
+                    {"torch", "Tensor.apply_"},
+                    {"torch._C", "TensorBase.apply_"},
+                    {"torch._C", "_VariableFunctionsClass.from_file"},
+                    {"torch", "FloatStorage.from_file"},
+                    {"numpy", "ndarray.tofile"},
+                    {"mypackage.model", "np.load"},
+                    {"mypackage.model", "torch.hub.load"},
+                    {"mypackage.model", "Path.unlink"}});
 }
 
 TEST(GlobalVerdictTest, MembersOfClassesAreNoWayThroughAModule) {
@@ -343,42 +345,38 @@ TEST(GlobalVerdictTest, MembersOfClassesAreNoWayThroughAModule) {
 }
 
 TEST(GlobalVerdictTest, FunctionsOfTorchAndNumpyThatRunCodeAreDangerous) {
-  for (const auto& [module, name] :
-       {std::pair("torch._utils", "_import_dotted_name"),
-        {"torch._utils", "try_import"},
-        {"torch._utils", "_augment_memory_snapshot_stack_traces"},
-        {"torch", "from_file"},
-        {"torch", "_preload_cuda_lib"},
-        {"torch.cuda", "CUDAPluggableAllocator"},
-        {"torch.cuda.memory", "CUDAPluggableAllocator"},
-        {"torch.xpu.memory", "XPUPluggableAllocator"},
-        {"torch.cuda._utils", "_get_cuda_library"},
-        {"torch.cuda._memory_viz", "format_flamegraph"},
-        {"torch._guards", "ChainedSource.get_value"},
-        {"torch._numpy.testing.utils", "measure"},
-        {"torch._logging._internal", "_get_module_and_submodules"},
-        {"torch._strobelight.compile_time_profiler", "get_fburl"},
-        {"torch.backends.xeon.run_cpu", "_CPUinfo"},
-        {"torch.distributed.distributed_c10d", "_unpickler"},
-        {"torch.distributed.distributed_c10d", "_unpickler.load"},
-        {"torch.distributed.checkpoint", "load"},
-        {"torch.distributed.checkpoint.format_utils", "torch_save_to_dcp"},
-        {"torch.distributed.flight_recorder.components.builder", "build_groups_memberships"},
-        {"torch.distributed.nn.jit.instantiator", "_do_instantiate_remote_module_template"},
-        {"torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object"},
-        {"torch.nn.utils._deprecation_utils", "lazy_deprecated_import"},
-        {"torch.utils._content_store", "ContentStoreReader.read_storage"},
-        {"torch.utils._pytree", "_defaultdict_deserialize"},
-        {"torch.utils._traceback", "report_compile_source_on_error"},
-        {"torch.utils.file_baton", "FileBaton"},
-        {"numpy.core", "_ufunc_reconstruct"},
-        {"numpy._core._multiarray_umath", "fromfile"},
-        {"numpy._core.records", "fromfile"},
-        {"numpy", "piecewise"}}) {
-    SCOPED_TRACE(std::string(module) + " " + name);
-    EXPECT_EQ(judge(module, name).verdict, Verdict::dangerous);
-    EXPECT_FALSE(judge(module, name).reason.empty());
-  }
+  expect_dangerous(
+      {{"torch._utils", "_import_dotted_name"},
+       {"torch._utils", "try_import"},
+       {"torch._utils", "_augment_memory_snapshot_stack_traces"},
+       {"torch", "from_file"},
+       {"torch", "_preload_cuda_lib"},
+       {"torch.cuda", "CUDAPluggableAllocator"},
+       {"torch.cuda.memory", "CUDAPluggableAllocator"},
+       {"torch.xpu.memory", "XPUPluggableAllocator"},
+       {"torch.cuda._utils", "_get_cuda_library"},
+       {"torch.cuda._memory_viz", "format_flamegraph"},
+       {"torch._guards", "ChainedSource.get_value"},
+       {"torch._numpy.testing.utils", "measure"},
+       {"torch._logging._internal", "_get_module_and_submodules"},
+       {"torch._strobelight.compile_time_profiler", "get_fburl"},
+       {"torch.backends.xeon.run_cpu", "_CPUinfo"},
+       {"torch.distributed.distributed_c10d", "_unpickler"},
+       {"torch.distributed.distributed_c10d", "_unpickler.load"},
+       {"torch.distributed.checkpoint", "load"},
+       {"torch.distributed.checkpoint.format_utils", "torch_save_to_dcp"},
+       {"torch.distributed.flight_recorder.components.builder", "build_groups_memberships"},
+       {"torch.distributed.nn.jit.instantiator", "_do_instantiate_remote_module_template"},
+       {"torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object"},
+       {"torch.nn.utils._deprecation_utils", "lazy_deprecated_import"},
+       {"torch.utils._content_store", "ContentStoreReader.read_storage"},
+       {"torch.utils._pytree", "_defaultdict_deserialize"},
+       {"torch.utils._traceback", "report_compile_source_on_error"},
+       {"torch.utils.file_baton", "FileBaton"},
+       {"numpy.core", "_ufunc_reconstruct"},
+       {"numpy._core._multiarray_umath", "fromfile"},
+       {"numpy._core.records", "fromfile"},
+       {"numpy", "piecewise"}});
 }
 
 TEST(PickleScanTest, ACallOfWhatAnUnknownFunctionReturnsIsDangerous) {

@@ -251,7 +251,7 @@ std::vector<std::string> writable_format_names();
 /// picks the formats; null: all.
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&) = nullptr);
 
-/// Returns the writable format with a suffix that `path` ends in; native if there is none.
+/// Returns the writable format to which the suffix of `path` belongs; native for other suffixes.
 Format format_for_destination(const std::string& path);
 
 }  // namespace tessera::formats

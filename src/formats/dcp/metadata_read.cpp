@@ -584,10 +584,10 @@ class Parser final : public pickle::EntryTaker {
     for (const std::size_t piece : found) put(fqn, places[piece], info);
   }
 
-  /// Finds the item that an entry of storage_data, or of the planner's data, names; nothing if
-  /// there is none. Tries the item P of the entry before, then the item after P, then the item that
-  /// an earlier entry named after P (`followers_`): most entries name one of these three. Looks up
-  /// the name only if all three fail.
+  /// Finds the item that an entry of storage_data, or of the planner's data, names. P is the item
+  /// of the entry before. Most entries name P, the item after P, or the item that an earlier entry
+  /// named after P (`followers_`), so these three are tried first. Otherwise looks up the name.
+  /// Returns nothing if no item has the name.
   std::optional<Place> find_place(std::string_view fqn) {
     const auto is_at = [&](std::size_t item) {
       return item < items_.size() && name_at(items_[item]) == fqn;

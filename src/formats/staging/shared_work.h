@@ -142,9 +142,9 @@ struct IdentityDifference {
   std::string before;
   std::string now;
 };
-/// Returns the first difference of two identities; nothing if there is none. Looks at explanations
-/// of the plan only if a digest differs: then returns the first explanation that differs, if there
-/// is one, because digests tell a user nothing.
+/// Returns the first difference of two identities; nothing if they are equal. Looks at explanations
+/// of the plan only if a digest differs: then returns the first explanation that differs, if one
+/// does, because digests tell a user nothing.
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now);
 

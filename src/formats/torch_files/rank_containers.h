@@ -17,8 +17,8 @@ void add_containers(Containers& containers, const KeyPath& path, std::size_t num
 /// Adds the containers of one more rank. Returns the outermost ones that have other keys than on
 /// the ranks before; these, and those inside them, are not added.
 std::set<KeyPath> merge_containers(Containers& containers, const Containers& of_rank);
-/// Returns the path in `paths` that `path` begins with; null if there is none. Requires: no path in
-/// `paths` begins with another one.
+/// Returns the path in `paths` that `path` begins with; null if it begins with none of them.
+/// Requires: no path in `paths` begins with another one.
 const KeyPath* prefix_of(const KeyPath& path, const std::set<KeyPath>& paths);
 
 }  // namespace tessera::formats::torch_files

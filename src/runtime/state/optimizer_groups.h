@@ -35,9 +35,9 @@ std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::Key
                                        const std::function<bool(const std::string&)>& is_known);
 
 /// Finds for each group of an optimizer the saved group that has its parameters, and returns the
-/// fields of that group; nullopt if there is none. Reports parameters that no saved group has
-/// (unless `allow_missing`), and groups whose parameters are in several saved groups. `saved`: the
-/// fields of each saved group; `params` is a list of names.
+/// fields of that group; nullopt for a group without a saved one. Reports parameters that no saved
+/// group has (unless `allow_missing`), and groups whose parameters are in several saved groups.
+/// `saved`: the fields of each saved group; `params` is a list of names.
 std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<OptimizerParameter>& parameters, std::size_t num_groups,
     const std::vector<Value::Dict>& saved, LoadReport& report);
