@@ -4,9 +4,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <set>
-#include <initializer_list>
 #include <string>
 
 #include "base/json.h"
