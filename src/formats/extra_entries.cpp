@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "formats/staging/staged_destination.h"
-#include "formats/torch_checkpointing/metadata.h"
 #include "object_store/files.h"
 #include "tessera/formats/format_driver.h"
 
@@ -50,11 +49,6 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 }
 
 }  // namespace
-
-bool misleads_reader(Format format, std::string_view name) {
-  if (format == Format("deepspeed")) return name == "latest";
-  return format == Format("rank_files") && name == torch_checkpointing::kMetadataName;
-}
 
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/base/file_system.h"
@@ -27,11 +26,6 @@ struct ExtraEntry {
   Kind kind = Kind::file;
   std::uint64_t nbytes = 0;  // of a file
 };
-
-/// Whether a reader that finds a file of this name beside a checkpoint of `format` looks for
-/// another checkpoint: in the folder that DeepSpeed's `latest` names, or for the files that
-/// `metadata.pkl` describes.
-bool misleads_reader(Format format, std::string_view name);
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
 /// name. Leaves out unfinished checkpoints of Tessera's writers, and their journals. `opened` lists

@@ -154,7 +154,7 @@ class Sorter {
         entry.kind == ExtraEntry::Kind::file || entry.kind == ExtraEntry::Kind::checkpoint_file;
     if (is_file && driver_.writes_file(name)) return refuse_name(join_path(directory, name));
     if (!why.empty()) return leave(name, why);
-    if (formats::misleads_reader(driver_.format(), name)) {
+    if (name == driver_.traits().misleading_name) {
       return leave(name, why_never(ExtraEntry::Kind::checkpoint_file));
     }
     if (options_.removes_quantization && describes_codes(name)) {

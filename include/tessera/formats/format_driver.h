@@ -82,6 +82,9 @@ struct FormatTraits {
   bool has_compression = false;      // uses CreateOptions::native.compression
   bool has_base = false;             // shares files with an older checkpoint (base_checkpoint.h)
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
+  /// Of a file beside the checkpoint that would make readers open another checkpoint: DeepSpeed's
+  /// `latest` names the folder to open. A move does not copy it there. Empty: none.
+  std::string_view misleading_name{};
   /// Tensors with this prefix stay whole on every rank, unless the source cuts them. Empty: none.
   std::string_view uncut_prefix{};
   /// The outermost dicts whose entries have files of their own, the model's first. Programs load

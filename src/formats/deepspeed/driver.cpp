@@ -65,6 +65,7 @@ class DeepSpeedDriver final : public FormatDriver {
             .holds_flat_units = false,
             .holds_annotations = false,
             .has_ranks_when_read = true,
+            .misleading_name = "latest",
             .holds_number_steps = false};
   }
 

@@ -8,6 +8,7 @@
 #include "formats/rank_files/file_names.h"
 #include "formats/rank_files/rank_contents.h"
 #include "formats/signatures.h"
+#include "formats/torch_checkpointing/metadata.h"
 
 namespace tessera::formats {
 namespace {
@@ -42,6 +43,7 @@ class RankFilesDriver final : public FormatDriver {
             .holds_flat_units = false,
             .holds_annotations = false,
             .holds_replicas = true,
+            .misleading_name = torch_checkpointing::kMetadataName,
             .uncut_prefix = "extra_state.",
             .dicts_with_files = std::span(rank_files::kWrittenItems).first(kNumDicts),
             .has_device_mesh = true};
