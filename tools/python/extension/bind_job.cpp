@@ -422,7 +422,7 @@ class Load {
     const auto writer =
         reshard::memory_writer(plan_.destination, data_of<std::byte>(plan_.destination, addresses));
     run_watched(progress, [&](Watch& watch) {
-      watch.set_total(plan_.nbytes_to_write);
+      watch.expect(plan_.nbytes_to_write);
       reshard::execute(plan_, *reader_, *writer,
                        {.memory_nbytes = memory,
                         .num_threads = num_threads,

@@ -93,7 +93,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
                       const Place& place, const formats::CreateOptions& create, Watch& watch) {
   FileSystem& fs = place.fs;
   const Plan& plan = outcome.plan;
-  watch.set_total(reshard::nbytes_to_move(plan, create));
+  watch.expect(reshard::nbytes_to_move(plan, create));
   ExecuteOptions options = request.execute;
   options.stop = watch.token();
   options.progress = watch.sink();
@@ -102,7 +102,7 @@ std::uint64_t execute(const MoveRequest& request, const CheckpointReader& reader
   options.underflowed = [&](const auto& each) { outcome.underflows.push_back(each); };
   if (request.worker) {
     reshard::SharedMoveOptions worker = *request.worker;
-    worker.begins = [&](int, std::uint64_t nbytes) { watch.set_total(nbytes); };
+    worker.begins = [&](int, std::uint64_t nbytes) { watch.expect(nbytes); };
     worker.warns = [&](const std::string& warning) { outcome.warnings.push_back(warning); };
     outcome.shared = reshard::move_share(plan, reader, fs, place.path, create, worker, options);
     std::uint64_t resumed_nbytes = 0;
@@ -220,17 +220,21 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   }
   ExecuteOptions comparison = request.execute;
   comparison.stop = watch.token();
+  comparison.progress = watch.sink();
   comparison.source_path = reader.path();
   comparison.source_files = outcome.source_files;
+  const auto begins = [&](std::uint64_t nbytes) {
+    watch.expect(nbytes + reshard::nbytes_to_move(outcome.plan, create));
+  };
   if (request.worker && !request.base.empty() && !request.dry_run) {
     const reshard::ComparisonShare share{request.worker->share, request.worker->num_shares};
     outcome.linked_nbytes = reshard::link_to_base_with_others(
         outcome.plan, reader, fs, request.base, request.destination, request.row_changes, create,
-        share, comparison);
+        share, comparison, begins);
   } else {
     outcome.linked_nbytes =
         reshard::link_to_base(outcome.plan, reader, fs, request.base, request.destination,
-                              request.row_changes, create, comparison);
+                              request.row_changes, create, comparison, begins);
   }
   if (request.dry_run) {
     reshard::check_move(outcome.plan, reader, fs, request.destination, create,

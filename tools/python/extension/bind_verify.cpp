@@ -29,7 +29,7 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout,
     object_store::forget(source);
     const auto reader = formats::open_checkpoint(object_store::files(), source, open_options);
     formats::require_classes_found(open_options.as_dict, {&reader->contents()}, "as_dict");
-    watch.set_total(inspect::verify_nbytes(*reader, options));
+    watch.expect(inspect::verify_nbytes(*reader, options));
     options.scan = {
         .num_threads = num_threads > 0 ? num_threads : object_store::default_num_threads(),
         .memory_nbytes = memory_nbytes,

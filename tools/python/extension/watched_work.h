@@ -19,7 +19,8 @@ class Watch {
   std::stop_token token() const { return stop_.get_token(); }
   void request_stop() { stop_.request_stop(); }
 
-  void set_total(std::uint64_t nbytes) { total_nbytes_ = nbytes; }
+  /// Says that from now on `nbytes` are to be done. Replaces what was said before.
+  void expect(std::uint64_t nbytes) { total_nbytes_ = done_nbytes_ + nbytes; }
   formats::ProgressSink sink() {
     return [this](std::uint64_t nbytes) { done_nbytes_ += nbytes; };
   }
