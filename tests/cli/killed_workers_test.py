@@ -190,19 +190,41 @@ class KilledWorkers(unittest.TestCase):
 
     def stopped_worker(self, name, options, host):
         """Starts a worker on a host. Suspends it (SIGSTOP) while it writes its part, and returns it."""
+        shares = self.work / (name + ".partial.shares")
         while True:
             worker = self.start(name, options, host=host)
-            lock = self.work / (name + ".partial.shares") / "share-0.lock"
-            while worker.poll() is None and not (lock.exists() and lock.read_text()):
+            while worker.poll() is None:
+                has_begun = (shares / "share-0.lock").exists() and (shares / "share-0.lock").read_text()
+                child = self.child_of(worker)
+                if has_begun and child and self.is_stopped(child):
+                    # A worker that holds the lock of all workers would make the others wait.
+                    if not (shares / "share-0.done").exists() and self.is_free(shares / "lock"):
+                        return worker
+                    os.kill(child, signal.SIGCONT)
                 time.sleep(0.001)
-            child = self.child_of(worker)
-            if child:
-                os.kill(child, signal.SIGSTOP)
-                if not (lock.parent / "share-0.done").exists():
-                    return worker
-                os.kill(child, signal.SIGCONT)
             worker.communicate()  # it ended too early
             self.finish(name, "--discard")
+
+    @staticmethod
+    def is_stopped(process_id):
+        """Suspends a process. Returns false if it ended before that."""
+        try:
+            os.kill(process_id, signal.SIGSTOP)
+            while True:
+                state = pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+                if state in "TZX":
+                    return state == "T"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    @staticmethod
+    def is_free(path):
+        try:
+            with open(path, "r+") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (FileNotFoundError, BlockingIOError):
+            return False
 
     @staticmethod
     def child_of(process):
@@ -338,4 +360,4 @@ if __name__ == "__main__":
     parser.add_argument("--bin", required=True, type=pathlib.Path, help="folder of the tools")
     parser.add_argument("--kills", type=int, default=30)
     OPTIONS, rest = parser.parse_known_args()
-    unittest.main(argv=[sys.argv[0], *rest])
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)  # the names tell where a run hangs
