@@ -37,6 +37,14 @@ def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
         file.truncate(8 + len(text) + end)
 
 
+def num_lines(journal: Path) -> int:
+    """Returns 0 if the file does not exist."""
+    try:
+        return journal.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
 def run_measured(arguments: list[str], address_space: int | None = None) -> tuple[int, int, str]:
     """Runs ckpt-reshard; returns exit code, peak resident bytes and standard error."""
     def limit():
@@ -121,16 +129,24 @@ class Limits(unittest.TestCase):
                     self.assertEqual((code, errors), (0, ""))
                     self.assertLess(peak, bound * MIB)
 
-    def start_and_wait_for_work(self, source: Path) -> subprocess.Popen:
-        """Returns a run that has finished some blocks and is at work on others."""
+    def start_and_suspend(self, source: Path) -> subprocess.Popen:
+        """Returns a run that is suspended (SIGSTOP) when it has finished some blocks, but not all."""
         journal = self.folder / "dst.partial.journal"
-        process = subprocess.Popen([RESHARD, str(source), str(self.destination)],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while not (journal.exists() and journal.read_bytes().count(b"\n") > 20) and time.monotonic() < deadline:
-            self.assertIsNone(process.poll(), "ended before it could be stopped")
-            time.sleep(0.002)
-        return process
+        for _ in range(50):
+            process = subprocess.Popen([RESHARD, str(source), str(self.destination)],
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            while process.poll() is None and num_lines(journal) < 20:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if process.poll() is None and num_lines(journal) < 400:
+                return process
+            process.send_signal(signal.SIGCONT)  # it was faster than this test: try again
+            _, errors = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 0, errors)
+            shutil.rmtree(self.destination)
+        self.fail("all runs ended before they could be stopped")
 
     def assert_kept_and_resumed(self, source: Path):
         self.assert_nothing_there()
@@ -147,8 +163,9 @@ class Limits(unittest.TestCase):
         source = self.source(w=[512 * MIB])
         for number in (signal.SIGINT, signal.SIGTERM):
             with self.subTest(signal=number.name):
-                process = self.start_and_wait_for_work(source)
+                process = self.start_and_suspend(source)
                 process.send_signal(number)
+                process.send_signal(signal.SIGCONT)
                 _, errors = process.communicate(timeout=120)
                 self.assertEqual(process.returncode, 130, errors)
                 self.assertIn("--resume", errors)
@@ -157,7 +174,7 @@ class Limits(unittest.TestCase):
     # Shows E4.
     def test_kill_keeps_the_work(self):
         source = self.source(w=[512 * MIB])
-        process = self.start_and_wait_for_work(source)
+        process = self.start_and_suspend(source)
         process.kill()
         process.communicate()
         self.assert_kept_and_resumed(source)
