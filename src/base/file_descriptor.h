@@ -59,8 +59,8 @@ auto retry_on_interrupt(Call&& call) {
               std::string(action) + ": " + std::generic_category().message(error));
 }
 
-/// Opens `path` with a descriptor that is closed on exec. The umask alone limits the mode of new
-/// files.
+/// Opens `path`. The descriptor is closed on exec. A new file gets mode 0666 without the bits of
+/// the umask.
 inline FileDescriptor open_file(const std::string& path, int flags) {
   const int fd = retry_on_interrupt([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
   if (fd < 0) throw_system_error(errno, path, (flags & O_CREAT) != 0 ? "create" : "open");

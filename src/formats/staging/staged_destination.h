@@ -127,9 +127,9 @@ class StagedDestination {
   /// Whether `publish` would replace something.
   bool replaces() const;
 
-  /// Makes the destination appear durably, but keeps the checkpoint that it replaced, and restores
-  /// it if this object is destroyed without commit. Used for two destinations that must appear
-  /// together.
+  /// Makes the destination appear durably, and keeps the replaced checkpoint. If this object is
+  /// destroyed before `commit`, the destructor restores that checkpoint. Used for two destinations
+  /// that must appear together.
   void publish();
   /// Calls `publish` if it has not been called yet, and removes the replaced checkpoint.
   void commit();
