@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// Owns one open descriptor, or none. Ignores errors of closing; a writer that must know of them
-/// calls release() and closes the descriptor itself.
+/// Owns one open descriptor, or none. Ignores errors when it closes the descriptor. A writer that
+/// must see these errors calls release() and closes the descriptor itself.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
