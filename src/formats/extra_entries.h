@@ -28,9 +28,9 @@ struct ExtraEntry {
   std::uint64_t nbytes = 0;  // of a file
 };
 
-/// Whether a reader that finds a file of this name beside a checkpoint of `format` looks for
-/// another checkpoint: in the folder that DeepSpeed's `latest` names, or for the files that
-/// `metadata.pkl` describes.
+/// Whether a file of this name beside a checkpoint of `format` makes a reader look for another
+/// checkpoint: for the folder that DeepSpeed's `latest` names, or for the files that `metadata.pkl`
+/// describes.
 bool misleads_reader(Format format, std::string_view name);
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
