@@ -337,7 +337,7 @@ void ModelRanksReader::add_rest(const std::vector<ModulePart>& parts) {
   add_of_ranks(first.path, ranks);
 }
 
-/// Returns whether an untrained name is a frozen parameter: all stages list buffers, none lists it.
+/// Whether an untrained name is a frozen parameter: all stages list buffers, none lists this name.
 bool ModelRanksReader::is_parameter(const std::string& name) const {
   for (std::size_t stage = 0; stage < num_stages(); ++stage) {
     if (model_of(stage, 0).find({"buffer_names"}) == nullptr) return false;

@@ -301,8 +301,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         files_, [&](const RankFile& file) { return file.item != files_.front().item; });
   }
 
-  /// Puts the keys of the outermost dict in the order of names, because no file has an order of all
-  /// of them. Within each key, keeps the order.
+  /// Sorts the keys of the outermost dict by name, because no file has all of these keys. Below
+  /// each key, keeps the order.
   void order_outermost_keys() {
     std::vector<std::pair<Key, Gathered*>> entries;
     for (auto& [name, gathered] : by_name_) {
