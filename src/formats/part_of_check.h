@@ -84,7 +84,7 @@ class DividedCheck {
  public:
   virtual ~DividedCheck() = default;
   /// Does what CheckpointReader::verify does, for the units that `part` takes. All parts together
-  /// have the findings of the whole check.
+  /// find what the whole check finds.
   virtual void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                            PartOfCheck& part) const = 0;
 };

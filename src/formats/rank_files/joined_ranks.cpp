@@ -320,7 +320,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   // --- putting together
 
   /// Throws if one rank has a tensor and another rank, under the same name, an unreadable entry.
-  /// Does not throw for a ShardedTensor: that rank has no shard, or the elements are missing.
+  /// Does not throw for a ShardedTensor: such a rank has no shard, or its elements are missing.
   void refuse_unreadable_part(const std::string& name, const Gathered& gathered) const {
     if (gathered.tensors.empty() || gathered.refused.empty()) return;
     const ShardPlace* const place = place_of(gathered.tensors.front());

@@ -16,7 +16,7 @@
 
 namespace tessera::formats::rank_files {
 
-/// In which files of the ranks an entry goes, and under which name.
+/// Into which files of the ranks an entry goes, and under which name.
 struct Spot {
   std::size_t item = 0;  // in kWrittenItems
   std::string name;      // in the file
