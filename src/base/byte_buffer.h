@@ -7,8 +7,8 @@
 
 namespace tessera::detail {
 
-/// Memory for repeated use, not zeroed in between. It is page-aligned, so that writes that bypass
-/// the page cache need no copy.
+/// Memory that is used again and again, and never zeroed. It is page-aligned, so that writes that
+/// bypass the page cache need no copy.
 class ByteBuffer {
   static constexpr std::align_val_t kAlignment{4096};
 

@@ -371,7 +371,7 @@ std::int32_t first_not_finite(DType dtype) {
   TESSERA_CHECK(false && "first_not_finite: a cast to this dtype loses nothing");
 }
 
-/// Counts the numbers that are not zero, and whose codes are zero because the cast made them zero.
+/// Counts the numbers that are not zero, but whose codes are zero: the cast made them zero.
 template <class Code, class Number>
 std::int64_t count_became_zero(std::span<const Number> numbers, std::span<const std::byte> codes,
                                Code mask) {

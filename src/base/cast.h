@@ -23,7 +23,7 @@ void cast_elements(DType from, std::span<const std::byte> source, DType to,
 /// Returns the largest finite number of a dtype. Requires: the dtype is a real float, not float4.
 double largest_finite(DType dtype);
 
-/// Says whether a finite number of the dtype `from` can be too large for `to`: rounding makes it
+/// Says whether a finite number of the dtype `from` can be too large for `to`: the cast makes it
 /// infinite, or NaN in float8_e4m3fn. A complex number counts as its two parts.
 /// Requires: `can_cast(from, to)`.
 bool can_overflow(DType from, DType to);
@@ -48,9 +48,9 @@ enum class TooLarge {
   becomes_largest_finite,  // the sign stays
 };
 
-/// Casts as `cast_elements` does, and counts the numbers that are too large or become zero. NaN
-/// does not count, nor an infinity that the dtype has: they are converted as `cast_elements`
-/// converts them. Requires: as `cast_elements`.
+/// Casts as `cast_elements` does, but `too_large` decides what too large numbers become. Counts
+/// these numbers, and those that become zero. Does not count NaN, nor an infinity if `to` has one.
+/// Requires: as `cast_elements`.
 CastLosses cast_and_count(DType from, std::span<const std::byte> source, DType to,
                           std::span<std::byte> destination, TooLarge too_large);
 

@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// Owns one open descriptor, or none. Ignores errors of closing; a writer that must know of them
-/// calls release() and closes the descriptor itself.
+/// Owns one open descriptor, or none. Ignores errors when it closes the descriptor. A writer that
+/// must see these errors calls release() and closes the descriptor itself.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -59,8 +59,8 @@ auto retry_on_interrupt(Call&& call) {
               std::string(action) + ": " + std::generic_category().message(error));
 }
 
-/// Opens `path` with a descriptor that is closed on exec. The umask alone limits the mode of new
-/// files.
+/// Opens `path`. The descriptor is closed on exec. A new file gets mode 0666 without the bits of
+/// the umask.
 inline FileDescriptor open_file(const std::string& path, int flags) {
   const int fd = retry_on_interrupt([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); });
   if (fd < 0) throw_system_error(errno, path, (flags & O_CREAT) != 0 ? "create" : "open");

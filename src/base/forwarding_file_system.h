@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Forwards every call to another file system, which must outlive it. A derived class overrides
-/// the calls that it changes or observes. As thread-safe as the other one.
+/// Forwards every call to another file system, which must outlive this. A derived class overrides
+/// the calls that it changes or observes. As thread-safe as the other file system.
 class ForwardingFileSystem : public FileSystem {
  public:
   explicit ForwardingFileSystem(FileSystem& base) : base_(base) {}

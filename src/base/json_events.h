@@ -9,9 +9,9 @@
 
 namespace tessera::detail {
 
-/// Receives the tokens of a JSON text in order. It may throw to refuse a token. Keys of an object
-/// arrive before they are known to be unique: `read_json` refuses duplicate keys after the object's
-/// `on_object_end`.
+/// Receives the tokens of a JSON text in order. Each function may throw to refuse its token. Keys
+/// of an object arrive before they are known to be unique: `read_json` refuses duplicate keys after
+/// the object's `on_object_end`.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;

@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-/// An iterator whose copies together record the furthest position, because the parser copies its
-/// iterators.
+/// An iterator that records the furthest position which it or one of its copies has reached. (The
+/// parser copies its iterators.)
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;

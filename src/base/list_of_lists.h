@@ -16,8 +16,8 @@ class ListOfLists {
     begins_.reserve(begins_.size() + num_lists);
     items_.reserve(items_.size() + num_items);
   }
-  /// Adds a list of `num_items` items with their initial values, and returns it. The view is valid
-  /// until the next list is added.
+  /// Adds a list of `num_items` value-initialized items, and returns it. The view is valid until
+  /// the next list is added.
   std::span<T> add(std::size_t num_items) {
     const std::size_t begin = items_.size();
     items_.resize(begin + num_items);

@@ -15,8 +15,8 @@ inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t number) {
 }
 
 /// Makes equal lists share memory. The tensors of a model have few shapes, so most of them have the
-/// same pieces. Remembers at most kNumSlots lists, one for each value of the hash, so its memory
-/// does not grow with the number of lists. Not thread-safe.
+/// same pieces. Its hash table has kNumSlots slots. Each slot remembers only its last list, so the
+/// memory does not grow with the number of lists. Not thread-safe.
 ///
 /// `Hash` maps an item to a number. Equal items give equal numbers.
 template <class T, class Hash>

@@ -5,8 +5,8 @@
 
 namespace tessera::detail {
 
-/// Does some work once. Used instead of `std::call_once`: in a program that links the C++ library
-/// statically, as the tools do, an exception that leaves `std::call_once` ends the program.
+/// Does some work once. Replaces `std::call_once`: if a program links the C++ library statically,
+/// as the tools do, an exception that leaves `std::call_once` ends the program.
 class Once {
  public:
   /// Runs `body` unless an earlier call has completed it. Other threads wait. If `body` throws, the

@@ -131,8 +131,8 @@ class PosixWritableFile final : public WritableFile {
   static constexpr std::size_t kMinDirectNbytes = std::size_t{256} << 10;
   static constexpr std::size_t kDirectBufferNbytes = std::size_t{4} << 20;
 
-  /// Reserves the blocks of `nbytes` bytes, if the file system can. On tmpfs, only checks that they
-  /// are free: writes to reserved memory take longer than writes that get their own.
+  /// Reserves disk blocks for `nbytes` bytes, if the file system can. On tmpfs, only checks that so
+  /// much memory is free, because writes into reserved memory are slower.
   void reserve(std::uint64_t nbytes) const {
     int error = 0;
     struct statfs system {};

@@ -29,7 +29,7 @@ Characters range(char first, char last) {
   return characters;
 }
 
-// The bytes of characters outside of ASCII, and the same without each character's first byte.
+// The bytes of characters outside of ASCII: all bytes, and those after a character's first byte.
 const Characters kBeyondAscii = range('\x80', '\xff');
 const Characters kContinuation = range('\x80', '\xbf');
 

@@ -21,7 +21,7 @@ class PythonRegex {
   /// Error(unsupported) if the expression has anything that this class does not support.
   PythonRegex(const std::string& text, const std::string& path, std::string_view rule);
 
-  /// Returns whether a beginning of `name` matches, as Python's `re.match` does.
+  /// Returns whether the expression matches at the start of `name`, as in Python's `re.match`.
   bool matches(std::string_view name) const;
   const std::string& text() const { return text_; }
 

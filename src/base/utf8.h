@@ -48,8 +48,8 @@ inline std::uint32_t code_point_of(std::string_view character) {
 }
 
 /// Whether a UTF-8 character changes how a terminal shows the text around it: control characters,
-/// separators of lines and paragraphs (U+2028, U+2029), and what changes the writing direction
-/// (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069).
+/// separators of lines and paragraphs (U+2028, U+2029), and characters that change the writing
+/// direction (U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069).
 inline bool is_control_character(std::string_view character) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
   const auto is_between = [&](std::size_t i, unsigned first, unsigned last) {

@@ -93,7 +93,7 @@ struct Examined {
   std::string why{};     // why it is invalid
 };
 
-/// Returns the first error of a reader's check, or an empty text. Throws it if it is an I/O error.
+/// Returns the first error of a reader's check, or an empty text. An I/O error is thrown instead.
 template <class Check>
 std::string first_error(const Check& check) {
   std::mutex mutex;

@@ -12,10 +12,10 @@ namespace tessera::formats {
 
 /// Opens a checkpoint that torch.distributed.checkpoint (DCP) saved: a directory with `.metadata`
 /// and `.distcp` files. Reads `.metadata`, and all values if the state dict was saved without
-/// flattening. Reads all else when it is asked for. `path` may also be a file `__<rank>.metadata`,
-/// which each rank writes in a save without coordination between ranks; the checkpoint then
-/// consists of what this rank saved. `fs` must outlive the reader. The layout on disk:
-/// docs/formats/dcp.md.
+/// flattening. Reads all else when the caller asks for it. `path` may also be a file
+/// `__<rank>.metadata`, which each rank writes in a save with `use_collectives=False`; the
+/// checkpoint then consists of what this rank saved. `fs` must outlive the reader. The layout on
+/// disk: docs/formats/dcp.md.
 /// Throws: Error(not_found) if there is no `.metadata`; Error(corruption); Error(unsupported)
 /// naming a foreign function or class, or an extension of DCP (compression, encryption).
 std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string path);
@@ -30,8 +30,8 @@ std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, st
 /// `values` is parallel to `contents.values`. If a piece has replicas, only one is written: the one
 /// on the rank that has the least to write so far. Throws: Error(invalid_argument) if the contents
 /// hold aliases, a piece that is not a Box, different boxes at the same offsets, or a key path that
-/// does not spell its name; Error(unsupported) if two keys become one text, or a value cannot be
-/// pickled; Error(already_exists).
+/// does not spell its name; Error(unsupported) if two keys of a dict become one text, or a value
+/// cannot be pickled; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite = OverwritePolicy::refuse);

@@ -15,8 +15,8 @@ namespace tessera::formats {
 /// weights, optimizer state is `optim.state.<fqn>.<name>`; each rank has a flat range of both.
 /// Buffers and frozen parameters are `model.<fqn>` too. The files and how they are read:
 /// docs/formats/deepspeed.md. `as_dict`: see OpenOptions. `fs` must outlive the reader.
-/// Throws: Error(corruption) naming a missing rank, a parameter whose parts are more or fewer
-/// elements than it has, or files of different runs; Error(unsupported) for experts, and for a
+/// Throws: Error(corruption) naming a missing rank, a parameter whose parts together have more or
+/// fewer elements than it, or files of different runs; Error(unsupported) for experts, and for a
 /// tensor whose parts Tessera does not know how to join; and what `open_torch_zip` throws.
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict = {});

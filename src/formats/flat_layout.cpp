@@ -293,8 +293,8 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   finish();
 }
 
-/// Gives each simplification of a vector to every parameter of that vector. Keeps the other
-/// simplifications.
+/// Replaces each simplification of a vector by one for every parameter of the vector. Keeps the
+/// other simplifications.
 void FlatLayoutReader::show_simplifications(const std::vector<FlatVectorLayout>& layout) {
   std::unordered_map<std::string_view, const FlatVectorLayout*> by_name;
   for (const FlatVectorLayout& vector : layout) by_name.emplace(vector.key, &vector);

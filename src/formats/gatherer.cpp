@@ -5,8 +5,8 @@
 namespace tessera::formats::detail {
 namespace {
 
-/// Two runs are read in one call, with the gap between them, if the gap has at most this many
-/// bytes: one read with the gap is then cheaper than two reads.
+/// If the gap between two runs has at most this many bytes, one call reads both runs and the gap,
+/// because this is cheaper than two reads.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
 
 }  // namespace

@@ -17,9 +17,9 @@ class IndexedFormatDriver : public FormatDriver {
   virtual std::string_view index_name() const = 0;
 
   /// Returns the index, the files that it names, and empty files that the format may own (older
-  /// PyTorch makes a file even for a rank that saves nothing). The files that the index names are
-  /// `opened`; if `opened` is empty, opens the checkpoint to find them. If the index cannot be
-  /// read, returns every file that the format may own.
+  /// PyTorch makes a file even for a rank that saves nothing). `opened`: the files that the index
+  /// names; if it is empty, opens the checkpoint to find these files. If the index cannot be read,
+  /// returns every file that the format may own.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override;

@@ -66,7 +66,7 @@ struct WalkResult {
   std::size_t num_reordered_dicts = 0;
 };
 
-/// An item of a dict or a list, with the smallest number of its entries.
+/// An item of a dict or a list: its entries, and the smallest `dict_order` among them.
 struct Item {
   std::span<const Entry> entries;
   std::uint32_t dict_order;

@@ -358,8 +358,8 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     return lengths;
   }
 
-  /// Adds a note about sources without any entry, such as a file with an empty dict: the merge has
-  /// nothing from them.
+  /// Adds a note about sources without any entry, such as a file with an empty dict. The merge
+  /// takes nothing from them.
   void note_empty_sources() {
     std::vector<std::string> paths;
     for (const MergeSource& source : sources_) {

@@ -85,8 +85,8 @@ NumberedName name_around(std::string_view name, const Run& run, Unit unit, std::
       .count = count_behind(name.substr(run.end))};
 }
 
-/// Returns the number of parts, if these numbers can be those of ranks or parts (see
-/// part_by_names_beside); else nothing.
+/// Returns the number of parts, if `numbers` can be numbers of ranks or parts (part_by_names_beside
+/// gives the rule); else nothing.
 std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers, bool is_padded) {
   const std::uint64_t first = std::min<std::uint64_t>(*numbers.begin(), 1);
   const std::uint64_t num_parts = *numbers.rbegin() - first + 1;

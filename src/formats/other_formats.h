@@ -27,9 +27,9 @@ std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const FormatDriver& known,
                                                 const std::set<std::string>& opened);
 
-/// For a directory that the driver `known` recognises best but refuses, and that also has files of
-/// other formats: returns an error that names all these files. The error has the kind of `known`'s
-/// own refusal. Otherwise returns nothing.
+/// Returns the error for a directory that `known` refuses, although this driver recognises it best,
+/// and that also has files of other formats: the error names the files of all formats, and has the
+/// kind of `known`'s own error. Returns nothing for any other directory.
 std::optional<Error> refusal_of_mixture(const FileSystem& fs, const DirectoryListing& directory,
                                         const FormatDriver& known);
 

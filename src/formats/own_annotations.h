@@ -5,12 +5,12 @@
 
 namespace tessera::formats {
 
-/// The annotation in which native checkpoints keep the order of keys. Readers do not show it. If a
-/// file of another format has it, an older release of Tessera, which did show it, wrote that file.
+/// The annotation in which native checkpoints keep the order of keys. Readers do not show it. Older
+/// releases of Tessera showed it, so files that they wrote in other formats can have it.
 inline constexpr std::string_view kKeyOrderAnnotation = "tessera.key_order";
 
-/// Whether the writer of a format adds this annotation by itself (FormatTraits::own_annotation), as
-/// safetensors adds `format=pt`, or it is kKeyOrderAnnotation. All others may be a user's.
+/// Whether Tessera adds this annotation by itself: kKeyOrderAnnotation, or the one that a format's
+/// writer adds (FormatTraits::own_annotation), such as `format=pt`. All others may be a user's.
 bool is_own_annotation(const std::string& name, const std::string& text);
 
 }  // namespace tessera::formats

@@ -13,15 +13,15 @@
 
 namespace tessera::formats {
 
-/// The counts and names of a note that covers several units of a check. Those of several parts can
-/// be added up, so that they give one note.
+/// The counts and names of a note about several units of a check. If each part has such a note,
+/// `merge` makes one note of them.
 struct CountedNote {
   enum class Kind : std::uint8_t { absent_crcs, foreign_names };
   static constexpr std::size_t kMaxNames = 1000;
 
   Kind kind;
   std::string path;
-  std::uint64_t unit = 0;         // the last one that had begun (PartOfCheck::num_units)
+  std::uint64_t unit = 0;         // PartOfCheck::num_units when it was reported
   std::uint64_t num_members = 0;  // absent_crcs: members that were checked
   std::uint64_t num_without_crc = 0;
   /// foreign_names: the classes and functions that the pickles name. Another loader may look them
@@ -50,11 +50,11 @@ class PartOfCheck {
   static PartOfCheck planned(int index, int num_parts);
 
   /// Begins the next unit, and returns whether this part checks it. The unit goes to the part with
-  /// the fewest bytes so far. What is reported until the next call belongs to the unit. `nbytes`:
-  /// what the check of the unit reads. It must not depend on what the check of other units found.
+  /// the fewest bytes so far. All that is reported before the next call belongs to the unit.
+  /// `nbytes`: how much the unit's check reads; must not depend on findings in other units.
   bool takes(std::uint64_t nbytes);
-  /// Reports a note that sums up several units: to `sink` if this part is the whole check; else
-  /// keeps it for `notes`, also if this part found nothing.
+  /// Takes a note that sums up several units. If this part is the whole check, reports it to
+  /// `sink`; else keeps it for `notes`, even if it has counted nothing.
   void report(CountedNote note, const FindingSink& sink);
   /// Keeps the first `num_notes` notes, and drops all later ones.
   void drop_notes(std::size_t num_notes) {
@@ -84,7 +84,7 @@ class DividedCheck {
  public:
   virtual ~DividedCheck() = default;
   /// Does what CheckpointReader::verify does, for the units that `part` takes. All parts together
-  /// have the findings of the whole check.
+  /// find what the whole check finds.
   virtual void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                            PartOfCheck& part) const = 0;
 };

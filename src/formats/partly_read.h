@@ -12,7 +12,7 @@ namespace tessera::formats {
 
 /// How much a check of the rest may read, and when it stops.
 struct RestOptions {
-  /// Checks a storage only if its rest has at most this many times the bytes that were read of it.
+  /// Checks a storage only if its rest is at most this many times as large as what was read.
   double most_rest = 4;
   std::stop_token stop{};
 };
@@ -25,8 +25,8 @@ class PartlyRead {
   virtual void check_rest(const RestOptions& options) const = 0;
 };
 
-/// Damage in bytes that were read before, so that what was written from them is damaged, too. Kind:
-/// corruption.
+/// Damage that is found after the bytes were used: what was written from them is damaged, too.
+/// Kind: corruption.
 class DamagedStorage : public Error {
  public:
   explicit DamagedStorage(const Error& error) : Error(error) {}

@@ -82,8 +82,8 @@ class WholeReader {
   std::vector<std::byte> bytes_;
 };
 
-/// Whether two tensors of equal dtypes and shapes have equal bytes. A tensor that cannot be read
-/// equals no other tensor.
+/// Whether two tensors of equal dtypes and shapes have equal bytes; false if one of them cannot be
+/// read.
 bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
   constexpr std::int64_t kWindowNbytes = std::int64_t{4} << 20;
   const TensorMeta& meta = entry_of(a).meta;

@@ -33,7 +33,7 @@ struct PlannerMachine {
 /// memory. `fullest_first` leaves room on other ranks for large shards.
 enum class LoadOrder { by_seconds, by_nbytes, fullest_first };
 
-/// Which ranks each table has so far, and the resulting cost per rank.
+/// On which ranks the search has placed each table so far, and what the tables cost each rank.
 class Assignment {
  public:
   /// Keeps a view of `tables`.

@@ -199,7 +199,7 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
       message_for([](auto& c) {
         c.aliases.push_back({"tied", "a.rows", {}});
       }),
-      HasSubstr("tied: tied tensors: expected none (DCP holds no ties; store the tensor under "
+      HasSubstr("tied: tied tensors: expected none (DCP cannot store ties; store the tensor under "
                 "each of its names), found a tie to 'a.rows'"));
   EXPECT_THAT(message_for([](auto& c) {
                 c.tensors[0].key_path = {"a", "columns"};

@@ -130,7 +130,7 @@ Formula formula_of_terms(const CombineCommandOptions& options) {
   return formula;
 }
 
-/// Throws if the dtype of the sums cannot hold a weight, a decay, or the sum of the weights.
+/// Throws if the dtype of the sums would make a weight, a decay or the weights' sum infinite or 0.
 void check_weights(const Formula& formula, const CombineCommandOptions& options) {
   const auto check = [&](const std::string& option, const std::string& what, double number) {
     if (arithmetic::can_hold(options.accumulation, number)) return;

@@ -140,7 +140,7 @@ class BinReader final : public DividedReader, public PartlyRead {
   }
 
   /// Fills the lists of `contents_`. The lists are sorted by name, because `by_name_` is sorted.
-  /// The order of keys is that of the files, and in a file that of its dict.
+  /// The keys follow the order of the files, and in each file the order of its dict.
   void add_entries() {
     std::vector<std::uint32_t> num_before{0};  // entries in the files before each file
     for (const auto& shard : shards_) {

@@ -180,7 +180,7 @@ std::shared_ptr<const ReadableFile> DcpReader::open_file_of(const StorageInfo& i
   return file;
 }
 
-/// Opens an item. `checks`: those of earlier reads of it, if it was open before.
+/// Opens an item. `checks`: the checks of earlier reads of this item, if it was open before.
 std::shared_ptr<const Item> DcpReader::open_item(
     const StorageInfo& info, std::shared_ptr<torch_zip::StorageChecks> checks) const {
   auto file = open_file_of(info);
@@ -274,9 +274,9 @@ std::uint64_t DcpReader::stored_nbytes() const {
   return nbytes;
 }
 
-/// Throws if the tensor is over the limit: max_tensor_nbytes for all tensors together. There is a
-/// limit only if `describes_more_than_items`. Counts the tensors in the order of their names; a
-/// tensor that does not fit any more is over the limit.
+/// If `describes_more_than_items`, all tensors together may have max_tensor_nbytes; otherwise there
+/// is no limit. The limit is given to the tensors in the order of their names. Throws if what is
+/// left for this tensor is not enough.
 void DcpReader::require_within_limit(std::size_t tensor_index) const {
   const auto& tensors = metadata_.contents.tensors;
   limit_found_.run([&] {

@@ -91,7 +91,7 @@ void check_contents(const std::string& destination, const CheckpointContents& co
   if (!contents.aliases.empty()) {
     const Alias& alias = contents.aliases.front();
     refuse(destination, alias.fqn, "tied tensors",
-           "none (DCP holds no ties; store the tensor under each of its names)",
+           "none (DCP cannot store ties; store the tensor under each of its names)",
            "a tie to '" + printable(alias.target) + "'");
   }
   for (const TensorEntry& tensor : contents.tensors) {

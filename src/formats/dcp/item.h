@@ -21,7 +21,7 @@ struct Item {
   torch_zip::TorchArchive archive;
 };
 
-/// A chunk of a tensor. Its item holds nothing else, or is a value that contains the tensor.
+/// A chunk of a tensor. Its item holds only this chunk, or is a value that contains the tensor.
 struct Chunk {
   std::shared_ptr<const Item> item;
   torch_zip::TensorRecord record;

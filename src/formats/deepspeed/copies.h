@@ -32,8 +32,8 @@ struct Copy {
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
 /// Compares the copies that a reader leaves out with the tensors that it reads, and makes notes of
-/// those that differ. To be fast, opening a checkpoint compares whole copies only up to 2^22
-/// elements in all; of the other copies, the first 8192 of each run. `verify` compares the rest.
+/// those that differ. To open a checkpoint fast, whole copies are compared only up to 2^22 elements
+/// in all, and of the other copies only the first 8192 of each run. `verify` compares the rest.
 class Copies {
  public:
   /// `rule` and `expected`: these members of each note (`Finding`). `advice`: the end of each

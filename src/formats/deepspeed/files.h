@@ -52,8 +52,8 @@ bool is_path_of_universal(std::string_view path);
 bool are_of_several_model_ranks(const std::vector<std::string>& names);
 /// Throws Error(unsupported) if one of the files is of tensor, pipeline or expert parallelism.
 void require_zero_alone(const std::vector<std::string>& names, const std::string& directory);
-/// Throws Error(corruption) naming the first rank that has only one of its two files in stage 3.
-/// Requires: the numbers of files differ.
+/// For ZeRO stage 3: throws Error(corruption) naming the first rank with only one of its two files
+/// (model states, optimizer states). Requires: the numbers of these files differ.
 [[noreturn]] void refuse_other_ranks(const std::string& directory, std::size_t num_models,
                                      std::size_t num_optimizers);
 /// Returns the files of a checkpoint of ZeRO alone. Throws: Error(corruption) naming a missing

@@ -290,8 +290,8 @@ void ModelRanksReader::add_of_module(ModulePart part) {
   rest_[std::move(key)].push_back(std::move(part));
 }
 
-/// Adds dicts and lists that have other keys on a rank than on those before, and takes them out of
-/// `rest_`.
+/// Adds the dicts and lists of a rank whose keys differ from those on earlier ranks, and removes
+/// them from `rest_`.
 void ModelRanksReader::keep_apart() {
   torch_files::Containers joined;
   std::map<std::size_t, std::set<KeyPath>> apart;  // by rank
@@ -337,7 +337,7 @@ void ModelRanksReader::add_rest(const std::vector<ModulePart>& parts) {
   add_of_ranks(first.path, ranks);
 }
 
-/// Returns whether an untrained name is a frozen parameter: all stages list buffers, none lists it.
+/// Whether an untrained name is a frozen parameter: all stages list buffers, none lists this name.
 bool ModelRanksReader::is_parameter(const std::string& name) const {
   for (std::size_t stage = 0; stage < num_stages(); ++stage) {
     if (model_of(stage, 0).find({"buffer_names"}) == nullptr) return false;

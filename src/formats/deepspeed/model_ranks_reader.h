@@ -36,8 +36,8 @@ struct VectorPart {
 };
 
 /// The base class of readers of one or several model ranks ([Note: Model ranks], files.h). Reads
-/// all of their modules but the trained parameters. Ranks are numbered as in DeepSpeed: the tensor
-/// rank changes fastest, then the data rank, then the stage (`rank_of`).
+/// everything in their modules except the trained parameters. Ranks are numbered as in DeepSpeed:
+/// the tensor rank changes fastest, then the data rank, then the stage (`rank_of`).
 class ModelRanksReader : public ModelStatesReader {
  protected:
   using ModelStatesReader::ModelStatesReader;

@@ -16,7 +16,7 @@
 namespace tessera::formats::deepspeed {
 
 /// Returns whether the reader turns this member of the model states into something else, such as
-/// `module` into tensors. The checkpoint that is read then has no value with the member's name.
+/// `module` into tensors. The reader then shows no value with the member's name.
 bool is_consumed_member(std::string_view member);
 /// Returns whether DeepSpeed writes this member by itself, beside what the user saves.
 bool is_member_of_deepspeed(std::string_view member);
@@ -56,7 +56,7 @@ class ModelStatesReader : public EntryReader {
   /// Adds what the user saved, and calls EntryReader::finish.
   void finish();
   /// Adds all members of the optimizer's files except weights, parameter groups, state, `ds_config`
-  /// and what says how ZeRO cut the vectors. `files`: one for each rank. `stage`: of ZeRO.
+  /// and those that describe ZeRO's cuts. `files`: one for each rank. `stage`: of ZeRO.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
   /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
   /// from its file of optimizer states, `optimizer[rank]`.
@@ -91,11 +91,11 @@ class ModelStatesReader : public EntryReader {
   }
   void note_rounded(std::size_t num_rounded);
   void note_without_elements(const std::vector<std::string>& names);
-  /// Returns whether the file has a name of ZeRO stage 3: its parameters then have no elements.
+  /// Returns whether the file's name is of ZeRO stage 3. Parameters in it then have no elements.
   bool is_partitioned() const { return is_partitioned(model()); }
   static bool is_partitioned(const File& model);
-  /// Adds `optim.state` without items if the optimizer has groups at `path` in the file, and no
-  /// state was added: SGD without momentum has none. PyTorch's optimizers look for this key.
+  /// Adds `optim.state` as an empty dict if the optimizer has groups at `path` in the file, but no
+  /// state was added, as for SGD without momentum. PyTorch's optimizers look for this key.
   void add_state_without_items(const File& file, const Path& path);
 
  private:

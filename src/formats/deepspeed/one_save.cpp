@@ -112,7 +112,7 @@ void require_state_of_vectors(const File& file, int stage) {
   }
 }
 
-/// If the file records how many ranks share each vector, checks that they are `num_ranks`.
+/// If the file records how many ranks share each vector, checks that this is `num_ranks`.
 void require_partition_count(const File& file, std::size_t num_ranks) {
   const Path path{"optimizer_state_dict", "partition_count"};
   const auto count = file.value_at(path);

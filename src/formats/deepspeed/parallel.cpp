@@ -183,8 +183,8 @@ class ParallelReader final : public ModelRanksReader {
   }
 
   /// Returns the shape of a parameter: from the module, or from the file of its layer. The name of
-  /// a shared module does not say which layers share it. The shape is then that of all layers'
-  /// tensors with this name and numel. Returns nothing if no layer has one, or if shapes differ.
+  /// a shared module does not say which layers share it: then returns the shape that all layers'
+  /// tensors with this name and numel have, or nothing if there are none or their shapes differ.
   std::optional<Shape> shape_of(const std::string& name, std::int64_t numel, const File& model,
                                 std::size_t tensor) const {
     const auto shape_at = [](const File& file, const Path& path) -> std::optional<Shape> {

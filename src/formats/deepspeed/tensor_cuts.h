@@ -25,7 +25,7 @@ struct Block {
   Box in_part;
 };
 
-/// How the parts that the tensor ranks have of a parameter are joined into the whole parameter.
+/// How the tensor ranks' parts of a parameter are joined into the whole parameter.
 struct Joint {
   enum class Kind {
     cut,         // the ranks have different elements
@@ -56,7 +56,7 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the patterns that `join` and `has_rule` have applied to no name so far.
+  /// Returns the patterns that have matched no name so far, in `join` and `has_rule`.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.

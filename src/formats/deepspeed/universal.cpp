@@ -238,7 +238,7 @@ class UniversalReader final : public ModelRanksReader {
   }
 
   /// Returns the shape of the whole parameter. `parts`: the shapes of the tensor ranks' parts. If
-  /// no rule joins them, reads the shape from the parameter's file; without it: the first part's.
+  /// no rule joins them, returns the shape in the parameter's file; without this file, `parts[0]`.
   Shape whole_shape(const std::string& name, const std::vector<Shape>& parts) const {
     if (parts.size() == 1) return parts.front();
     if (cuts()) {

@@ -89,8 +89,8 @@ const std::string& name_of(const ValueEntry& value) {
   return value.name;
 }
 
-/// Returns whether no entry is below a key `model`, `optim` or `deepspeed`, or has a flat name that
-/// `path_in_name` splits. Then the tensors at the top are the module's.
+/// Returns whether the tensors at the top are the module's: no entry is below a key `model`,
+/// `optim` or `deepspeed`, and no entry has a flat name that `path_in_name` splits.
 bool is_bare(const CheckpointContents& contents) {
   const auto is_known = [](const std::string& name, const KeyPath& path) {
     if (path.size() < 2) return !path_in_name(name).empty();

@@ -51,12 +51,12 @@ struct UniversalEntries {
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination);
 
-/// Returns how many names of tensors and aliases at the top get `model.` in front, because no entry
-/// has one of these keys; 0 if an entry has one.
+/// Returns how many tensors and aliases at the top get `model.` in front of their names: all of
+/// them, or 0 if any entry has one of the keys `model`, `optim` and `deepspeed`.
 std::size_t num_bare_tensors(const CheckpointContents& contents);
 
-/// Returns how many outermost keys `model.w` become a key `w` in a dict `model` that the checkpoint
-/// also has.
+/// Returns how many outermost keys begin with `model.` (`model.w`) and move into the dict `model`,
+/// under the rest of their name (`w`). 0 if the checkpoint has no dict `model`.
 std::size_t num_keys_into_model(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::deepspeed

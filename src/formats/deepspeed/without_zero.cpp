@@ -59,7 +59,7 @@ class WithoutZeroReader final : public ModelRanksReader {
                     is_usual ? static_cast<std::size_t>(num_data) : 1);
   }
 
-  /// Checks that one save can have written both files of model states, and that it had no ZeRO.
+  /// Checks that one save without ZeRO can have written both files of model states.
   static void require_one_save(const File& first, const File& file) {
     for (const char* const member : {"ds_version", "global_steps", "mp_world_size"}) {
       const auto expected = first.value_at({member});

@@ -35,8 +35,8 @@ RankModel read_rank_model(const File& file, const Place& place);
 /// `model`, the key if there is only one chunk. Nothing for any other key. A rank has several
 /// chunks if the pipeline is interleaved.
 std::optional<std::size_t> chunk_number(std::string_view member);
-/// Whether an entry of the model is extra state of a layer. Extra state is not joined: each rank
-/// keeps its own.
+/// Whether an entry of the model is extra state of a layer. The reader does not join extra state:
+/// each rank keeps its own.
 bool is_extra_state(const Path& path);
 /// Returns the name that an entry of the model has on its rank: the numbers of layers and experts
 /// count within the rank.

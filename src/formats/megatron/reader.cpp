@@ -159,9 +159,9 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Throws if another tensor rank than the folder's saved a file (`args.rank` says which), or if
-  /// two folders have the file of one rank. If `args.rank` is the same in all files, as converters
-  /// write it, the files cannot be checked, and a note says so.
+  /// Throws if `args.rank` shows that a file is not of its folder's tensor rank, or if two folders
+  /// have the file of one rank. If `args.rank` is the same in all files, as converters write it,
+  /// the files cannot be checked, and a note says so.
   void require_own_folders() {
     std::map<std::int64_t, const File*> first_of;
     for (const File* const file : files_) {
@@ -298,7 +298,7 @@ class MegatronReader final : public EntryReader {
     }
     if (cut == Cut::no_rule) {
       if (const auto other = other_than_first(parts)) {
-        reason = "a name that no rule says how to join, and different elements in " +
+        reason = "a tensor that no rule says how to join, with different elements in " +
                  tensor_of(*other).file->name() + " and in " +
                  tensor_of(parts.front()).file->name();
         return std::nullopt;

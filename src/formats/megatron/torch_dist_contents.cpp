@@ -208,7 +208,7 @@ class Sorter {
     const std::size_t num_others = of_optimizer_.size() - 1;
     const std::string others =
         num_others == 0 ? "" : " and " + std::to_string(num_others) + " more";
-    // The whole optimizer is named: without one of its entries, the next one would be refused.
+    // Names the whole optimizer: if only the first entry were left out, the next would be refused.
     throw Error::expected(
         ErrorKind::unsupported, {.path = destination_, .fqn = first.substr(0, first.find('.'))},
         "a part of the optimizer",

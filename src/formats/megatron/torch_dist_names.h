@@ -14,7 +14,7 @@ namespace tessera::formats::megatron {
 /// In the name of an object, the text before the index of its shard: `rng_state/shard_0.0_1.1`.
 inline constexpr std::string_view kShard = "/shard_";
 
-/// Texts in names: before a layer's number, and instead of `experts.local_experts.<number>.`.
+/// Texts in names: before a layer's number; and what replaces `experts.local_experts.<number>.`.
 inline constexpr std::string_view kLayers = "layers.";
 inline constexpr std::string_view kStackedExperts = "experts.experts.";
 
@@ -39,8 +39,8 @@ class TorchDistNames {
   /// numbered from 0 without holes, or differ in shape or dtype.
   TorchDistNames(const std::map<std::string, TensorMeta>& weights, const std::string& destination);
 
-  /// Returns where a weight goes. Norms that the layers of TransformerEngine and Megatron's own
-  /// layers name differently go to both names.
+  /// Returns where a weight goes. A norm can have one name in TransformerEngine's layers and
+  /// another in Megatron's own: then it goes to both.
   const std::vector<TorchDistPlace>& places_of(const std::string& weight) const {
     return places_.at(weight);
   }

@@ -167,7 +167,7 @@ class TorchDistWriter final : public CheckpointWriter {
   void abandon() noexcept override { dcp_->abandon(); }
 
   void commit() override {
-    // The config first: a later run that finds it beside a `common.pt` takes both for Tessera's.
+    // The config first: a later run takes a `common.pt` with a config beside it for Tessera's.
     if (writes_config_) write(kConfigFile, kConfig);
     if (writes_common_) write(kCommonFile, sorted_.common.pickled(kept_));
     dcp_->commit();

@@ -17,8 +17,8 @@ namespace {
 /// A chunk is stored compressed if this saves at least 1/16 of its size.
 constexpr std::uint64_t kMinSavingDivisor = 16;
 
-/// A search for repetitions is tried if Huffman codes alone more than halve a chunk. Trained
-/// weights are mostly noise, which has no repetitions and keeps at least half of its size.
+/// If Huffman codes alone make a chunk smaller than half, zstd also searches for repetitions.
+/// Trained weights do not get so small: they are mostly noise, which has no repetitions.
 constexpr std::uint64_t kRegularDivisor = 2;
 /// The zstd level of that search.
 constexpr int kMatchingLevel = 1;

@@ -27,9 +27,9 @@ class ChunkEncoder {
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
   /// Encodes one chunk. If `zstd_level` is empty, compresses each plane of bytes with Huffman codes
-  /// only. If that more than halves the chunk, also tries a zstd level that searches for
-  /// repetitions, and keeps the smaller result. If compression saves less than 1/16, returns the
-  /// chunk as it is. The result is valid until the next call. Equal bytes give equal results,
+  /// only. If the result is smaller than half of the chunk, also tries a zstd level that searches
+  /// for repetitions, and keeps the smaller result. If compression saves less than 1/16, returns
+  /// the chunk as it is. The result is valid until the next call. Equal bytes give equal results,
   /// whatever was encoded before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                       std::uint64_t chunk_nbytes, std::optional<int> zstd_level);

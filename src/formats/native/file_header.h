@@ -81,7 +81,7 @@ void require_rank_role(const FileHeader& header, const std::string& path, std::i
 /// Returns the binary index that the header points to, after checking its checksum.
 std::vector<std::byte> read_index_bytes(const ReadableFile& file, const FileHeader& header);
 
-/// Returns the checksum of all bytes after the header that are in none of `data_ranges`.
+/// Returns the checksum of the bytes after the header, except those in `data_ranges`.
 /// Requires: the ranges are sorted and disjoint, after the header and within the file.
 std::uint64_t structure_checksum(const ReadableFile& file, std::span<const ByteRange> data_ranges);
 

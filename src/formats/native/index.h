@@ -31,10 +31,10 @@ inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
-// its pieces, the linked pieces, with the same bytes. The rank files of the base with these pieces
-// are hard links in the new checkpoint's directory, under names that none of its own rank files
-// has. So the checkpoint stays complete if the base is removed. If the base has linked files, they
-// are linked like its rank files. See docs/formats/native.md.
+// its pieces, the linked pieces, with the same bytes. The new checkpoint's directory has hard links
+// to the base's rank files with these pieces, under names that none of its own rank files has. So
+// the checkpoint stays complete if the base is removed. If the base has linked files, they are
+// linked like its rank files. See docs/formats/native.md.
 
 // [Note: Patched pieces] A checkpoint of version 4 has patched pieces ([Note: Changed rows] in
 // changed_rows.h). Such a piece is a linked piece, whose StoredPiece says where the whole piece is

@@ -13,7 +13,7 @@ namespace tessera::formats::native {
 namespace {
 
 /// Returns the encoded index without the places of the pieces that are in rank files, and without
-/// the patches themselves, because a rank knows the changed rows of its own pieces only.
+/// the patches themselves, because a rank knows only the changed rows of its own pieces.
 std::vector<std::byte> encode_without_places(Index index) {
   for (std::size_t t = 0; t < index.storage.num_tensors(); ++t) {
     for (std::size_t p = 0; p < index.storage.num_pieces(t); ++p) {

@@ -70,7 +70,7 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
-  /// How a piece is written. Computed for each use: a file may have millions of packed pieces.
+  /// How a piece is written. Not stored, but computed: a file may have millions of packed pieces.
   struct PieceWriting {
     PieceId id{};
     std::uint64_t nbytes = 0;

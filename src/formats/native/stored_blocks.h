@@ -11,7 +11,7 @@
 
 namespace tessera::formats::native {
 
-/// How many table entries a reader reads, and has in memory, at a time.
+/// How many table entries a reader has in memory at a time.
 inline constexpr std::uint64_t kEntriesPerRead = 4096;
 
 /// The place of a block or chunk in the file, and its checksum.

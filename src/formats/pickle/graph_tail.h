@@ -49,7 +49,7 @@ class GraphTail {
   std::size_t first_global_ = 0;
   std::size_t first_call_ = 0;
 
-  // Used only within drop_all_but; members so that each call uses their memory again.
+  // Used only in drop_all_but. They are members so that each call uses their memory again.
   std::vector<std::uint32_t> new_ids_;  // of the tail's objects; kNoObject: dropped
   std::vector<std::uint32_t> open_;
   std::vector<Node> nodes_;

@@ -395,7 +395,7 @@ class Walk {
 
   Value ordered_dict(Object call) {
     if (num_arguments(call) != 0) {
-      call.fail_expected("OrderedDict arguments", "none, with the entries added afterwards");
+      call.fail_expected("OrderedDict arguments", "none, because the entries are added later");
     }
     return put_entries(call);
   }

@@ -66,9 +66,9 @@ class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
 
-  /// Allows 64 MiB, and 128 times the size of the graph's pickle; at most 4 GiB.
+  /// Allows 64 MiB plus 128 times the size of the graph's pickle, but at most 4 GiB.
   explicit WalkBudget(const ObjectGraph& graph);
-  /// Allows 64 MiB, and 128 times `pickle_nbytes`; at most 4 GiB.
+  /// Allows 64 MiB plus 128 times `pickle_nbytes`, but at most 4 GiB.
   explicit WalkBudget(std::uint64_t pickle_nbytes);
   /// Throws Error(corruption) if the budget is used up.
   void spend(Object at, std::uint64_t nbytes);

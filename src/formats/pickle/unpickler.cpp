@@ -748,7 +748,7 @@ class Machine {
   // Entries that a taker gets. [Note: Entries taken early]
 
   /// The dict entries that SETITEMS will set next. On the stack, from `begin` on: key, value, key,
-  /// value, ... The other members are counts from before the first entry that is not taken yet.
+  /// value, ... The `_before` counts are those before the first entry that is not taken yet.
   struct Batch {
     std::size_t begin;  // in the stack
     std::size_t num_held_before;
@@ -817,8 +817,8 @@ class Machine {
     taken_end_ = static_cast<std::uint32_t>(graph_.nodes_.size());
   }
 
-  /// Returns whether to keep an object that a batch puts into the memo: whether an opcode may fetch
-  /// its slot.
+  /// Returns whether to keep an object that a batch puts into the memo: only if an opcode may fetch
+  /// it.
   bool is_kept(std::uint64_t slot, std::uint32_t id) {
     const ObjectKind kind = node(id).kind;
     const bool is_atom = kind == ObjectKind::str || kind == ObjectKind::global;
@@ -830,7 +830,7 @@ class Machine {
   }
 
   /// Throws if `target` may not change any more, because a taker already has its entry. Within a
-  /// batch, only objects of that batch may change, so that no other object refers to them.
+  /// batch, only its objects may change, so that no older object refers to a dropped one.
   void require_open(std::uint32_t target) const {
     if (target >= (batch_ ? tail_.first_node() : taken_end_)) return;
     const bool is_outermost = std::ranges::find(outermost_, target) != outermost_.end();
@@ -969,11 +969,11 @@ class Machine {
   std::size_t num_memoized_ = 0;
   std::vector<Key> keys_;
 
-  // Of the entries that a taker gets
+  // For the entries that a taker gets ([Note: Entries taken early])
   static constexpr std::uint32_t kNeverFetched = kNoObject - 1;  // in memo_: set, and not kept
   EntryTaker* taker_;                                            // null: the graph gets all entries
   std::optional<Batch> batch_;
-  std::uint32_t taken_dict_ = kNoObject;  // whose entries were taken last
+  std::uint32_t taken_dict_ = kNoObject;  // the dict whose entries were taken last
   // The object that has the dict as an attribute, and the dict of its attributes
   std::array<std::uint32_t, 2> outermost_{kNoObject, kNoObject};
   std::uint32_t taken_end_ = 0;  // objects before it belong to entries that were taken

@@ -301,8 +301,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         files_, [&](const RankFile& file) { return file.item != files_.front().item; });
   }
 
-  /// Puts the keys of the outermost dict in the order of names, because no file has an order of all
-  /// of them. Within each key, keeps the order.
+  /// Sorts the keys of the outermost dict by name, because no file has all of these keys. Below
+  /// each key, keeps the order.
   void order_outermost_keys() {
     std::vector<std::pair<Key, Gathered*>> entries;
     for (auto& [name, gathered] : by_name_) {
@@ -320,7 +320,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   // --- putting together
 
   /// Throws if one rank has a tensor and another rank, under the same name, an unreadable entry.
-  /// Does not throw for a ShardedTensor: that rank has no shard, or the elements are missing.
+  /// Does not throw for a ShardedTensor: such a rank has no shard, or its elements are missing.
   void refuse_unreadable_part(const std::string& name, const Gathered& gathered) const {
     if (gathered.tensors.empty() || gathered.refused.empty()) return;
     const ShardPlace* const place = place_of(gathered.tensors.front());

@@ -22,7 +22,7 @@ struct RankFile {
 };
 
 /// Returns a reader that shows the files of all ranks as one checkpoint. Entries are joined as
-/// open_rank_files describes. `notes`: become the first opening findings. `files`: sorted by rank
+/// open_rank_files describes. `notes`: the reader's first opening findings. `files`: sorted by rank
 /// within each item.
 /// Throws: Error(corruption) naming a file of another rank, or tensors of different shape or dtype;
 /// Error(unsupported) for a tensor whose place in the whole is not known.

@@ -35,7 +35,7 @@ std::optional<std::size_t> find_entry(const std::vector<Entry>& entries, const s
   return static_cast<std::size_t>(found - entries.begin());
 }
 
-/// Returns the written items, such as `model`, that are an outermost dict with entries.
+/// Returns the items in kWrittenItems, such as `model`, that are dicts with entries at the top.
 std::set<std::size_t> dicts_of(const CheckpointContents& contents) {
   std::set<std::size_t> dicts;
   const auto look_at = [&](const KeyPath& path) {
@@ -230,7 +230,7 @@ void RankContents::refuse_pieces(std::size_t tensor) const {
       "strategies that fit: dim0, dim1, hybrid:AxB and replicated");
 }
 
-/// Finds the piece of each tensor that each rank holds. Throws if a rank holds two of one tensor.
+/// Finds which piece of each tensor each rank holds. Throws if a rank holds two pieces of a tensor.
 void RankContents::find_pieces() {
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
     const TensorEntry& tensor = contents_.tensors[i];

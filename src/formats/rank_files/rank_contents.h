@@ -16,7 +16,7 @@
 
 namespace tessera::formats::rank_files {
 
-/// In which files of the ranks an entry goes, and under which name.
+/// Into which files of the ranks an entry goes, and under which name.
 struct Spot {
   std::size_t item = 0;  // in kWrittenItems
   std::string name;      // in the file
@@ -35,7 +35,7 @@ struct Spots {
 };
 
 /// Finds where all entries go. If tied tensors would go into two different files of a rank, or if
-/// `optim` is an entry beside `optim.x`, all entries go into the same file.
+/// there are entries `optim` and `optim.x`, all entries go into the same file.
 Spots find_spots(const CheckpointContents& contents);
 
 /// What is in each file of each rank. It is known before any byte of a tensor is written:
@@ -45,8 +45,8 @@ Spots find_spots(const CheckpointContents& contents);
 ///     extra_state_world_size_<N>_rank_<R>.pt   entries `extra_state.…`, without `extra_state.`
 ///     world_size_<N>_rank_<R>.pt               all other entries
 ///
-/// All ranks have files of the same kinds. All entries go into the last one if tied tensors would
-/// go into two files, or if `optim` is an entry beside `optim.x`. docs/formats/rank_files.md has
+/// All ranks have files of the same kinds. All entries go into the last file if tied tensors would
+/// go into two files, or if there are entries `optim` and `optim.x`. docs/formats/rank_files.md has
 /// the rules. Keeps views of the contents and the values, which must outlive this. Immutable; safe
 /// to share between threads.
 class RankContents {
@@ -118,8 +118,8 @@ class RankContents {
   std::string ranks_bytes_;
 };
 
-/// Says how the outermost dict differs when the files of `contents` are read again. Each of several
-/// files has an order of its own, so a reader shows the keys of all files in the order of names.
+/// Returns how the outermost dict changes when the files of `contents` are read again. Each of
+/// several files has its own order of keys, so a reader sorts the keys of all files by name.
 OutermostChanges outermost_changes(const CheckpointContents& contents);
 
 }  // namespace tessera::formats::rank_files

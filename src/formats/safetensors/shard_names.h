@@ -12,7 +12,7 @@ namespace tessera::formats::detail {
 inline constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 inline constexpr ShardNaming kShardNaming{"model", ".safetensors", kIndexSuffix};
 
-/// Returns the place that a safetensors file's name states; nothing if it states none.
+/// Returns the place that a file's name states, such as 2 of 3; nothing if the name has no place.
 std::optional<PlaceInSeries> place_in_series(std::string_view name);
 
 }  // namespace tessera::formats::detail

@@ -21,8 +21,8 @@ inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
 
-/// A structure text of more bytes goes to a values file, even if there are no values, because other
-/// readers must parse the whole header.
+/// A longer structure text goes into a values file, even if there are no values, because every
+/// reader must parse the whole header.
 inline constexpr std::size_t kMaxStructureNbytes = std::size_t{16} << 20;
 
 /// Returns the path of the values file that belongs to `tensors`: a single tensor file, or the

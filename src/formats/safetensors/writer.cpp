@@ -151,8 +151,8 @@ StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
              : StagedDestination::LeftOver::foreign;
 }
 
-/// Says whether a writer died between its last two steps: the values file is at its final path, and
-/// the tensor file is still at the staging path.
+/// Says whether a writer died between its last two steps: the values file is already at its final
+/// path, but the tensor file is still at the staging path.
 bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
   return !fs.kind_of(destination) &&
          detail::names_values(fs, StagedDestination::staging_path_of(destination),

@@ -12,7 +12,7 @@
 
 namespace tessera::formats {
 
-/// What a program changes when it changes or replaces a file.
+/// Properties of a file: at least one differs after a program has changed or replaced the file.
 struct FileState {
   ino_t inode = 0;
   nlink_t num_links = 0;

@@ -262,7 +262,7 @@ bool StagedDestination::is_left_over() const {
   return has_journal() || is_empty(fs_, staging_path_);
 }
 
-/// Throws if a directory that a dead process left holds an entry that may not be removed.
+/// Throws if the directory that a dead process left has an entry which Tessera may not remove.
 void StagedDestination::require_only_removable_entries() const {
   const JournalHead head = read_journal_head(fs_, journal_path());
   const std::set<std::string> extra_names = extra_names_in(head.identity);

@@ -19,9 +19,9 @@ namespace tessera::formats {
 /// advisory lock on it. `commit()` syncs the directory (each file was synced by its writer),
 /// renames it into place (an exchange if something is replaced), and syncs the parent. If this
 /// object is destroyed and no `commit()` has succeeded, the destination is as it was before, and
-/// the staging path is removed, unless `keep` was called. In a directory, only files with a
-/// writer's names are removed. If the directory holds other files, it stays with them, but without
-/// a journal.
+/// the staging path is removed, unless `keep` was called. In a staging directory, only files with
+/// names of a writer's files are removed. If it holds other files, the directory stays with them,
+/// but without a journal.
 ///
 /// [Note: Left over] While a staging path holds anything, a journal is beside it: the file
 /// `<destination>.partial.journal`. The journal marks the staging path as a writer's. If a dead
@@ -29,8 +29,8 @@ namespace tessera::formats {
 /// the caller wants that. An object at a staging path without a journal is never removed, unless it
 /// is empty. Callers that keep work record the finished blocks in the journal. If the staging path
 /// has such work, a caller that does not use journals gets an error. A journal of one line records
-/// nothing: the object beside it may also be a replaced checkpoint. Members of a checkpoint have no
-/// journal; their name is enough.
+/// nothing: the object beside it may also be a replaced checkpoint. A single file of a checkpoint
+/// (member_file) has no journal; its name is enough.
 ///
 /// [Note: Extra files] Extra files (create.h) may have any name. When unfinished work is removed,
 /// the extra files that the journal's identity names are removed like a writer's files. When a
@@ -122,14 +122,14 @@ class StagedDestination {
   void keep() noexcept { is_kept_ = true; }
   /// Sets the names of all other files that the caller writes into the staging directory, as paths
   /// relative to it. `publish` then throws if there is a file with another name, and such a file is
-  /// never removed. Without this call, this holds for files that no writer of Tessera makes.
+  /// never removed. Without this call, it throws for files that no writer of Tessera makes.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;
 
-  /// Makes the destination appear durably, but keeps the checkpoint that it replaced, and restores
-  /// it if this object is destroyed without commit. Used for two destinations that must appear
-  /// together.
+  /// Makes the destination appear durably, and keeps the replaced checkpoint. If this object is
+  /// destroyed before `commit`, the destructor restores that checkpoint. Used for two destinations
+  /// that must appear together.
   void publish();
   /// Calls `publish` if it has not been called yet, and removes the replaced checkpoint.
   void commit();

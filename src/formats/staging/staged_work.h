@@ -77,7 +77,7 @@ class StagedWork {
   bool is_resumed() const {
     return staged_ ? staged_->has_left_over() : journal_ && journal_->is_resumed();
   }
-  /// Whether this is one worker's share of a move: other workers may have created its files.
+  /// Whether this is a share of a move. Workers that write other shares may create the same files.
   bool is_share() const { return !staged_; }
 
   /// Sets the names of all files that the writer makes in the directory, apart from the extra

@@ -123,8 +123,8 @@ class Finder {
     }
   }
 
-  /// Adds the files of an item that the metadata does not list, by their names. It may be that only
-  /// rank 0 has saved the item. Ignores files whose numbers cannot be ranks, such as step numbers.
+  /// Adds the files of an item that the metadata does not list, by their names. Sometimes only rank
+  /// 0 has saved the item. Ignores files whose numbers cannot be ranks, such as step numbers.
   void add_by_default(const std::string& item, const std::set<std::uint64_t>& ranks) {
     const auto world_size = static_cast<std::uint64_t>(found_.world_size);
     if (!ranks.contains(0) && *ranks.rbegin() >= world_size) return;

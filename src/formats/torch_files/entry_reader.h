@@ -42,8 +42,8 @@ struct Family {
   std::vector<std::string> own_names;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
-  /// Whether entries have an order ([Note: Order of keys]): that of the first file that has them,
-  /// unless `EntryReader::place_of` says otherwise.
+  /// Whether entries have an order ([Note: Order of keys]). An entry has its place in the first
+  /// file that has it, unless `EntryReader::place_of` returns another place.
   bool keeps_key_order = false;
 };
 
@@ -107,9 +107,9 @@ class EntryReader : public DividedReader, public PartlyRead {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Where an entry of a rank's file is added: its key path. An empty path skips the entry. Dicts
-  /// at the first `num_joined` keys of the path may have other keys on other ranks: then the
-  /// checkpoint has the keys of all ranks. If any dict or list below has, it is kept for each rank.
+  /// Where an entry of a rank's file is added: its key path. An empty path skips the entry. The
+  /// dicts at the first `num_joined` keys of the path get the keys of all ranks. If a dict or list
+  /// below them differs in its keys between ranks, each rank's copy is kept as an entry of its own.
   struct Place {
     KeyPath path;
     std::size_t num_joined = 0;
@@ -152,8 +152,8 @@ class EntryReader : public DividedReader, public PartlyRead {
 
   /// Sorts the entries. Throws Error(unsupported) if two entries have the same name.
   void finish();
-  /// Gives the entries the order of `names`; entries without a name in it come last, in the order
-  /// that they had. Requires: `finish` was called.
+  /// Gives the entries the order of `names`; entries that are not in `names` come last, in their
+  /// old order. Requires: `finish` was called.
   void set_order(const std::vector<std::string>& names);
   /// Sets the key path of each entry whose name is one of `paths` with dots between the keys.
   /// Requires: `finish` was called.
@@ -162,8 +162,8 @@ class EntryReader : public DividedReader, public PartlyRead {
   void drop_order();
 
  private:
-  /// Returns the place in the order of keys of the entry that gets the key path `path`. `order`:
-  /// `order_in` of the file's entry that it comes from; 0 if it is put together from several.
+  /// Returns the `dict_order` of the entry with the key path `path`. `order`: `order_in` of the
+  /// file's entry that it comes from; 0 if it is joined from several.
   virtual std::uint32_t place_of(const KeyPath& /*path*/, std::uint32_t order) { return order; }
   /// Calls `change(name, entry)` for all entries.
   template <class Change>

@@ -11,11 +11,11 @@ namespace tessera::formats::torch_files {
 /// The keys of each dict and list, by its key path. A value or tensor has no keys.
 using Containers = std::map<KeyPath, std::set<Key>>;
 
-/// Adds an entry with the key path `path` to the containers that it is in. Leaves out those at the
-/// first `num_joined` keys.
+/// Adds an entry with the key path `path` to the containers around it. Leaves out the containers at
+/// the first `num_joined` keys.
 void add_containers(Containers& containers, const KeyPath& path, std::size_t num_joined);
-/// Adds the containers of one more rank. Returns the outermost ones that have other keys than on
-/// the ranks before; these, and those inside them, are not added.
+/// Adds the containers of one more rank, except those that have other keys than on earlier ranks,
+/// and all that is inside them. Returns the outermost containers that were not added.
 std::set<KeyPath> merge_containers(Containers& containers, const Containers& of_rank);
 /// Returns the path in `paths` that `path` begins with; null if it begins with none of them.
 /// Requires: no path in `paths` begins with another one.

@@ -10,8 +10,8 @@ using pickle::Object;
 using pickle::ObjectKind;
 using pickle::ValueGlobal;
 
-/// Whether an object is a dict or an OrderedDict. Up to torch 2.0, a module keeps parameters,
-/// buffers and modules in OrderedDicts; later in plain dicts.
+/// Whether an object is a dict or an OrderedDict. Up to torch 2.0, a module keeps its parameters,
+/// buffers and submodules in OrderedDicts, since then in plain dicts.
 bool is_dict(const std::optional<Object>& object) {
   if (!object) return false;
   return object->is(ObjectKind::dict) ||

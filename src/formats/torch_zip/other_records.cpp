@@ -26,8 +26,8 @@ bool is_folder(const zip::Member& member) {
   return member.name.ends_with('/') && member.nbytes == 0;
 }
 
-/// Returns a note about the parts of an archive that nothing is read from. Returns nothing if there
-/// are none. `kind`: what the archive calls a part.
+/// Returns a note about the parts of an archive that the reader does not use. Returns nothing if
+/// there are none. `kind`: what the archive calls a part.
 std::optional<Finding> note_of(const std::string& path, const std::string& kind,
                                const std::vector<std::string_view>& others) {
   if (others.empty()) return std::nullopt;

@@ -49,8 +49,8 @@ std::optional<std::int64_t> number(Found object) {
   return object->as_integer("number");
 }
 
-/// Returns the product of the factors, which is the number of parts; nothing if a factor is not
-/// known.
+/// Returns the number of parts, which is the product of the factors; nothing if any factor is
+/// unknown.
 std::optional<std::uint64_t> product(std::initializer_list<std::optional<std::int64_t>> factors) {
   std::int64_t result = 1;
   for (const std::optional<std::int64_t> factor : factors) {

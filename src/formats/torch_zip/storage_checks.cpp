@@ -12,8 +12,8 @@
 namespace tessera::formats::torch_zip {
 namespace {
 
-/// The most ranges that are kept of one storage. A read that would make one more is left to
-/// `check_rest`.
+/// The most ranges that are kept of one storage. If a read would make one more, it is not added:
+/// `check_rest` reads these bytes again.
 constexpr std::size_t kMaxRanges = 4096;
 constexpr std::uint64_t kBufferNbytes = std::uint64_t{1} << 20;
 

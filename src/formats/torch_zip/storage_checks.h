@@ -59,7 +59,7 @@ class ChecksOfFiles {
  public:
   /// Returns the checks of the file with this number: those that are kept, or new ones.
   std::shared_ptr<StorageChecks> of(std::uint64_t file);
-  /// Keeps the checks if they have a rest; otherwise drops them. Call it after each read.
+  /// Keeps the checks if `has_rest` is true; otherwise drops them. Call this after each read.
   void keep(std::uint64_t file, std::shared_ptr<StorageChecks> checks);
   /// Returns the numbers of the files of which `check_rest` would check a storage.
   std::vector<std::uint64_t> files_to_check(double most_rest) const;

@@ -59,8 +59,8 @@ class StridedRead {
   }
   bool is_far(std::int64_t gap) const { return gap * element_nbytes_ > kGapNbytes; }
 
-  /// Says whether to read all bytes between the first and the last element of `dims` in one call.
-  /// True if they are few, and the gaps between elements are small.
+  /// Says whether to read all bytes from the first to the last element of `dims` in one call: if
+  /// these bytes are few, and the gaps between elements are small.
   bool is_stretch(std::span<const Dim> dims) const {
     if (span_of(dims) > kStagingNbytes / element_nbytes_) return false;
     for (; !dims.empty(); dims = dims.subspan(1)) {

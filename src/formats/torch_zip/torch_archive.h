@@ -87,8 +87,8 @@ class SavedObject {
   /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
   /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
   /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. Anything
-  /// that is neither a dense tensor nor a plain value is a leaf with an error, and so is a dict
-  /// that has it as a key.
+  /// that is neither a dense tensor nor a plain value is a leaf with an error. So is a dict with
+  /// such a key.
   /// Throws: Error(corruption); Error(unsupported) for a key that cannot be a name.
   Leaves flatten() const;
   std::vector<Leaf> leaves() const { return flatten().leaves; }

@@ -78,8 +78,8 @@ std::string in_python(const KeyPath& path) {
   return text;
 }
 
-/// Returns an empty path for a top-level key, as CheckpointContents requires. Returns other paths
-/// unchanged.
+/// Returns an empty path if the path is a single text key, as CheckpointContents requires. Returns
+/// other paths unchanged.
 KeyPath key_path_of(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) path.clear();
   return path;

@@ -39,7 +39,7 @@ class TorchFileReader : public DividedReader, public PartlyRead {
   /// Returns the classes and functions that the pickle names and Tessera does not know: sorted, at
   /// most 1000.
   virtual std::vector<std::string> foreign_names() const = 0;
-  /// Returns the checks of what was read; null if the file has no storages of torch.save.
+  /// Returns the checks of the bytes read so far; null if the file has no storages of torch.save.
   virtual std::shared_ptr<StorageChecks> checks() const = 0;
   /// Adds what this reader reads to the checks of an earlier reader of the same file. Requires:
   /// nothing was read yet.

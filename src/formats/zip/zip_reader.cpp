@@ -73,8 +73,8 @@ std::optional<std::size_t> trailer_position(std::span<const std::byte> end) {
   return std::nullopt;
 }
 
-/// Replaces the numbers that did not fit into their 32-bit fields. The extra field `zip64` holds
-/// only these numbers, in the order in which this function reads them.
+/// Sets the numbers that did not fit into their 32-bit fields, from the extra field `zip64`, which
+/// holds only these numbers, in the order in which this function reads them.
 void apply_zip64_fields(std::span<const std::byte> extra, Member& member,
                         std::uint64_t& first_disk) {
   while (extra.size() >= 4) {

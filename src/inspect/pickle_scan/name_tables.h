@@ -31,8 +31,8 @@ std::string_view standard_modules();
 std::string_view powerful_modules();
 /// Functions that run code, whatever module they are imported from.
 std::string_view powerful_functions();
-/// Functions and methods that load, write or call what they are given, in whatever module of torch
-/// or NumPy.
+/// Names of functions and methods that load or write data, or call a function that they get as an
+/// argument. They are dangerous in every module of torch and NumPy.
 std::string_view powerful_functions_of_torch_and_numpy();
 
 }  // namespace tessera::inspect

@@ -80,8 +80,8 @@ std::vector<std::string> keys_of(const StateDict& state_dict) {
   return keys;
 }
 
-/// Throws if `only` selects only a part of the optimizer state of a parameter, or only a part of
-/// the parameter groups. An optimizer needs all of it or nothing.
+/// Throws if `only` selects some of a parameter's optimizer state but not all of it, or some fields
+/// of the parameter groups but not all. An optimizer cannot use incomplete state.
 void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
                           const CheckpointContents& source, const NameSelection& only,
                           const std::vector<reshard::Rename>& renames) {
