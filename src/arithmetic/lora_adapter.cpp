@@ -132,7 +132,7 @@ class Scales {
 
   /// Returns the scale of a module: the factor of the product of its two matrices, which have
   /// `rank` columns and rows. Throws: Error(corruption) if the configuration states another rank,
-  /// because PEFT divides by that one.
+  /// because PEFT divides by the rank in the configuration.
   double of(const std::string& module, std::int64_t rank) const {
     const auto divisor = static_cast<double>(rank);
     if (const double stated = ranks_ ? ranks_->of(module) : divisor; stated != divisor) {

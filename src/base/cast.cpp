@@ -263,7 +263,7 @@ bool fits_float(DType dtype) {
   return itemsize(dtype) <= 2 || dtype == DType::float32;
 }
 
-/// Returns the smallest number above zero. Requires: the dtype is a real float, not float4.
+/// Returns the smallest positive number, also subnormal. Requires: a real float dtype, not float4.
 double smallest_positive(DType dtype) {
   switch (dtype) {
     case DType::float64:

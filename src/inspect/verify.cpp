@@ -92,8 +92,8 @@ bool has_numbers(const TensorMeta& meta) {
   return is_floating_point(meta.dtype) || is_complex(meta.dtype);
 }
 
-// Returns the tensors whose numbers (for NaN and infinities) part `index` checks; none if any
-// number is allowed.
+// Returns the tensors in which part `index` looks for NaN and infinities; none if the options allow
+// these numbers.
 std::vector<std::size_t> tensors_with_numbers(const formats::CheckpointReader& reader,
                                               const VerifyOptions& options, int index,
                                               int num_parts) {

@@ -20,7 +20,7 @@ int default_num_threads();
 /// Does not follow a link.
 std::optional<NamedObject> find_name(const std::string& path);
 
-/// Does the same, but follows all links.
+/// As `find_name`, but follows all links.
 std::optional<NamedObject> find_target(const std::string& path);
 
 /// Returns the size and the ETag (or date) of an object at a URL, as one text. Two versions of the

@@ -22,7 +22,7 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. With credentials it is signed, but its body not over HTTPS.
+  /// A request other than a plain read. Credentials sign it, and its body too without HTTPS.
   struct Call {
     /// Whether the request is about an object or its bucket. The URL names the object in both
     /// cases.

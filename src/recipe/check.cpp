@@ -138,8 +138,8 @@ class Proof {
                              .found = "additions, which round: the last bits may change"});
   }
 
-  /// Adds a note about values that a move will compare. This proof cannot, because it reads no
-  /// values.
+  /// Adds a note about values that must be equal. Only a move compares them, because this proof
+  /// reads no values.
   void note_unread(const Transformation& made) {
     std::string found;
     const auto merged = std::ranges::find_if(

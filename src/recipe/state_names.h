@@ -58,8 +58,8 @@ class StateNames {
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;
 };
 
-/// Returns the name that an optimizer uses for the parameter `fqn`. The optimizer uses the name
-/// `name.parameter` for the parameter `old_fqn`; the result lacks the same first components.
+/// Returns the name that an optimizer uses for the parameter `fqn`: without the first components
+/// that it leaves out of the name `old_fqn`, for which it uses the name `name.parameter`.
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 

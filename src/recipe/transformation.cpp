@@ -298,8 +298,8 @@ void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
 void Transformer::follow_state(const Rule& rule, const Instance& instance,
                                const std::vector<std::size_t>& inputs,
                                const std::vector<std::string>& targets) {
-  // For each name of a state without the parameter's name (`optim.state.`, `.exp_avg`): the state
-  // of that name of each parameter.
+  // Key: the parts of a state's name without the parameter's name (`optim.state.`, `.exp_avg`).
+  // Value: the state with these parts, for each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;
@@ -348,8 +348,8 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
   }
 }
 
-/// Adds scalar state (such as `step`) for each new parameter. The old parameters that it is made
-/// from must have equal scalars.
+/// Adds scalar state (such as `step`) for each new parameter. If a new parameter is made from
+/// several old parameters, their scalars must be equal.
 void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, const State*>& states,
                                 const std::vector<std::string>& targets) {
   const State& first = *states.begin()->second;
@@ -565,7 +565,7 @@ void Transformer::check_tree() {
   try {
     formats::check_key_paths(contents, "");
   } catch (const Error& wrong) {
-    problem("names", wrong.where().fqn, "names that form dicts and lists",
+    problem("names", wrong.where().fqn, "names that fit into one nested dict",
             std::string(wrong.reason()));
   }
 }

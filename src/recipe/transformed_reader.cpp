@@ -181,7 +181,7 @@ class TransformedReader final : public formats::DerivedReader {
   formats::MissingData find_missing_data() const override;
 
  private:
-  /// The blocks that a piece's elements come from.
+  /// Where the elements of a piece come from. `is_permuted`: as ElementReader::is_permuted.
   struct Elements {
     IndexedBlocks blocks;
     bool is_permuted;
@@ -198,7 +198,7 @@ class TransformedReader final : public formats::DerivedReader {
   void check(const Condition& condition, std::size_t tensor_index) const;
 
   std::string recipe_path_;
-  Transformation made_;          // without what pieces_ and conditions_ have
+  Transformation made_;          // without what was moved to pieces_ and conditions_
   std::vector<Finding> losses_;  // empty after take_rest()
   ElementReader elements_;
   GroupNames groups_;

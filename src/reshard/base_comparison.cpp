@@ -51,8 +51,8 @@ class ComparingWriter final : public formats::CheckpointWriter {
     return std::max<std::int64_t>(numel / row_numel, 1) * row_numel;  // whole rows
   }
 
-  /// Returns true, so that the block is skipped, if it is known that the piece differs from the
-  /// base and is written whole.
+  /// Returns true, so that the caller skips the block, if an earlier block has shown that the piece
+  /// differs from the base and must be written whole.
   bool resume_block(PieceId piece, std::int64_t /*begin*/, std::span<std::byte> /*room*/) override {
     return differs_[number_of(piece)].load(std::memory_order_relaxed);
   }

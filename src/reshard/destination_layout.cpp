@@ -19,7 +19,7 @@ using formats::Piece;
 using formats::StateKind;
 using formats::TensorEntry;
 
-/// Returns the world size of the options, else of the source; 0 if `hybrid:AxB` sets it.
+/// Returns the world size from the options, else from the source; 0 if `hybrid:AxB` contains it.
 int wanted_world_size(const CheckpointContents& source, const PlanOptions& options) {
   int wanted = options.world_size;
   if (options.table_plan) {
@@ -62,8 +62,8 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
   return numel_of(piece.region) == tensor.meta.numel();
 }
 
-/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector of
-/// that kind may be a part of a flat parameter (FSDP1), so it is always cut.
+/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector with
+/// such a name may be a part of a flat parameter (FSDP1), so it is always cut.
 bool is_numbered_state(const std::string& name) {
   const std::size_t begin = name.find("state.");
   return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&
@@ -142,9 +142,9 @@ bool DestinationLayout::is_under_uncut_prefix(const TensorEntry& tensor) const {
 
 /// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
 /// name has the format's prefix of uncut tensors, or if the source cuts other tensors but not this
-/// one (as with a buffer). Vectors of numbered state, and single rows on some ranks, may be cut.
-/// Under the prefix, only a source that stores replicas shows that a trainer cut the tensor: moves
-/// to other formats cut all tensors.
+/// one (as with a buffer). Vectors of numbered state, and single rows on some ranks, may be cut. A
+/// tensor with the prefix may be cut too, but only if the source stores replicas and cuts it, so
+/// that the cut is a trainer's: moves to formats without replicas cut all tensors.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   const bool is_under_prefix = is_under_uncut_prefix(tensor);
@@ -161,9 +161,9 @@ bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
 }
 
-/// Returns the shards of a tensor in PlanOptions::like. If the destination stores replicas, a
-/// tensor that the other checkpoint does not cut is on all ranks: formats without replicas store it
-/// on one of them.
+/// Returns the shards of a tensor in PlanOptions::like. If the other checkpoint does not cut a
+/// tensor, and the destination stores replicas, all ranks get the tensor: the other checkpoint may
+/// have it on one rank only because its format has no replicas.
 std::vector<Shard> DestinationLayout::shards_of_other(const TensorEntry& tensor) const {
   std::vector<Shard> shards = shards_like(options_, renamed(tensor.meta.fqn, options_.renames));
   if (!holds_replicas_) return shards;

@@ -46,9 +46,9 @@ class DestinationLayout {
   /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
   std::vector<Shard> shards_of_parameter(std::size_t source_tensor) const;
 
-  /// Returns the shards of a destination tensor. By its `kind` it is cut by its own shape, like its
-  /// parameter (which `role` names), or not at all: then each rank has a copy. Requires: `entry` is
-  /// row-wise state, or `keeps_pieces()` is false, because a copy for each rank needs their number.
+  /// Returns the shards of a destination tensor. Its `kind` says how it is cut: by its own shape,
+  /// like its parameter (in `role`), or not at all (a copy for each rank). Requires: `entry` is
+  /// row-wise state, or `keeps_pieces()` is false (copies need a number of ranks).
   std::vector<Shard> shards_of_entry(const formats::TensorEntry& entry, std::size_t source_tensor,
                                      const StateRole& role) const;
 

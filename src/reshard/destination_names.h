@@ -7,7 +7,7 @@
 // Makes the names of a destination valid: sorted, unique, and no alias without its tensor.
 namespace tessera::reshard {
 
-/// Sorts tensors, values and aliases by name. Lists of the plan with one item for each of them,
+/// Sorts tensors, values and aliases by name. Lists of the plan that are parallel to these lists,
 /// such as `copies`, get the same order.
 void sort_by_name(Plan& plan);
 

@@ -15,7 +15,7 @@ namespace tessera::reshard {
 //
 // The identity is that of the base. A pair is a piece and the same piece of the base. `0-4` are the
 // pairs 0 to 3 in the list of all pairs: their bytes are equal. `12:` is a pair with changed rows,
-// in runs: `20+2` are two rows, 20 rows after the end of the run before. Ranks write only `12:`.
+// in runs: `20+2` are two rows, 20 rows after the end of the run before. Ranks leave out the runs.
 
 /// Whether the text says which rows have changed, or only that rows have changed.
 enum class RowsInText { leave_out, say };
@@ -25,9 +25,9 @@ std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const formats::PiecePair> pairs,
                                  const formats::PieceMatches& matches, RowsInText rows_in_text);
 
-/// Returns the matches that the texts of all ranks or workers name. A piece whose rows its text
-/// leaves out gets an empty set. `contents`: of the new checkpoint. Throws: Error(mismatch) with
-/// `path` if a text was made with another base than `base`, or does not fit `pairs`.
+/// Returns the matches that the texts of all ranks or workers name. If a text leaves out the
+/// changed rows of a piece, the piece gets an empty set. `contents`: of the new checkpoint. Throws:
+/// Error(mismatch) with `path` if a text was made with another base, or does not fit `pairs`.
 formats::PieceMatches equal_pieces_from_texts(const formats::BaseCheckpoint& base,
                                               const formats::CheckpointContents& contents,
                                               std::span<const formats::PiecePair> pairs,

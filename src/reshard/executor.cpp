@@ -159,8 +159,8 @@ class Execution {
             !is_replica_.empty() && is_replica_[piece]};
   }
 
-  /// Finds the pieces whose region an earlier piece of the same tensor has, so that what a cast
-  /// loses is counted once for each element. Looks only at tensors that a cast or a merge changes.
+  /// Finds the replicas (pieces with the region of an earlier piece), so that what a cast loses is
+  /// counted once for each element. Looks only at tensors that a cast or a merge changes.
   void find_replicas() {
     const auto region = [&](std::size_t piece) -> const Region& {
       return region_of(order_[piece]);

@@ -158,7 +158,7 @@ class Sorter {
       return leave(name, why_never(ExtraEntry::Kind::checkpoint_file));
     }
     if (options_.removes_quantization && describes_codes(name)) {
-      return leave(name, "describes codes, which became numbers");
+      return leave(name, "describes quantized weights, which became numbers");
     }
     if (!are_equal(name, places)) {
       if (options_.preference == MergePreference::none) {

@@ -61,8 +61,8 @@ bool is_list_at_root(const CheckpointContents& destination) {
   return is_list;
 }
 
-/// Returns how many tensors of the destination repeat a source tensor: an earlier tensor of the
-/// destination is a copy of the same one.
+/// Returns how many tensors of the destination are further copies of a source tensor: an earlier
+/// tensor of the destination is already a copy of the same source tensor.
 std::size_t num_repeated(const Plan& plan, std::size_t num_source_tensors) {
   std::vector<bool> is_seen(num_source_tensors);
   std::size_t num_repeated = 0;

@@ -93,7 +93,7 @@ class NameLister {
 };
 
 /// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
-/// any other name, and if a rename replaces a prefix of the whole name.
+/// any other name, and for a name whose first characters (`per_rank…`) a rename replaces.
 std::optional<formats::OwnEntry> NameLister::own_entry_of(const std::string& source_name) const {
   for (const Rename& rename : options_.renames) {
     if (!rename.from.empty() && source_name.starts_with(rename.from)) return std::nullopt;

@@ -297,8 +297,8 @@ const ValueEntry* find_field_of_parameter(const CheckpointReader& reader) {
                         "does its state have numbers already?");
 }
 
-/// Removes each optimizer of which `only` selects no entry of `param_groups`. If `only` selects no
-/// `param_groups` at all, keeps all optimizers.
+/// Removes each optimizer that has no entry of `param_groups` that `only` selects. If `only`
+/// selects no `param_groups` at all, keeps all optimizers.
 template <class Optimizer>
 void select(const CheckpointReader& reader, const NameSelection& only,
             std::vector<Optimizer>& optimizers) {

@@ -63,10 +63,10 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
 bool is_copy_of_parameter(std::string_view name);
 
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
-/// checkpoint or recorded there, everything below a `state` that has such a tensor, everything
-/// below a `param_groups`, everything below a `state` beside a `param_groups`, and everything below
-/// a `grad_scaler` beside these or in `optim` or `optimizer`. Keeps views of the names in
-/// `contents`, which must outlive it. Thread-safe.
+/// checkpoint or recorded there, and everything else below the same `state`; everything below a
+/// `param_groups`, and below a `state` beside it; everything below a `grad_scaler` that is beside
+/// one of these, or is in `optim` or `optimizer`. Keeps views of the names in `contents`, which
+/// must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

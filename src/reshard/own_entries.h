@@ -13,8 +13,8 @@ namespace tessera::reshard {
 /// other rank. Requires: the plan is sorted.
 void place_own_entries(Plan& plan);
 
-/// Returns the entries such as `per_rank.3.rng` for which there is no rank 3 or no entry `rng`,
-/// or whose dict has other keys than the shared one. A format with replicas stores them on all
+/// Returns the entries such as `per_rank.3.rng` for which there is no rank 3 or no entry `rng`, or
+/// whose dict has other keys than the dict of `rng`. A format with replicas stores them on all
 /// ranks, under this name.
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents);
 

@@ -8,7 +8,7 @@
 
 namespace tessera::reshard {
 
-/// Returns a note: `pattern`, an exclusion (`!GLOB`), matches no name.
+/// Returns the note that the exclusion `pattern` (`!GLOB`) matches no name.
 inline formats::Finding note_of_unused_exclusion(ErrorWhere where, std::string rule,
                                                  std::string_view pattern) {
   return {formats::Finding::Severity::note, std::move(rule), std::move(where),

@@ -78,7 +78,7 @@ class SharedComparison {
   }
 
  private:
-  /// Reads or makes the text of a share's equal pairs. Nothing while another worker compares it.
+  /// Reads a share's text of equal pairs, or makes it. Nothing while another worker makes it.
   std::optional<std::string> find_or_compare(int share) {
     if (auto text = read(share)) return text;
     const auto lock = work_.try_lock_comparison(share);

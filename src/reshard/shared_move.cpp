@@ -30,8 +30,8 @@ using formats::SharedWork;
 using formats::ShareOptions;
 using formats::ShareWriter;
 
-/// The most that a worker reads beyond its share to check a CRC, as a multiple of what it read of
-/// the storage. Two workers that share a storage do not check it.
+/// To check the CRC of a storage, a worker reads bytes beyond its share, but at most this multiple
+/// of what it read of the storage. If two workers share a storage, neither checks its CRC.
 constexpr double kMostRestOfShare = 0.05;
 
 /// A move by several processes, as one of them sees it.

@@ -18,8 +18,8 @@ bool is_bare_flat_vector(std::string_view fqn);
 void report_missing_files(const formats::CheckpointContents& source, Relaxation missing,
                           PlanReport& report);
 
-/// Reports a problem, or a note if `part` allows it, if the source is only a part of a checkpoint,
-/// such as the file of one rank.
+/// Reports a source that is only a part of a checkpoint, such as the file of one rank: as a note if
+/// `part` allows this, else as a problem.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
 /// Reports the findings that the reader made when it opened the source. If `missing` allows it,

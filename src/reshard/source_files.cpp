@@ -39,7 +39,7 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
     return known == known_.end() ? std::nullopt : std::optional(known->second);
   }
 
-  /// Looks at a file, unless this has been called for it before.
+  /// Looks at a file at the first call for it, and returns the same result at every later call.
   FoundFile note(const std::string& path) const {
     if (auto known = find_known(path)) return *std::move(known);
     FoundFile found = find_file(path);

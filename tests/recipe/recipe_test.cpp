@@ -806,7 +806,7 @@ TEST(RecipeTest, ATensorCannotTakeTheNameOfADict) {
   EXPECT_EQ(report.problems[0].rule, "names");
   EXPECT_THAT(
       message_of([&] { applied(std::move(source), recipe); }),
-      HasSubstr("names: expected names that form dicts and lists, found key path: expected "));
+      HasSubstr("names: expected names that fit into one nested dict, found key path: expected "));
 }
 
 TEST(RecipeTest, TheCheckSaysWhatOnlyAMoveCompares) {

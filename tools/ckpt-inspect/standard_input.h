@@ -38,7 +38,7 @@ class StandardInput final : public ReadOnlyFileSystem {
 
  private:
   enum class Stream { more, ended };
-  /// Reads until `nbytes` bytes of the stream are read, earlier calls included, or it ends.
+  /// Reads on until this and earlier calls have read `nbytes` bytes, or until the stream ends.
   Stream read_to(std::uint64_t nbytes);
 
   int descriptor_;

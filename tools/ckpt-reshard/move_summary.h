@@ -30,7 +30,7 @@ struct Outcome {
   std::vector<reshard::TensorOverflow> overflows{};
   std::vector<reshard::TensorUnderflow> underflows{};
   // Losses from rounding sums and dequantized numbers, of tensors whose name no longer exists after
-  // the recipe. Key: the name before it. Losses of other tensors: `overflows` and `underflows`.
+  // the recipe. Key: the old name. Losses of other tensors: `overflows` and `underflows`.
   std::map<std::string, CastLosses> losses_before_recipe{};
   reshard::FileStates source_files{};  // states of the source's files when they were opened
   std::optional<arithmetic::CombinationCounts> combination{};

@@ -10,8 +10,8 @@
 namespace tessera::cli {
 namespace {
 
-/// The environment variables that one launcher sets. It is recognised if `index` is set, and
-/// also `count` unless it is null.
+/// The environment variables that one launcher sets. The launcher is recognised if `index` is set,
+/// and, unless `count` is null, if `count` is set too.
 struct LauncherVariables {
   const char* index;
   const char* count;  // null: the launcher has no such variable

@@ -1,5 +1,5 @@
-// Makes the manual page, in roff, from the same texts as the help. They are in each
-// add_<verb>_command.
+// Makes the manual page, in roff, from the texts of the help, which the functions
+// add_<verb>_command set.
 #include <string>
 #include <string_view>
 

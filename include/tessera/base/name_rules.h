@@ -46,8 +46,8 @@ struct Rename {
   std::string to;
 };
 
-/// Applies the first rename with whose `from` the characters of `name` begin: `a.1` also renames
-/// `a.10`. Without such a rename, returns `name` unchanged.
+/// Applies the first rename whose `from` is a prefix of `name`, by characters: a rename of `a.1`
+/// also changes `a.10`. If no rename fits, returns `name` unchanged.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
 /// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.

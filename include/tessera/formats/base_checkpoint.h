@@ -14,8 +14,8 @@
 #include "tessera/formats/format.h"
 
 // [Note: Base checkpoint] A new checkpoint can have a base: an older checkpoint of the same format
-// on the same file system. Pieces whose bytes are those of the base are not written again. The
-// files of the base that hold them become hard links in the new checkpoint's directory. So both
+// on the same file system. A piece that has the same bytes in the base is not written again: the
+// new checkpoint's directory gets a hard link to the base's file that holds this piece. So both
 // checkpoints stay whole if the other one is removed, moved or copied, and the disk holds the bytes
 // once. A checkpoint's files never change after it has appeared, so the two cannot disturb each
 // other.
@@ -52,8 +52,8 @@ struct LinkedPieces {
   std::uint64_t nbytes = 0;      // of these pieces, less the changed rows; before compression
 };
 
-/// Returns the bytes of a linked piece of a new checkpoint that are in a file of the base, before
-/// compression.
+/// Returns how many bytes of a linked piece stay in a file of the base: all, except those of its
+/// changed rows. Counts bytes before compression.
 std::uint64_t linked_nbytes_of(const LinkedPieces& linked, const CheckpointContents& contents,
                                CheckpointWriter::PieceId piece);
 
@@ -75,8 +75,8 @@ class BaseCheckpoint {
   virtual const CheckpointReader& reader() const = 0;
   /// Returns a text that differs between checkpoints that differ in any byte.
   virtual std::string identity() const = 0;
-  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `pairs`: as
-  /// PieceMatches has them; those of all ranks, if several ranks write the new checkpoint.
+  /// Returns the pairs whose files are worth a link ([Note: Base checkpoint]). `pairs`: as in
+  /// PieceMatches. If several ranks write the new checkpoint, pass the pairs of all ranks.
   virtual std::vector<PiecePair> worth_linking(std::vector<PiecePair> pairs) const = 0;
   /// Reads a piece as TensorSource::read_piece does, but without its patch, if it has one.
   virtual void read_unpatched(CheckpointWriter::PieceId piece, FlatRange range,

@@ -8,11 +8,11 @@
 #include "tessera/base/tensor_meta.h"
 #include "tessera/layout/region.h"
 
-// [Note: Changed rows] Of an embedding table, a step changes few rows. A checkpoint with a base can
-// store such a piece as a patch: the numbers of the rows that differ from a piece of the base, and
-// their bytes. The piece of the base stays in a file of the base, as linked pieces do
-// ([Note: Base checkpoint]). A patch always belongs to a piece that is stored whole, so a reader
-// needs one file and one patch, however many checkpoints a series has.
+// [Note: Changed rows] A step changes few rows of an embedding table. So a checkpoint with a base
+// can store a piece of a table as a patch: the bytes and the numbers of the rows that differ from
+// the base's piece. That piece stays in a file of the base, as linked pieces do ([Note: Base
+// checkpoint]). A patch always belongs to a piece that is stored whole, never to another patch, so
+// a reader needs one file and one patch, however many checkpoints a series has.
 namespace tessera::formats {
 
 /// The rows of a piece: its elements with the same index in the first dimension.
@@ -31,8 +31,8 @@ struct PieceRows {
 /// a box with two or more rows, all columns of the tensor, and 1 byte to 1 MiB in each row.
 std::optional<PieceRows> rows_of(const Region& region, const TensorMeta& meta);
 
-/// Does the same, and returns nothing for a piece of less than 64 KiB, because a patch of it would
-/// save little.
+/// As `rows_of`, but also returns nothing for a piece of less than 64 KiB, because a patch of such
+/// a piece would save little.
 std::optional<PieceRows> rows_to_patch(const Region& region, const TensorMeta& meta);
 
 /// A set of rows of one piece. Takes one bit for each row.
@@ -42,7 +42,7 @@ class RowSet {
   explicit RowSet(std::int64_t num_rows)
       : num_rows_(num_rows), words_((static_cast<std::size_t>(num_rows) + kBits - 1) / kBits) {}
 
-  /// Adds a row, which may be in the set already. Requires: `0 <= row`, below the number of rows.
+  /// Adds a row, which may be in the set already. Requires: `0 <= row < num_rows()`.
   void insert(std::int64_t row);
   /// Returns the number of rows in the set.
   std::int64_t count() const { return count_; }

@@ -79,15 +79,15 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-// [Note: Order of keys] A Python dict has an order, and lists of entries are sorted by name. So
-// each entry has a number, `dict_order`: of two keys of a dict, the first one is the key whose
-// entries have the smallest number. Keys with equal numbers are in the order of Key. A reader that
-// knows no order gives every entry a 0. Numbers need not follow each other: a move leaves entries
-// out.
+// [Note: Order of keys] Lists of entries are sorted by name, which loses the order of the keys of a
+// Python dict. Each entry keeps that order as a number, `dict_order`: of two keys of one dict, the
+// key whose entries have the smallest number comes first. Keys with equal numbers are in the order
+// of Key. A reader that knows no order gives every entry a 0. Numbers may have gaps, because a move
+// leaves entries out.
 
 /// A logical tensor with the pieces that cover it. Equal regions are replicas. Tensors of equal
-/// shapes and cuts may share one list of pieces. Small, because a move has two entries for each
-/// tensor.
+/// shapes and cuts may share one list of pieces. The struct is kept small, because a move has two
+/// entries for each tensor.
 struct TensorEntry {
   TensorMeta meta;
   StateKind kind = StateKind::plain;
@@ -304,8 +304,8 @@ class CheckpointReader : public TensorSource {
 /// interrupted and resumed (JournalOptions).
 class CheckpointWriter {
  public:
-  /// Names a piece by its place in the writer's contents. Small, because a large checkpoint has
-  /// millions of pieces. 2^32 tensors, or pieces of a tensor, fit into no memory.
+  /// Names a piece by its place in the writer's contents. 8 bytes, because a large checkpoint has
+  /// millions of pieces. No memory holds 2^32 tensors, or 2^32 pieces of one tensor.
   struct PieceId {
     std::uint32_t tensor_index = 0;
     std::uint32_t piece_index = 0;

@@ -54,13 +54,13 @@ using LeftCheckpointSink =
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call
-/// left under such names. An object store cannot rename: there the index is removed first. If the
-/// call is then interrupted, the next call removes the files of our writers that have no index.
-/// `newest`: the name of a checkpoint in the directory, which is kept and counts as the newest.
-/// Considers only names that differ from `newest` in nothing but the last number (`step-900` for
-/// `step-1000`), and no names if `newest` has no number. If `newest` is empty, considers all names.
+/// left under such names. An object store cannot rename: there the index is removed first, and the
+/// next call removes files that an interrupted call left without an index. `newest`: the name of a
+/// checkpoint in the directory, which is kept and counts as the newest. Then considers only names
+/// that are equal to `newest` except for the last number (`step-900` for `step-1000`), and no names
+/// if `newest` has no number. If `newest` is empty, considers all names.
 ///
-/// `left`, if given, is called for each older checkpoint that stays because of what else is in it.
+/// `left`, if given, is called for an older checkpoint that stays because of a foreign entry in it.
 ///
 /// Requires: no other process writes into or removes from the directory (DirectoryLock).
 /// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(io).

@@ -53,7 +53,7 @@ struct ExtraFile {
 };
 
 /// The mesh of ranks that DTensors name. PyTorch copies a DTensor into a parameter only if both
-/// have the same mesh, so it must be that of the trainer that loads the checkpoint.
+/// have the same mesh, so give the mesh of the trainer that will load the checkpoint.
 struct DeviceMeshOptions {
   std::string device_type = "cuda";            // as in `init_device_mesh`
   std::vector<std::string> dim_names{"fsdp"};  // empty: the mesh has no names

@@ -109,8 +109,8 @@ class FormatWriter {
   };
   /// Reads tensor number `tensor` of the contents. Requires: it has one element.
   using ReadElement = std::function<Element(std::size_t tensor)>;
-  /// Throws what a writer would throw about the elements of tensors, such as numbers of steps that
-  /// differ. Changes nothing.
+  /// Throws what a writer would throw about the elements of tensors, such as step counters that
+  /// contradict each other. Changes nothing.
   virtual void check_elements(const std::string& /*destination*/,
                               const CheckpointContents& /*contents*/,
                               const std::vector<Value>& /*values*/,
@@ -129,8 +129,8 @@ class FormatWriter {
   /// journals.
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
-  /// Whether a writer without a journal writes each byte of a file at most once, and reads none
-  /// before the file is synced. The bytes can then be sent to a server as they come.
+  /// Whether a writer without a journal writes each byte of a file at most once, and reads no byte
+  /// back before the file is synced. The bytes can then be sent to a server as they come.
   virtual bool writes_bytes_once() const { return true; }
 
   /// Returns how several processes write one checkpoint together; null if the format does not allow

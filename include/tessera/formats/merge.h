@@ -26,23 +26,23 @@ enum class MergePreference {
 /// Several checkpoints as one.
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
-  /// Contradictions (rule `merge`): without a preference, names in several sources, and different
-  /// annotations; always, an entry inside a tensor or value of another source (`s.w` inside `s`).
+  /// Contradictions (rule `merge`). Without a preference: equal names, and different annotations.
+  /// In any case: an entry inside a tensor or value of another source (`s.w` inside `s`).
   std::vector<Finding> collisions;
-  /// How many dicts lose the order of their keys: several sources have keys of such a dict, and no
-  /// source says how they follow each other.
-  /// For PlanOptions::num_unordered_dicts.
+  /// How many dicts lose the order of their keys: the keys of such a dict come from several
+  /// sources, and no source says how the keys of one source follow those of another. For
+  /// PlanOptions::num_unordered_dicts.
   std::size_t num_unordered_dicts = 0;
 };
 
 /// Returns several checkpoints as one: the tensors, values, aliases and flat units of all, each
 /// under its source's prefix. Pieces keep their ranks. Annotations get no prefix.
 ///
-/// Optimizer state keeps its parameter (TensorEntry::parameter), under the prefix of its source. If
-/// the merge has no such tensor (model and optimizer saved apart), the state belongs to the
-/// parameter of that name in the first source that has one. An alias of a tensor that comes from
-/// another source becomes a tensor, so that every name keeps its bytes. The format is the first
-/// source's. `preference`: which source wins if several have a name. Requires: at least one source.
+/// Optimizer state belongs to the parameter (TensorEntry::parameter) of its own source. If that is
+/// missing (model and optimizer saved apart), the state belongs to the parameter of that name in
+/// the first source that has one. An alias of a tensor that comes from another source becomes a
+/// tensor, so that every name keeps its bytes. The format is the first source's. `preference`:
+/// which source wins if several have a name. Requires: at least one source.
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

@@ -33,8 +33,8 @@ struct NativeWriteOptions {
   Compression compression = Compression::none;  // of pieces of 64 KiB and more
 
   /// One of zstd's own levels, -100 to 19. Empty: the writer uses only zstd's entropy stage,
-  /// because a search for matches finds nothing in weights. If that more than halves a chunk, the
-  /// writer also tries level 1, and stores the smaller result.
+  /// because a search for matches finds nothing in weights. If the entropy stage more than halves a
+  /// chunk, the writer also tries level 1, and stores the smaller result.
   std::optional<int> zstd_level{};
 
   /// Bytes of a compressed chunk before compression: a multiple of 64 KiB, at most 64 MiB. Even the
@@ -52,7 +52,7 @@ struct NativeWriteOptions {
   VirtualDatasets virtual_datasets = VirtualDatasets::write;
 
   /// Pieces that an older checkpoint has with the same bytes, or with only a few changed rows
-  /// (base_checkpoint.h); null: none. Their bytes stay compressed, or not, as they are there.
+  /// (base_checkpoint.h); null: none. They keep the compression that they have there.
   std::shared_ptr<const LinkedPieces> linked{};
 };
 

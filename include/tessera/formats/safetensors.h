@@ -22,7 +22,7 @@ namespace tessera::formats {
 /// a dtype that torch does not have; Error(invalid_argument) for files of several models.
 std::unique_ptr<CheckpointReader> open_safetensors(const FileSystem& fs, std::string path);
 
-/// Returns the size that the header gives the file. Reads only the header. Throws:
+/// Returns the size of the whole file, which the header states. Reads only the header. Throws:
 /// Error(corruption) if the header is invalid.
 std::uint64_t safetensors_nbytes(const ReadableFile& file);
 

@@ -26,8 +26,8 @@ struct TableSize {
 };
 
 /// How a table is updated: row by row during the backward, or by an ordinary optimizer from a
-/// gradient as large as the shard. A data_parallel table always counts as dense; this overestimates
-/// it.
+/// gradient as large as the shard. A data_parallel table always counts as dense, which
+/// overestimates its cost.
 enum class TableKernel { fused, dense };
 
 /// Which shardings a table may get. Default: any.

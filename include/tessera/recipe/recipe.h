@@ -53,7 +53,7 @@ struct RecipeOptions {
   std::map<std::string, std::int64_t> variables{};  ///< values given by the user
   Value config{};             ///< content of config.json; None without such a file
   std::string config_path{};  ///< of config.json, for messages
-  std::string prefix{};       ///< that the checkpoint's names have and the recipe's names lack
+  std::string prefix{};       ///< before each name of the checkpoint, not in the recipe's names
 };
 
 /// Parses what the user sets: `NAME=NUMBER` for a variable, `prefix=TEXT` for the prefix.
@@ -86,7 +86,7 @@ struct RecipeReport {
   std::size_t num_kept = 0;            ///< tensors that no rule names, kept as they are
   std::vector<std::string> dropped{};  ///< names of the tensors and values that rules drop
   std::uint64_t num_source_elements = 0;
-  std::uint64_t num_placed_elements = 0;  ///< of the source, with one place or more in targets
+  std::uint64_t num_placed_elements = 0;  ///< of the source, that occur in targets
   std::uint64_t num_dropped_elements =
       0;                                 ///< of the source, in slices, paddings and dropped tensors
   std::uint64_t num_equal_elements = 0;  ///< of the source, left out because they must equal others
@@ -102,10 +102,10 @@ RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContent
                           const RecipeOptions& options);
 
 /// Returns a reader that shows the tensors of `reader` as the recipe makes them, with their
-/// optimizer state. It reads elements only when it is asked for them, in bounded memory. Where the
-/// recipe needs equal elements (a padding, tensors that become one), the first read of the tensor
-/// compares them and throws Error(mismatch). If the recipe says that the names of `reader` are
-/// Megatron's, first renames and unstacks the tensors of a torch_dist checkpoint. Throws:
+/// optimizer state. It reads elements only when it is asked for them, in bounded memory. Some rules
+/// need equal elements (a padding, or several tensors that become one): the first read of such a
+/// tensor compares them and throws Error(mismatch). If the recipe says that the names of `reader`
+/// are Megatron's, first renames and unstacks the tensors of a torch_dist checkpoint. Throws:
 /// Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit;
 /// Error(unsupported) naming the tensor if a name of Megatron's is too long for a rule.
 std::unique_ptr<formats::CheckpointReader> open_transformed(

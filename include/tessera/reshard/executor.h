@@ -56,7 +56,7 @@ struct ExtraFilesOptions {
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// The source whose file is copied if sources of a merge have different files of one name.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Whether `config.json` loses its description of codes, because the weights became numbers.
+  /// Whether to remove the quantization settings of `config.json`: the weights became numbers.
   bool removes_quantization = false;
 };
 
@@ -146,8 +146,8 @@ struct ExecuteOptions {
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
-  /// Whether to read the source of blocks that an interrupted run wrote already. Set it if the
-  /// source calculates its elements, because it counts rounding losses only while it is read.
+  /// Whether to read the source of blocks that an interrupted run wrote already. Set it for a
+  /// source that calculates its elements: such a source counts rounding losses while it is read.
   bool reads_kept_blocks = false;
 };
 
@@ -175,7 +175,7 @@ std::unique_ptr<formats::CheckpointWriter> start_move(
     const std::string& destination, formats::CreateOptions create,
     const std::optional<FileStates>& source_files = {});
 /// Adds a note to `plan.notes` for each thing that the format's writer adds to the checkpoint. Adds
-/// nothing if the plan has problems. Reads only the format and the extra files in `create`.
+/// nothing if the plan has problems. Of `create`, only the format and the extra files matter.
 /// Throws: the error with which `start_move` refuses the contents.
 void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
                          const std::string& destination, const formats::CreateOptions& create);
@@ -228,9 +228,9 @@ struct SharedMoveOptions {
   std::string command{};  // stored for a program that finishes the move; empty: none
   /// Called before a share is written, with the share's number and its size in bytes.
   std::function<void(int share, std::uint64_t nbytes)> begins{};
-  /// Called with a warning before a share is written that begins or ends within a file, if the
-  /// destination is on NFS. NFS clients write whole pages, so bytes may be lost where another
-  /// machine writes the neighbouring share.
+  /// Called with a warning if the destination is on NFS, before a share is written that begins or
+  /// ends in the middle of a file. NFS clients write whole pages, so bytes may be lost where
+  /// another machine writes the neighbouring share.
   std::function<void(const std::string& warning)> warns{};
 };
 

@@ -45,8 +45,8 @@ struct JobState {
 
 /// Decides which rank writes which piece of a job's tensors, and returns the contents of the
 /// checkpoint. Exactly one rank writes each piece: of the ranks that hold its region, the one with
-/// the least to write so far. Cuts regions into pieces that the format can hold. If it has no
-/// aliases, each alias becomes a tensor.
+/// the least to write so far. Cuts regions into pieces that the format can hold. If the format has
+/// no aliases, each alias becomes a tensor.
 formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
 
 /// Returns a SHA-256, in hex digits, of the world size, the tensors, the aliases and the format
@@ -144,10 +144,10 @@ struct RankSaveOptions {
 ///     all ranks   seal
 ///     rank 0      finish
 ///
-/// Without a base, the two actions about it can be left out. Begin an action only when all ranks
-/// have finished the action before it. If an action throws on one rank, all ranks must stop there
-/// and destroy this object; rank 0's destructor then removes everything that was written. An action
-/// may run on any thread, but two actions must not run at once.
+/// Without a base, you can leave out compare_with_base and link_equal_pieces. Begin an action only
+/// when all ranks have finished the action before it. If an action throws on one rank, all ranks
+/// must stop there and destroy this object; rank 0's destructor then removes everything that was
+/// written. An action may run on any thread, but two actions must not run at once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.
@@ -168,7 +168,7 @@ class RankSave {
   /// - Error(already_exists) if something is at the path and `overwrite` is `refuse`, if another
   ///   process is writing there, or if an interrupted run left work to resume;
   /// - Error(invalid_argument) if `overwrite` is `replace` and there are files other than a
-  ///   checkpoint's, or if this path cannot have this base (check_base), as a URL cannot;
+  ///   checkpoint's, or if check_base refuses the base for this path (a URL has no base);
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();

@@ -48,8 +48,8 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// names, each group must follow that order; otherwise shapes alone must decide. The names become
 /// relative to the model: `model.emb.weight` gives `emb.weight`.
 ///
-/// With kParamsAsNumbers, the optimizer must have names in its `param_groups`. Number k is the name
-/// at place k of the lists `params`, one group after another. Recipes must be applied before.
+/// With kParamsAsNumbers, the optimizer must have names in its `param_groups`. The name at place k
+/// of the lists `params`, one group after another, becomes number k. Apply recipes before.
 ///
 /// If tensors of the checkpoint can be the parameters, every name must be one of them, with the
 /// shape of its pointwise state. If there are none, a note (opening_findings) says so.

@@ -54,7 +54,7 @@ enum class OptimizerSelection { keep, leave_out };
 /// in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
-  int world_size = 0;                     // 0: of the strategy, table plan, mesh or source
+  int world_size = 0;                     // 0: from the strategy, table plan, mesh or source
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
   std::optional<MeshLayout> mesh{};       // of the destination's names; instead of a strategy
@@ -86,8 +86,8 @@ struct SourceGaps {
 /// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
-/// Where one destination tensor's elements come from. Small, because a move has one for each
-/// tensor.
+/// Where one destination tensor's elements come from. The struct is kept small, because a move has
+/// one for each tensor.
 struct TensorCopy {
   std::size_t source_tensor = 0;
   /// For every destination piece, the source pieces that share elements with it, without replicas.

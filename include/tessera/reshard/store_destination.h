@@ -18,7 +18,7 @@ struct StoreOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;  // what to do with an existing checkpoint
   formats::KeptWork kept_work = formats::KeptWork::refuse;    // what to do with unfinished uploads
   std::string overwrite_option = "OverwritePolicy::replace";  // names `overwrite` in messages
-  /// Files that the checkpoint to replace may hold, with the same bytes.
+  /// Extra files of the new checkpoint. The replaced checkpoint may have equal files too.
   std::vector<formats::ExtraFile> extra_files{};
   /// The folder in which a folder for this destination is made (the spool). Empty: TMPDIR, or /tmp.
   std::string spool{};

@@ -120,9 +120,9 @@ class StagedDestination {
   void set_extra_names(std::set<std::string> names) { extra_names_ = std::move(names); }
   /// Keeps the staging path and the journal if this object is destroyed without commit.
   void keep() noexcept { is_kept_ = true; }
-  /// Sets the names of all other files that the caller writes into the staging directory, as paths
-  /// relative to it. `publish` then throws if there is a file with another name, and such a file is
-  /// never removed. Without this call, it throws for files that no writer of Tessera makes.
+  /// Sets the names of the files, besides the extra files, that the caller writes into the staging
+  /// directory, as relative paths. If a file has another name, `publish` throws and keeps it.
+  /// Without this call, every name is accepted that a writer of Tessera gives to a file.
   void set_file_names(std::set<std::string> names) { file_names_ = std::move(names); }
   /// Whether `publish` would replace something.
   bool replaces() const;

@@ -39,13 +39,13 @@ enum class ReplacedSideFiles { remove, keep };
 /// finished blocks. The extra files are copied at the start, so that a full disk or a changed file
 /// is noticed before any work. `commit` checks again that they have not changed.
 ///
-/// With WorkOptions::share, this is one process's side of shared work ([Note: Shared work]). A
-/// process that writes a share does not own the staging path: it calls `commit_share` instead of
-/// `commit`, and destroying this object removes nothing. The process that finishes the work owns
-/// the staging path, holds SharedWork::lock, and takes over the blocks of all shares.
+/// With WorkOptions::share, several processes write one destination ([Note: Shared work]), and each
+/// has such an object. A process that writes a share does not own the staging path: it calls
+/// `commit_share` instead of `commit`, and destroying its object removes nothing. The process that
+/// finishes the work owns the staging path, holds SharedWork::lock, and adopts the written blocks.
 ///
-/// If this object is destroyed without commit, everything is removed, except resumed work and work
-/// for which `keep` returned true. Not thread-safe, except the journal.
+/// If this object is destroyed without commit, it removes the staged files, except resumed work and
+/// work for which `keep` returned true. Not thread-safe, except the journal.
 class StagedWork {
  public:
   /// Throws:

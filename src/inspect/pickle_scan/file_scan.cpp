@@ -201,7 +201,7 @@ void FileScan::scan_zip_entry(const ReadableFile& file, const ZipEntry& entry,
   scan_member(data, entry.crc, member, depth);
 }
 
-/// Scans a member. Checks its CRC-32 if `crc` is not 0, and it has a pickle and at most 64 MiB.
+/// Scans a member. If it has a pickle and at most 64 MiB, checks its CRC-32, unless `crc` is 0.
 void FileScan::scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                            int depth) {
   constexpr std::uint64_t kMaxCheckedNbytes = std::uint64_t{64} << 20;

@@ -76,8 +76,8 @@ struct PickleScanReport {
   bool is_clean() const { return count(Verdict::dangerous) == 0 && problems.empty(); }
 };
 
-/// Limits for the cost of a scan of hostile files. What a limit leaves out becomes a problem in the
-/// report.
+/// Limits of a scan, because a hostile file could make it take forever. If a limit stops the scan
+/// of something, the report has a problem that says so.
 struct PickleScanLimits {
   std::uint64_t max_inflated_nbytes = std::uint64_t{64} << 20;  // of one compressed member
   std::uint64_t max_files = 1'000'000;

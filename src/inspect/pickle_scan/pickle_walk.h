@@ -24,7 +24,7 @@ struct WalkedGlobal {
   std::uint64_t num_times = 0;  // how often it is imported
   bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
-  bool is_result_called = false;  // the pickle calls what a call of this returns
+  bool is_result_called = false;  // the pickle calls it, and then calls the result
   // False: a `getattr` that only makes constants, such as enum members; these are judged instead.
   bool escapes = true;
 };
@@ -65,7 +65,7 @@ enum class AfterBreak { go_on, stop };
 /// as long as it can tell where the next opcode begins. It may report more than a loader would run,
 /// but not less. Only an unknown opcode, the end of the file or a limit ends the walk early.
 ///
-/// Of values, the walk remembers only what it needs to know the names: where strings are in the
+/// The walk remembers of values only what it needs to know the names: where strings are in the
 /// file, and which global an object comes from. Raw arrays after joblib's `NumpyArrayWrapper` are
 /// skipped. Cost: time linear in the file, memory bounded by `limits`. Throws: Error(io).
 PickleWalk walk_pickle(const ReadableFile& file, std::uint64_t begin,

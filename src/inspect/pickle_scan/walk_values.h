@@ -76,7 +76,7 @@ class Memo {
   Code code_at(std::uint64_t key) const;
   /// Returns the code of a value without details; nothing if it needs a slot.
   static std::optional<Code> short_code(const Slot& slot);
-  /// Returns a slot for the value; `old` if that is one. Returns nothing if there are too many.
+  /// Stores a value in the slot of `old`, else in another one. Nothing if there are too many slots.
   std::optional<Code> take_slot(const Slot& slot, Code old);
 
   const WalkLimits& limits_;

@@ -138,8 +138,8 @@ std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
   return split;
 }
 
-/// Exchanges sums of squares with each peer, for the tables of which both hold columns, in order.
-/// For these tables both ranks have the same touched rows.
+/// Sends the sum of squares of each row's gradient to the ranks that hold the other columns of the
+/// table, and receives their sums. These ranks have the same touched rows.
 void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent, received;

@@ -37,7 +37,7 @@ struct Inputs {
 /// One rank's tables according to a plan, and their lookup over all ranks.
 class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
  public:
-  /// Throws as `shard`. Copies the rows of `collection`.
+  /// Copies this rank's rows of `collection`. Throws what the function `shard` throws (shard.h).
   ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
                 const dist::Mesh& mesh, const ShardOptions& options);
 

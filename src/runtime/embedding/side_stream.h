@@ -6,8 +6,8 @@
 
 namespace tessera::embedding {
 
-/// A stream of an accelerator for copies and messages, beside the streams that compute. Events
-/// order its work. No function makes the host wait for the device. Thread-safe.
+/// A stream of an accelerator for copies and for messages between ranks, beside the streams that
+/// compute. Streams wait for each other through events; the host never waits. Thread-safe.
 class SideStream {
  public:
   /// Requires: `device` is not the CPU.

@@ -56,9 +56,9 @@ class HandleEvents {
 class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandle>,
                               private TouchListener {
  public:
-  /// Takes over the parameters: copies this rank's shard of each, and frees the rest. Requires: the
-  /// parameters have one dtype and one device, are leaves, and belong to no handle yet. `unit_name`
-  /// is the name of the unit (the fully sharded module) so far; join_root may change it.
+  /// Takes over the parameters: copies this rank's shard of each, and frees the whole tensor.
+  /// Requires: the parameters have one dtype and one device, are leaves, and belong to no handle
+  /// yet. `unit_name`: of the unit (the fully sharded module), until join_root changes it.
   static std::shared_ptr<FlatParamHandle> create(const std::shared_ptr<torch::nn::Module>& owner,
                                                  const std::string& unit_name,
                                                  const std::vector<ManagedParameter>& parameters,

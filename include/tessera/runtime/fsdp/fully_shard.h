@@ -46,8 +46,8 @@ struct FullyShardOptions {
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   /// When a backward all-gathers the next unit; see `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;
-  /// Bounds the memory on an asynchronous device: if it may still use two units that the host has
-  /// resharded, the host waits for the older one before the next all-gather.
+  /// Bounds the memory of an asynchronous device: while the device may still use two units that the
+  /// host has resharded, the host waits for the older one before the next all-gather.
   bool limit_all_gathers = true;
   /// What to do with gathered parameters after use; `poisoned` is for debugging.
   FreedParameters freed_parameters = FreedParameters::freed;

@@ -92,13 +92,13 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 
 /// Calls `function(args...)` and keeps only the tensors among `args` for the backward (activation
 /// checkpointing). The backward calls `function` again to compute the other tensors that it needs.
-/// In a pass of fully sharded modules, the second call all-gathers the units again; otherwise not
-/// collective. `function` is a callable, a module, its holder or a shared_ptr to it. It returns a
-/// tensor, or a vector or tuple of tensors, and must do the same in both calls. It and `args` are
-/// copied: what a lambda captures by reference must live until the backward. Calls nest.
+/// `function` is a callable, a module, its holder or a shared_ptr to it. It returns a tensor, or a
+/// vector or tuple of tensors, and must do the same in both calls. `function` and `args` are
+/// copied: what a lambda captures by reference must outlive the backward. Calls nest. Collective
+/// only in a pass of fully sharded modules: the second call gathers again.
 ///
-/// The backward throws: Error(mismatch) if the second call saves more or fewer tensors, or other
-/// shapes (not checked with `reentrant`); Error(unsupported) for torch::autograd::grad with
+/// The backward throws: Error(mismatch) if the second call saves more or fewer tensors, or tensors
+/// of other shapes (`reentrant` checks neither); Error(unsupported) for torch::autograd::grad with
 /// `reentrant`. Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {

@@ -33,8 +33,8 @@ struct ReplicateOptions {
 /// `module`. Call `replicate` before creating the optimizer.
 ///
 /// Collective, and so is each backward. These collectives and others may run in any order. All
-/// ranks must run equally many backwards, one at a time, and use some parameter of the module in
-/// each backward. With tessera::forward, a rank may use no parameter.
+/// ranks must run equally many backwards, one at a time, and use at least one parameter of the
+/// module in each backward; with tessera::forward, a rank may use none.
 /// Throws:
 /// - Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module in it
 ///   is already sharded or replicated;

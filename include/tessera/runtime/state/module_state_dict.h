@@ -16,12 +16,12 @@ namespace tessera {
 ///
 /// FULL: returns copies of the whole tensors, in their own dtypes. Gathers them one by one, so a
 /// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return contiguous
-/// tensors in the module's own memory, which training changes later; `offload_to_cpu` copies those
-/// of other devices. `module` may be any module: with or without Tessera's APIs, root or not, also
-/// before the first pass. Every type works for every strategy and world size. Collective over the
-/// model's mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params, or for
-/// `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp, state_dict_type;
-/// github.com/pytorch/pytorch, changes 88635 to 88637, 90436 and 91234.
+/// tensors in the module's own memory, which training changes later; `offload_to_cpu` copies
+/// tensors of other devices. `module` may be any module: with or without Tessera's APIs, root or
+/// not, also before the first pass. Every type works for every strategy and world size. Collective
+/// over the model's mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params,
+/// or for `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp,
+/// state_dict_type; github.com/pytorch/pytorch, changes 88635 to 88637, 90436 and 91234.
 StateDict state_dict(torch::nn::Module& module, const StateDictOptions& options = {});
 
 /// While this lives, state dicts of the subtree of `module` use `options`, whatever the caller of

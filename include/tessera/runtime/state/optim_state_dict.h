@@ -10,10 +10,10 @@ namespace tessera {
 /// Returns an optimizer's state by parameter names, flattened as by PyTorch's distributed
 /// checkpoint: `state.<fqn>.exp_avg`, `param_groups.0.lr`, `param_groups.0.params` (a list of
 /// names). Elementwise state is sharded like its parameter. `step` is a 0-d float32 tensor, as in
-/// Python, or int64 if float32 would round it. Groups have all fields of Python's groups, and those
-/// of a loaded checkpoint that libtorch lacks. Parameters without state have no entries; frozen
-/// ones with state do. Parameters that a module updates during the backward (fused tables) are
-/// included, in groups of their own after the groups of the optimizer.
+/// Python, or int64 if float32 would round it. Groups have all fields of Python's groups, and
+/// fields of a loaded checkpoint that libtorch does not know. Parameters without state have no
+/// entries; frozen parameters with state have them. Parameters that a module updates during the
+/// backward (fused tables) are included, in groups of their own after the groups of the optimizer.
 ///
 /// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
 /// Collective over the model's mesh for FULL.
@@ -26,8 +26,8 @@ namespace tessera {
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 
-/// For a model without an optimizer, whose modules (fused tables) update all parameters: returns
-/// the state of these modules.
+/// Returns the state of modules that update their own parameters (fused tables). For a model that
+/// has no optimizer, because such modules update all of its parameters.
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
@@ -40,8 +40,8 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
-/// For a model without an optimizer, whose modules (fused tables) update all parameters: replaces
-/// the state of these modules.
+/// Replaces the state of modules that update their own parameters (fused tables). For a model that
+/// has no optimizer, because such modules update all of its parameters.
 void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
                            const LoadStateDictOptions& options = {});
 

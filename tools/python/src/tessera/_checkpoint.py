@@ -102,10 +102,10 @@ class Checkpoint(Mapping[str, Any]):
     def state_dict(self, *, like: Mapping[Any, Any] | None = None, lazy: bool = False) -> dict[Any, Any]:
         """Reads everything into nested dicts and lists, as they were in the program that saved the checkpoint.
 
-        Dicts have the order of keys that the program gave them, if the checkpoint has it; otherwise that of names.
+        Dicts have the order of keys that the program gave them, if the checkpoint records it; else keys are sorted by name.
         Tensors become torch.Tensors on the CPU; tied names get the same tensor. Values keep their types.
-        like: a state dict. Only its names are read, and must have its shapes and dtypes. Its tensors are not changed, and may be
-            on the meta device.
+        like: a state dict. Reads only the names that it has, and requires its shapes and dtypes. Does not change its
+            tensors, which may be on the meta device.
         lazy: leave tensors unread, as `Tensor`. A module's `load_state_dict` takes them, and reads one at a time.
 
         Raises Error with a list of all names that do not fit `like`, or if Tessera never reads a value.

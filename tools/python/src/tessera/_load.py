@@ -87,7 +87,7 @@ class _Load:
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        self.refusal: Exception | None = None  # why this rank's state dict does not fit, if all ranks have the same
+        self.refusal: Exception | None = None  # why the state dict does not fit, if all ranks have the same state dict
         self.missing: list[str] = []
         self.unexpected: list[str] = []
 
