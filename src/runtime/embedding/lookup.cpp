@@ -30,7 +30,7 @@ void check_memory(const LocalTable& table) {
       table.weight.device() == device ? "" : "do not call Module::to on tables");
 }
 
-/// Returns the optimizer without clipping and weight decay, for gradients of this rank alone.
+/// Returns the optimizer without clipping and weight decay, which apply only to sums of all ranks.
 FusedOptimizer without_changes_to_gradients(FusedOptimizer optimizer) {
   std::visit([](auto& each) { each.max_gradient = each.weight_decay = 0; }, optimizer);
   return optimizer;
@@ -138,8 +138,8 @@ std::vector<Lookup::SplitTable> Lookup::split_tables(TableBackward& backward,
   return split;
 }
 
-/// Exchanges sums of squares with each peer, for the tables of which both hold columns, in order.
-/// For these tables both ranks have the same touched rows.
+/// Exchanges sums of squares with each peer, for each table of which this rank and the peer hold
+/// columns. Both go through these tables in the same order and have the same touched rows.
 void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->size()));
   std::vector<Tensor> sent, received;
