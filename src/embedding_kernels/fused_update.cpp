@@ -22,8 +22,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
-/// Gives sum_rows, for each occurrence (a position in the batch whose id is the row), the gradient
-/// of its bag and its weight.
+/// The input of sum_rows: for each occurrence of a row (a position in the batch that has the row's
+/// id), the weight of the occurrence and the gradient of the bag that contains it.
 struct BagGradients {
   const float* data;
   std::int64_t stride;
@@ -306,8 +306,8 @@ RowRange rows_of_task(const TouchedRows::OfTable& touched, std::int64_t task) {
 /// and each needs a TLB entry.
 class GradientWithoutGaps {
  public:
-  /// Returns `table`. If a copy of the gradient saves time for so many occurrences, the result has
-  /// a copy without gaps in place of the gradient.
+  /// Returns `table`. If `num_occurrences` is so large that a copy of the gradient saves time, the
+  /// gradient in the result is such a copy, without gaps.
   const TableGradient& of(const TableGradient& table, std::int64_t num_occurrences) {
     constexpr std::int64_t kMinReads = 4;  // reads per copied element for which a copy pays
     const TouchedRows::Columns& columns = table.touched.columns;

@@ -61,7 +61,7 @@ HWY_INLINE void store(D /*d*/, hn::Vec<D> v, BFloat16* elements) {
   const auto kept = hn::ShiftRight<16>(whole);
   const auto is_odd = hn::And(kept, hn::Set(bits, 1U));
   const auto rounded = hn::ShiftRight<16>(hn::Add(whole, hn::Add(hn::Set(bits, 0x7FFFU), is_odd)));
-  // Because rounding could turn a NaN into an infinity.
+  // A NaN is not rounded, because rounding could turn it into an infinity.
   const auto quiet_nan = hn::Or(kept, hn::Set(bits, 0x40U));
   const auto codes = hn::IfThenElse(hn::RebindMask(bits, hn::IsNaN(v)), quiet_nan, rounded);
   hn::StoreU(hn::DemoteTo(stored, hn::BitCast(code, codes)), stored,

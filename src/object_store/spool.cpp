@@ -108,7 +108,7 @@ std::string Spool::url_of(const std::string& staged_path) const {
   return parent_url_ + rest.substr(0, suffix) + rest.substr(slash);
 }
 
-/// Returns the path of a file relative to the destination folder; empty if it is not in it.
+/// Returns the file's path relative to the destination folder; empty for a file outside of it.
 std::string Spool::name_of(const SpooledFile& file) const {
   if (!file.url().starts_with(options_.url + "/")) return {};
   return file.url().substr(options_.url.size() + 1);

@@ -58,7 +58,7 @@ Value params_with_numbers(Value value, const Numbers& numbers) {
   return value;
 }
 
-/// Reads a checkpoint, and shows numbers where one optimizer has names of parameters.
+/// Reads a checkpoint in which an optimizer names its parameters, and shows numbers in their place.
 class NumberedParamsReader final : public RenamedEntries {
  public:
   NumberedParamsReader(std::unique_ptr<CheckpointReader> source, const NamedOptimizer& optimizer,

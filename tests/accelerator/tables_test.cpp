@@ -236,7 +236,7 @@ TEST_P(TablesOnDeviceTest, AnotherDeviceIsRefused) {
                   shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 2),
                         mesh, {.device = at::kCPU});
                 }),
-                HasSubstr("one for which the mesh has collectives"));
+                HasSubstr("a device for which the mesh has collectives"));
   });
 }
 

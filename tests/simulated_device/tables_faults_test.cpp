@@ -227,7 +227,7 @@ TEST_P(TableFaultsTest, ADeviceWithoutTheMeshsCollectivesIsRefused) {
                   shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 2),
                         mesh, {.optimizer = embedding::Sgd{}, .device = device(2 + mesh.rank())});
                 }),
-                HasSubstr("device of embedding tables: expected one for which the mesh has "
+                HasSubstr("device of embedding tables: expected a device for which the mesh has "
                           "collectives, such as " +
                           device(mesh.rank()).str() + ", found " + device(2 + mesh.rank()).str()));
   });

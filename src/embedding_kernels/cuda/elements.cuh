@@ -101,7 +101,7 @@ inline bool are_features_aligned_to_four(const Bags& bags) {
                              [](std::int64_t column) { return column % kColumnsAtOnce == 0; });
 }
 
-/// Returns how many lanes of a warp take a row of `dim` columns by fours: a power of two.
+/// Returns how many lanes share a row of `dim` columns if each takes four columns: a power of two.
 inline int num_lanes_for(std::int64_t dim) {
   int lanes = 1;
   while (lanes < kWarpThreads && lanes * kColumnsAtOnce < dim) lanes *= 2;
@@ -131,8 +131,8 @@ __device__ inline void store_weights(const TableView& table, std::int64_t i, con
   with_weights(table, [&](auto* weights) { store_four(weights + i, four); });
 }
 
-/// Returns the sum over this lane's group of `num_lanes` lanes of a warp, on all of them. Every
-/// lane of the warp has to call it.
+/// Returns the sum of `v` over this lane's group of `num_lanes` lanes. Every lane of the group gets
+/// this sum. All lanes of the warp must call this function together.
 __device__ inline float sum_over_lanes(float v, int num_lanes = kWarpThreads) {
   for (int distance = num_lanes / 2; distance > 0; distance /= 2) {
     v += __shfl_xor_sync(0xFFFFFFFFU, v, distance);

@@ -176,8 +176,8 @@ __device__ float finish_gradient(const DeviceUpdate& update, float scale, const 
   return sum_over_lanes(squares);
 }
 
-/// What is computed once for a row: the new value of its state, if the optimizer has a state for
-/// whole rows, and the root by which the step is divided.
+/// Values that all columns of a row share: the root by which the step is divided and, if the
+/// optimizer has one state per row, this state and its new value.
 struct RowStep {
   float* state = nullptr;
   float value = 0;
@@ -425,8 +425,8 @@ struct RowLaunch {
   }
 };
 
-/// Computes the sums of the blocks of hot rows ([Note: Order of sums]). Gets the width of each
-/// table; 0 for a table whose sums are not needed.
+/// Computes the sums of the blocks of hot rows ([Note: Order of sums]). `dims`: columns
+/// of each table; 0 for a table whose sums are not needed.
 class SummedGradients {
  public:
   SummedGradients(const std::vector<std::int64_t>& dims, const TouchedRows& touched,

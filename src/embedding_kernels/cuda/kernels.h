@@ -26,7 +26,7 @@ void pooled_sums(std::span<const TableView> tables, const Bags& bags, float* out
 void sample_weight_gradients(std::span<const TableView> tables, const Bags& bags,
                              const PooledGradient& gradient, float* out, cudaStream_t stream);
 
-/// The rows that a batch looks up, by table, then ascending. [Note: Order of sums] holds here too.
+/// The rows that a batch looks up, sorted by table, then row. [Note: Order of sums] holds here too.
 class TouchedRows {
  public:
   using Occurrence = embedding::TouchedRows::Occurrence;
@@ -78,8 +78,8 @@ class TouchedRows {
   DeviceArray<std::uint32_t> table_begins_{};
 };
 
-/// As on the CPU. Throws: Error(unsupported) if a row does not fit into shared memory (more than
-/// 12,288 columns).
+/// Does what the CPU's function of this name does. Throws: Error(unsupported) if a row has more
+/// than 12,288 columns, because it does not fit into shared memory.
 void fused_update(std::span<const TableUpdate> updates, const TouchedRows& touched,
                   const PooledGradient& gradient, cudaStream_t stream);
 
@@ -91,7 +91,7 @@ void apply_row_gradients(const TableUpdate& update, const TouchedRows& touched,
                          const float* gradients, const float* squares, std::int64_t row_width,
                          cudaStream_t stream);
 
-/// As on the CPU. Throws: Error(unsupported) as `fused_update`.
+/// Does what the CPU's function of this name does. Throws as `fused_update`.
 void add_dense_gradient(const TouchedRows& touched, int table, std::int64_t dim,
                         const PooledGradient& gradient, float* out, cudaStream_t stream);
 

@@ -19,7 +19,7 @@ namespace tessera::formats::native::h5 {
 /// but any thread may use its WritableFile.
 class Channel {
  public:
-  /// Creates the file at `path`, or uses an existing one.
+  /// Opens the file at `path` and keeps its contents. Creates the file if it is missing.
   Channel(FileSystem& fs, const std::string& path);
 
   WritableFile& file() { return *file_; }

@@ -143,8 +143,8 @@ PieceDatasets::Source PieceDatasets::source_of(PieceId id, std::uint64_t place) 
   return source;
 }
 
-/// Adds the mappings of a patched piece: runs of rows of the linked piece and of the patch, in
-/// turns.
+/// Adds the mappings of a patched piece. Changed rows map to the patch, all other rows to the older
+/// piece (`linked`).
 void PieceDatasets::add_patched(PieceId id, const Source& linked, const std::string& patch_dataset,
                                 std::vector<h5::VirtualMapping>& mappings) const {
   const Piece& piece = index_.contents->tensors[id.tensor_index].pieces[id.piece_index];

@@ -47,8 +47,8 @@ class PatchWriter {
   /// Writes the numbers of the rows to their place, and computes their checksums.
   void write_numbers(WritableFile& file, const StoredPatch& patch);
 
-  /// Returns where in the file the changed rows of one block go. The block begins at element
-  /// `begin` of the piece. Empty if the block has no changed rows.
+  /// Returns the bytes of the rank file that will hold the changed rows of one block; empty if the
+  /// block has none. `begin`: the block's first element, counted from the start of the piece.
   ByteRange place_of_block(const StoredPatch& patch, std::int64_t begin) const;
   /// Copies the changed rows of a block to `out`, which has the size of their place.
   void select(std::int64_t begin, std::span<const std::byte> block, std::span<std::byte> out) const;

@@ -168,7 +168,7 @@ bool may_compress(std::uint64_t piece_nbytes, const NativeWriteOptions& options)
 std::int64_t block_numel_of(std::int64_t piece_numel, std::uint64_t itemsize,
                             const NativeWriteOptions& options);
 
-/// Writes the header of a complete file and syncs the file.
+/// Writes the header of a file whose data has been written, and syncs the file.
 void write_header(FileSystem& fs, const std::string& path, const FileHeader& header);
 
 }  // namespace tessera::formats::native

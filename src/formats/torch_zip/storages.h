@@ -40,7 +40,7 @@ class Storages {
   virtual std::string name(std::size_t storage) const = 0;
 
   virtual std::uint64_t nbytes(std::size_t storage) const = 0;
-  /// Says whether the bytes of a storage are stored uncompressed.
+  /// Returns whether the file stores the bytes of a storage uncompressed.
   virtual bool is_plain(std::size_t /*storage*/) const { return true; }
   /// Returns how many uncompressed bytes the file stores. May also count bytes that belong to no
   /// storage.

@@ -98,8 +98,8 @@ std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& loo
                                : variables.text("MASTER_ADDR");  // mpirun does not give the address
     return found;
   }
-  // Checks three variables, because SLURM_PROCID alone proves nothing: it is also set in an
-  // interactive shell, which is not a step with several tasks.
+  // Requires three variables, because Slurm sets SLURM_PROCID also in an interactive shell, which
+  // is not a job step with several tasks.
   if (lookup("SLURM_PROCID") && lookup("SLURM_NTASKS") && lookup("SLURM_STEP_ID")) {
     const Variables variables("srun", lookup);
     LaunchEnvironment found =

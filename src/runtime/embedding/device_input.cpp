@@ -49,8 +49,8 @@ void DeviceInput::take_batch(const TableSet& tables, const KeyedJaggedTensor& ba
   } else {
     own_batch_.emplace(OwnBatchOnDevice{tables, batch});
     stream_->wait_for_current();
-    // Otherwise the batch's memory could be reused, after the caller has freed it, before this
-    // stream has read it.
+    // Tells the allocator that this stream reads the batch. Otherwise the allocator could reuse the
+    // memory too early, when the caller has freed the batch.
     const c10::StreamGuard guard(stream_->stream());
     for (const Tensor& tensor : {batch_.ids, batch_.lengths, batch_.offsets, batch_.weights}) {
       stream_->note_use(tensor);

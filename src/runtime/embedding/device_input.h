@@ -15,15 +15,15 @@ namespace tessera::embedding {
 
 /// Sends a batch to ranks whose tables are on an accelerator. Works on a side stream, so that the
 /// batch is sent while the device computes an earlier batch. The batch is in host memory, or on the
-/// tables' device. The host waits in `advance` for the sizes, and as HostIds says.
+/// tables' device. The host waits for the sizes in `advance`, and for HostIds::copied in `bags`.
 class DeviceInput final : public Input {
  public:
   /// Whether `bags()` also returns the ids in host memory. If so, `bags()` waits for their copy.
   enum class HostIds { none, copied };
 
   /// Starts the first message (sizes, see Input), as HostInput does. Requires: all ranks have the
-  /// same tables and plan. `group`: a connection for batches only, because their messages must not
-  /// wait for those of a lookup.
+  /// same tables and plan. `group`: used for batches only, so that a batch's messages do not wait
+  /// for messages of a lookup.
   DeviceInput(const TableSet& tables, std::shared_ptr<const Assignments> assignments,
               std::shared_ptr<dist::Group> group, const OwnBatch& batch, std::uint64_t fingerprint,
               std::shared_ptr<SideStream> stream, HostIds host_ids = HostIds::none);

@@ -14,7 +14,7 @@ using at::Tensor;
 /// The ids of one feature, which follow each other in a batch.
 struct Run {
   std::int64_t end;
-  std::int64_t num_rows;  // of the smallest table that looks them up
+  std::int64_t num_rows;  // of the smallest table in which they are looked up
 };
 
 Tensor positions_of(const TableBatch::Slice& slice, const at::TensorOptions& options) {

@@ -25,8 +25,8 @@ class DevicePacking {
   at::Tensor positions() const;
 
  private:
-  /// The ids that one Outgoing sends. They are at the beginning of tensors that have room for all
-  /// ids of its slice.
+  /// The ids that one Outgoing sends. The tensors have room for all ids of the slice; the ids to
+  /// send are at the beginning.
   struct Selected {
     at::Tensor lengths;    // [batch_size]
     at::Tensor ids;        // rows of the shard

@@ -30,7 +30,7 @@ void check_memory(const LocalTable& table) {
       table.weight.device() == device ? "" : "do not call Module::to on tables");
 }
 
-/// Returns the optimizer without clipping and weight decay, for gradients of this rank alone.
+/// Returns the optimizer without clipping and weight decay, which apply only to sums of all ranks.
 FusedOptimizer without_changes_to_gradients(FusedOptimizer optimizer) {
   std::visit([](auto& each) { each.max_gradient = each.weight_decay = 0; }, optimizer);
   return optimizer;

@@ -29,7 +29,7 @@ struct LocalTable {
   /// Where the lookup runs. Without a cache, weight and state are there too.
   at::Device device = at::kCPU;
   FusedState state;  // only of a table with a fused optimizer
-  /// The ranks that hold columns of these rows, this one too, by column. Empty if replicated.
+  /// The ranks that hold columns of these rows, with this rank, in column order. Replicated: empty.
   std::vector<int> column_peers;
   /// The rows on the device, if the weight and the state are in host memory.
   std::unique_ptr<RowCache> cache{};

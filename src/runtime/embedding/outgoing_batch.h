@@ -13,7 +13,7 @@ struct Outgoing {
   const Assignment* assignment;
   TableBatch::Slice slice;
   int rank;
-  std::int64_t begin = 0;  // index of the first one in all ids sent to that rank
+  std::int64_t begin = 0;  // index of its first id among all ids that `rank` gets
   std::int64_t num_ids = 0;
 };
 

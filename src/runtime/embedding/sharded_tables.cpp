@@ -220,7 +220,7 @@ void ShardedTables::lay_out_columns(const Assignments& sharded,
   });
 }
 
-/// Creates this rank's shards. If a rank cannot, throws on all ranks.
+/// Creates this rank's shards. If creating them fails on one rank, throws on all ranks.
 void ShardedTables::place_all(const EmbeddingBagCollectionBase& collection,
                               const ShardOptions& options) {
   std::optional<std::uint64_t> seed;

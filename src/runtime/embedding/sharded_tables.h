@@ -27,7 +27,7 @@ struct Inputs {
   ResidentBags resident;  // the bags of `sharded`, if rows are cached; set by the lookup
   at::Tensor weights;     // sample weights of the batch, float32, with autograd history
 
-  /// As Input::advance.
+  /// Starts the second message of both inputs (Input::advance).
   void advance() {
     sharded->advance();
     replicated->advance();
@@ -95,7 +95,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Returns, for each rank, how many elements that rank pools for this rank.
   std::vector<std::int64_t> pooled_for_own(const Input& input) const;
   /// Returns the tables' gradients, parallel to `local_`; undefined for tables without a gradient.
-  /// `moves_tables`: false: only sample weights get gradients; no table gets one or is updated.
+  /// If `moves_tables` is false, only sample weights get gradients, and the tables stay unchanged.
   std::vector<at::Tensor> backward(Inputs& inputs, at::Tensor gradient, at::Tensor weight_gradients,
                                    bool moves_tables);
   void lay_out_columns(const Assignments& sharded, const std::vector<Assignment>& replicated);
@@ -120,7 +120,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   bool has_caches_ = false;         // the options name cached tables; equal on all ranks
   std::vector<LocalTable> local_;
   std::shared_ptr<const Assignments> sharded_;     // the shards that each rank looks up
-  std::shared_ptr<const Assignments> replicated_;  // the data_parallel tables, as for one rank
+  std::shared_ptr<const Assignments> replicated_;  // the data_parallel tables, in one list
   std::vector<PooledColumns> pooled_columns_;      // one per rank
   std::vector<RankBlocks> blocks_;  // one per rank, with one block per item of its pooled columns
   bool covers_output_ = false;  // each output column is written, so the output needs no zeros first

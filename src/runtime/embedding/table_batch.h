@@ -9,8 +9,8 @@
 
 namespace tessera::embedding {
 
-/// A batch of ids, and for each output of a set of tables the slice of the batch that belongs to
-/// it.
+/// A batch of ids, and its slices: one for each output of a set of tables, with the ids that this
+/// output looks up.
 struct TableBatch {
   std::int64_t batch_size = 0;
   at::Tensor ids;      // [N] int64

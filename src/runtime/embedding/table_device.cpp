@@ -61,7 +61,7 @@ at::Device device_for_tables(const EmbeddingBagCollectionBase& collection, const
                               : device.type() == of_mesh.type();
   if (mesh.world_size() > 1 && !is_of_mesh) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "device of embedding tables",
-                          "one for which the mesh has collectives, such as " + of_mesh.str(),
+                          "a device for which the mesh has collectives, such as " + of_mesh.str(),
                           device.str());
   }
   return device;

@@ -26,8 +26,8 @@ struct TableMemory {
 /// too little memory.
 void allocate_on(at::Device device, const TableMemory& memory,
                  const std::function<void()>& allocate);
-/// As `allocate_on`, for pinned host memory. `allocate` must do nothing else: libtorch has no
-/// special error for too little host memory, so every error of `allocate` counts as this one.
+/// As `allocate_on`, for pinned host memory. `allocate` must only allocate, because
+/// every error in it is reported as too little memory: libtorch has no special error for that.
 void allocate_pinned(const TableMemory& memory, const std::function<void()>& allocate);
 
 }  // namespace tessera::embedding

@@ -39,8 +39,8 @@ struct OutputGradient {
   float scale = 1;  // the gradients of tables are multiplied by it
 };
 
-/// The gradient of each row that a batch looks up, summed over all ids of the row. A row is listed
-/// once, or once for each of its ids with the same gradient. Both tensors are float32.
+/// The gradient of each row that a batch looks up, summed over all ids of the row. Each row is
+/// listed once or, with the same sum, once for each of its ids. Both tensors are float32.
 /// `squares[i]`: the sum of the squares of `rows[i]`.
 struct RowGradients {
   at::Tensor rows;     // [n, dim]
@@ -57,7 +57,7 @@ class TableBackward {
   /// Updates the touched rows of these tables by the optimizer.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
   /// If ranks must combine gradients, the update has two steps. The first returns g (scaled,
-  /// clipped, with weight decay) of touched rows, for this rank's columns. Only the ids decide n.
+  /// clipped, with weight decay) of touched rows, for this rank's columns. The ids determine n.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
   /// The second step updates the touched rows. `gradients.squares`: the caller has added up the
   /// ranks' squares, so that they are sums over all `row_width` columns of a row.

@@ -147,7 +147,7 @@ void FlatParamGradients::leave_pass() {
         gradient.add_(reduced);
       } else {
         // `set_data` makes a tensor that is not a view, because Optimizer::zero_grad cannot detach
-        // a view in place. The touch key makes operators throw that compute the shard's norm.
+        // a view in place. With the touch key, a norm of the shard throws (`see_norm`).
         gradient = torch::empty({0}, reduced.options());
         gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
       }

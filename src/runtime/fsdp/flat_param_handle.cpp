@@ -109,7 +109,7 @@ void FlatParamHandle::show_whole(const UnshardParamsOptions& options) {
   if (is_in_pass_) {
     contents_.refuse(
         ErrorKind::invalid_argument, 0, "unshard_params outside of forward and backward",
-        "unshard_params between a forward and its backward", "was backward not called on a loss?");
+        "unshard_params between a forward and its backward", "was loss.backward() not called?");
   }
   whole_.show(options);
 }
@@ -120,7 +120,7 @@ StateTensor FlatParamHandle::state_of(std::size_t index) const {
                      "a state dict outside of forward, backward and unshard_params",
                      is_in_pass_ ? "a state dict between a forward and its backward"
                                  : "a state dict within unshard_params",
-                     is_in_pass_ ? "was backward not called on a loss?" : "");
+                     is_in_pass_ ? "was loss.backward() not called?" : "");
   }
   storage_.check_parameters();
   const FlatUnitParameter& parameter = contents_.unit().parameters[index];

@@ -39,8 +39,8 @@ class FlatParamStorage {
   // --- the tensors of which parameters are views
   /// Makes each parameter a view of its elements in the shard. Skips destroyed parameters.
   void show_shards();
-  /// `on`: a pass sees every use of a parameter. `off`: it sees uses only if parameters have a
-  /// buffer of their own.
+  /// `on`: the listener hears of every use of a parameter in a pass. `off`: the listener hears of
+  /// uses only if the parameters have a full buffer (`has_own_full_buffer`).
   enum class Tracing { off, on };
   /// Gives parameters their full shapes for a pass. Requires: `check_parameters` has passed.
   void show_full(Tracing tracing);

@@ -12,14 +12,14 @@ namespace tessera::fsdp {
 
 struct ShardedModule;
 
-/// Adds hooks by which state dicts have entries with whole shapes for a new unit's parameters, and
-/// load from such entries. The hooks are on the modules that own the parameters, so that users'
+/// Adds hooks for a new unit's parameters: state dicts get entries with their whole shapes, and
+/// loads read such entries. The hooks are on the modules that own the parameters, so that users'
 /// hooks on modules above, and later hooks on the same module, see these entries.
 void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& unit,
                              const dist::Mesh& mesh);
 
-/// Adds hooks that give state dicts the buffers in the dtypes that they had before mixed precision
-/// cast them.
+/// Adds hooks for buffers that mixed precision has cast: state dicts get these buffers in their own
+/// dtypes, those from before the cast.
 void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
                                              std::map<std::string, DType> own_dtypes);
 

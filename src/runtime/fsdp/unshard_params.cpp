@@ -62,8 +62,8 @@ UnshardedParams::~UnshardedParams() noexcept(false) {
   }
 }
 
-/// Ends the scope for every unit, even if one unit fails, because other ranks wait for messages of
-/// the others. Throws the first error at the end.
+/// Ends the scope for every unit, even if one unit fails, because other ranks wait for this rank's
+/// messages about the remaining units. Throws the first error at the end.
 void UnshardedParams::leave_all() {
   const fsdp::UntouchedScope untouched;
   std::exception_ptr first;

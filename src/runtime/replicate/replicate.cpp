@@ -83,7 +83,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    // `.grad` was set to the parameter's part of the bucket after the last `make_room`.
+    // Since the last `make_room`, `.grad` was set to the parameter's part of the bucket.
     bool has_slot = false;
     Tensor unused{};  // its old gradient, if this backward did not use the parameter
     Tensor late{};    // its late gradient
@@ -308,8 +308,8 @@ Tensor Reducer::slot_of(const Parameter& parameter, const Tensor& tensor) const 
   return flat.narrow(0, parameter.offset, tensor.numel()).view(tensor.sizes()).variable_data();
 }
 
-/// Returns the device and dtype for a bucket, from its parameters as they are now: the module may
-/// have been moved or partly converted. The dtype can hold all their gradients.
+/// Returns the device and dtype for a bucket. Asks the parameters anew, because the module may have
+/// been moved or partly converted: device of the first one, dtype to which all of them promote.
 at::TensorOptions Reducer::options_of(const Bucket& bucket) const {
   std::optional<at::TensorOptions> found;
   for (const std::size_t index : bucket.parameters) {

@@ -14,7 +14,7 @@ namespace tessera::state {
 /// How a report calls the source and the destination of a load.
 struct LoadSides {
   std::string_view from;
-  /// If empty, the name's first component decides, such as `the model`.
+  /// If empty, follows from each name: `the model` for `model.fc.weight`.
   std::string_view to;
 };
 inline constexpr LoadSides kCheckpointOfState{"the checkpoint", ""};

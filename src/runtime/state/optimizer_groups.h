@@ -22,14 +22,14 @@ formats::KeyPath groups_path(const formats::KeyPath& root);
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
 
-/// A saved value, or a parameter in a saved group, that nothing loads.
+/// A part of a checkpoint that a load does not use: a value, or one item of a group's `params`.
 struct UnusedValue {
   std::string key;        // full name in the checkpoint
   std::string parameter;  // the unused item of the list `key`; empty: the whole value is unused
 };
 
 /// Returns the values below `root` that `saved_groups` ignores, and the parameters of saved groups
-/// for which `is_known` is false. A load must report them, because their fields would be lost.
+/// for which `is_known` is false. A load must report them: otherwise they get lost silently.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);

@@ -70,8 +70,8 @@ void Rendezvous::set_timeout(std::chrono::milliseconds timeout) {
   timeout_ = rank_ == 0 ? timeout : timeout + timeout / 2 + std::chrono::seconds(1);
 }
 
-// Waits for the value of a key and returns it. Passes the time-out with the call, because ranks
-// that are threads may share the store and so the time-out set in it.
+// Waits for the value of a key and returns it. Passes the time-out with the call, and does
+// not set it in the store, because ranks that are threads may share the store.
 std::string Rendezvous::get(const std::string& key) const {
   store_->wait({key}, timeout_);
   const std::vector<std::uint8_t> bytes = store_->get(key);

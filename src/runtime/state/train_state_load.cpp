@@ -468,7 +468,7 @@ void TrainState::Impl::Load::take_over() {
   load_values();
 }
 
-/// Whether the policy is to drop the saved values of the ranks: there are fewer or more than ranks.
+/// Returns whether the policy drops the saved values, because the number of ranks has changed.
 bool TrainState::Impl::Load::is_dropped(const PerRankValue& value, const Value::List* saved) const {
   return value.policy == PerRank::drop &&
          (saved == nullptr || saved->size() != static_cast<std::size_t>(state_.mesh_.world_size()));

@@ -32,7 +32,7 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
 
 
 class Likeness:
-    """Builds a copy of another state dict, with the elements and values of a checkpoint."""
+    """Builds state dicts that have the structure of a given one and the contents of a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: Callable[[Tensor], Any]):
         import torch
