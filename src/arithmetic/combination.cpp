@@ -40,8 +40,8 @@ bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
   return are_equal;
 }
 
-/// Builds the combined checkpoint (a weighted sum, merged adapters) from readers that the caller
-/// has opened.
+/// Plans a combination of opened readers: a weighted sum of the sources, then merged adapters.
+/// `make` returns a reader that adds up elements when they are read. Owns the readers until then.
 class Combination {
  public:
   Combination(std::vector<WeightedReader> sources, std::vector<LoraAdapter> adapters,

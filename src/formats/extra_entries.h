@@ -42,7 +42,7 @@ std::set<std::string> list_own_folders(const std::string& directory,
 
 /// Returns the entries of a folder that could not belong to any checkpoint in the folder. Leaves
 /// out every entry whose name some format could use, and unfinished checkpoints of Tessera's
-/// writers with their journals. Does not open the other files.
+/// writers with their journals. Opens only files whose names are those of journals.
 std::vector<ExtraEntry> list_entries_beside_checkpoints(const FileSystem& fs,
                                                         const std::string& directory);
 

@@ -37,8 +37,8 @@ struct CountedNote {
 
 /// Divides the check of a checkpoint among several processes. The check is a sequence of units: a
 /// file, an archive, a member of an archive, or findings that were made on opening. Each unit
-/// belongs to one part. A process asks for all units, in the same order as the others, and checks
-/// the units of its part. So all processes divide the work in the same way without a message.
+/// belongs to one part. Each process calls `takes` for all units, in the same order as the others,
+/// and checks a unit if `takes` returns true. So no message is needed to divide the work.
 /// Not thread-safe.
 class PartOfCheck {
  public:

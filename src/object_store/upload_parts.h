@@ -34,7 +34,7 @@ std::string without_quotes(std::string etag);
 /// Whether an ETag, without its quotes, has the form of an MD5 digest.
 bool looks_like_md5(std::string_view etag);
 
-/// Whether an ETag, without its quotes, has the form of the ETag of an object of `num_parts` parts.
+/// Whether `etag` (no quotes) is 32 hex digits and `-<num_parts>`, as S3 makes it of parts' MD5s.
 bool looks_like_md5_of_parts(std::string_view etag, std::size_t num_parts);
 
 /// Returns a CRC-32 as headers and answers of S3 spell it.

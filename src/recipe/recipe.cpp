@@ -71,8 +71,8 @@ class RecipeJson {
   std::string where_;
 };
 
-/// Returns the value of an expression in a rule. If only the form of the recipe is checked, returns
-/// 1 for every expression.
+/// Returns the value of an expression in a rule. Recipe::parse, which checks only the form of the
+/// recipe, passes a function that returns 1 for every expression.
 using Evaluate = std::function<std::int64_t(const Expression&)>;
 
 Expression expression_of(const RecipeJson& json, const Value& value) {

@@ -12,9 +12,9 @@
 
 namespace tessera::reshard {
 
-/// Counts, for each tensor of the destination, the numbers that a cast found too large or made
-/// zero. `add` may be called from several threads; the other functions only after all calls of
-/// `add`.
+/// For each tensor of the destination, counts the numbers that were too large for the cast, and
+/// those that it made zero. `add` may be called from several threads; the other functions only
+/// after all calls of `add`.
 class CastLossesByTensor {
  public:
   /// Adds the losses of one block. `block` is the block's number in the move.

@@ -39,8 +39,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
-  /// Counts bytes that an interrupted run had moved: `kept_nbytes` of the JSON. Pass these bytes to
-  /// `add` as well. The speed on a terminal includes them.
+  /// Adds bytes that an interrupted run had moved to `kept_nbytes` of the JSON. Pass them to `add`
+  /// as well, because they are part of the total; so the speed on a terminal includes them.
   void add_kept(std::uint64_t nbytes);
 
  private:

@@ -78,7 +78,7 @@ class ModelRanksReader : public ModelStatesReader {
   /// Adds buffers, frozen parameters and ties: those in the modules of all model ranks, and those
   /// that `add_of_module` remembered. Adds notes about rounded copies and names without elements.
   void add_modules();
-  /// Remembers an entry of a module or of a layer's file, for `add_modules`.
+  /// Remembers an entry for `add_modules`. Of a trained parameter, only calls `is_rounded_copy`.
   void add_of_module(ModulePart part);
   /// Adds notes about padding, parameters without a rule, and the user's patterns without a match.
   void note_rules();

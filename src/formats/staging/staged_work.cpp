@@ -105,8 +105,8 @@ void require_own_files(FileSystem& fs, const std::string& directory, const OwnFi
   }
 }
 
-/// Returns the inode of the object at `path`, which stays the same when the object is renamed.
-/// Returns nothing if there is no object.
+/// Returns the inode number of the object at `path` (of a link itself, not of its target). Stays
+/// the same when the object is renamed. Returns nothing if there is no object.
 std::optional<ino_t> inode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;

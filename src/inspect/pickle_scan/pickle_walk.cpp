@@ -108,8 +108,8 @@ class Walk {
     return slot;
   }
 
-  /// Records that the pickle uses a value in a way that the walk does not follow. If the value is a
-  /// global, the global gets a verdict of its own.
+  /// Records that the pickle uses a value in a way that the walk does not follow. Matters only for
+  /// `getattr`, which is then judged itself, and joblib's array wrapper, which sets `walk_.limit`.
   void consume(const Slot& slot) {
     const Slot& used = slot.kind == Kind::pair ? pairs_[slot.number].first : slot;
     if (used.kind != Kind::global) return;

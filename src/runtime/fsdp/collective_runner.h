@@ -13,8 +13,8 @@ namespace tessera::fsdp {
 /// Starts the collectives whose turn it is, for CollectiveRunner.
 class CollectiveActions {
  public:
-  /// Starts a collective. Returns whether this rank uses the collective: whether this rank keeps
-  /// the gathered parameters, or had a gradient to reduce.
+  /// Starts a collective. Returns true if this rank keeps the gathered parameters or had a gradient
+  /// to reduce; false if it only takes part for other ranks, or has the parameters already.
   virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
   /// Returns the numbers of the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;

@@ -91,7 +91,7 @@ class FlatParamContents {
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   /// Returns the index of the parameter that contains element `position` of the flat tensor.
   std::size_t parameter_at(std::int64_t position) const;
-  /// Zeroes the gaps between parameters and the padding at the end.
+  /// Zeroes the gaps between parameters, and the end's padding, in a flat tensor of all parameters.
   void zero_padding(const at::Tensor& flat) const;
 
  private:
