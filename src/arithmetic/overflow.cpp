@@ -20,8 +20,8 @@ double number_at(const CalculatedNumbers& calculated, std::size_t place) {
   return number;
 }
 
-/// Replaces each number whose calculation overflowed by the largest finite number of `to` with the
-/// same sign. Throws: Error(mismatch) if such a number is NaN, because its sign is not known.
+/// Replaces the numbers in `calculated.overflowed`, and no others, by the largest finite number of
+/// `to` with the same sign. Throws: Error(mismatch) if one is NaN (terms of both signs too large).
 void saturate(const CalculatedNumbers& calculated, const std::string& path, const std::string& fqn,
               DType to, std::span<std::byte> out) {
   const std::size_t size = itemsize(to);

@@ -39,7 +39,7 @@ class ListOfLists {
   /// The items of all lists.
   std::span<const T> items() const { return items_; }
   std::span<T> items() { return items_; }
-  /// Returns the place in `items` of the first item of a list.
+  /// Returns the index in `items()` at which list `i` begins. The list may be empty.
   std::size_t first(std::size_t i) const { return begins_[i]; }
 
   void shrink_to_fit() {

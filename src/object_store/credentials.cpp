@@ -18,7 +18,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-/// Returns the value of a setting without the comment after it.
+/// Returns a setting's value, trimmed, without a comment (from ` #` or ` ;` on).
 std::string_view without_comment(std::string_view value) {
   for (const std::string_view mark : {" #", " ;", "\t#", "\t;"}) {
     value = value.substr(0, value.find(mark));

@@ -151,7 +151,7 @@ void RankSave::start_one_file() {
         *options.file_system, state_->path, file.plan.destination, std::move(moved),
         {.format = options.format, .overwrite = options.overwrite});
   } else {
-    // An interrupted save is not resumed, because the job's state has changed since then.
+    // Discards what an interrupted save has uploaded: the job's state has changed since then.
     StoreDestination& object = state_->one_object.emplace(
         state_->path, StoreOptions{.format = options.format,
                                    .overwrite = options.overwrite,

@@ -14,7 +14,7 @@
 namespace tessera::reshard {
 
 /// Reads a checkpoint, and shows other names for some of its entries. A derived class says which,
-/// and calls `rename_entries` at the end of its constructor.
+/// may also change tensors and values, and calls `rename_entries` at the end of its constructor.
 class RenamedEntries : public formats::DerivedReader {
  public:
   void add_note(formats::Finding note) { contents_.opening_findings.push_back(std::move(note)); }

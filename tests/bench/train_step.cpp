@@ -87,7 +87,7 @@ class Trainer {
   /// Whether Tessera averages gradients: "plain" and "lockstep" train on each rank alone.
   bool is_wrapped() const { return way_ != "plain" && way_ != "lockstep"; }
 
-  /// Waits for the other ranks, as an average of gradients makes all ranks wait.
+  /// Waits until all ranks are here, as they would be for an average of gradients. Collective.
   void wait_for_ranks() {
     const at::Tensor one = torch::ones({1}, tessera::bench::device());
     mesh_.world()->all_reduce(one, "wait").wait();

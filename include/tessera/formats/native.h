@@ -37,8 +37,8 @@ struct NativeWriteOptions {
   /// chunk, the writer also tries level 1, and stores the smaller result.
   std::optional<int> zstd_level{};
 
-  /// Bytes of a compressed chunk before compression: a multiple of 64 KiB, at most 64 MiB. Even the
-  /// read of a small range decodes a whole chunk. Pieces below 64 KiB are never compressed.
+  /// A piece is compressed in chunks of this many bytes (uncompressed): a multiple of 64 KiB, at
+  /// most 64 MiB. Any read decodes whole chunks. Pieces below 64 KiB are never compressed.
   std::uint64_t chunk_nbytes = std::uint64_t{1} << 20;
 
   /// Bytes of a block (`write_block`) of a piece without compression: a multiple of 64 KiB, at most

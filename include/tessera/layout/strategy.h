@@ -75,7 +75,7 @@ class FlatUnitIndex {
 std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
                              const FlatUnitIndex::Place* place = nullptr);
 
-/// What happens to a tensor along one axis of a mesh.
+/// How a tensor is spread along one axis of a mesh: whole on all indices, cut, or on one only.
 struct MeshPlacement {
   enum class Kind {
     replicate,  // every index of the axis has the same elements

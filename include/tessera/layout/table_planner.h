@@ -86,8 +86,8 @@ struct ProposedPlan {
   std::uint64_t memory_per_rank_nbytes = 0;
   std::uint64_t common_nbytes = 0;  // reserved bytes, and ids and outputs of a batch
 
-  /// Returns two tables of text: one with a line per embedding table, one with a line per rank. If
-  /// lines would be longer than `max_width` columns (0: no limit), reasons get lines of their own.
+  /// Returns a text: a line per embedding table, a line per rank, and a summary. If the first lines
+  /// would exceed `max_width` columns (0: no limit), reasons go below them; then names are cut.
   std::string to_text(std::size_t max_width = 0) const;
   /// Returns everything as a JSON object (docs/cli/json-schema.md, ckpt-inspect plan).
   std::string to_json() const;

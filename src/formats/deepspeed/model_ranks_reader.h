@@ -53,7 +53,7 @@ class ModelRanksReader : public ModelStatesReader {
   /// `num_tensor`; each model rank has one file or `num_data` files.
   void set_model_ranks(std::vector<std::vector<const File*>> models, std::size_t num_tensor,
                        std::size_t num_data);
-  /// Reads how the tensor ranks cut parameters. Adds notes about rules that are not applied.
+  /// Sets `cuts()`; throws what `TensorCuts` throws. Adds notes about rules that are not applied.
   void read_cuts(const FileSystem& fs);
   /// Returns how the tensor ranks' parts of a parameter are joined. Remembers padding and missing
   /// rows for a note. Requires: `cuts()` has a value. Throws: what `TensorCuts::join` throws.

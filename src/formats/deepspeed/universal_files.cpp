@@ -480,8 +480,8 @@ class UniversalFiles::Builder {
     if (!lists.empty()) archive.add_value(keys({kTessera, kEmptyLists}), std::move(lists));
   }
 
-  /// Adds the groups, then empty groups until there are as many groups as parameters. If a run has
-  /// more groups than the file, DeepSpeed does not load the parameters of the further groups.
+  /// Adds the groups, then ones with only `params`, until there are as many as trained parameters.
+  /// If a run has more groups than the file, DeepSpeed does not load parameters of the others.
   void add_groups(Archive& archive) const {
     Value::List names;
     const std::size_t num_groups = std::max(entries_.groups.size(), trained_.size());

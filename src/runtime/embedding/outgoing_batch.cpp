@@ -34,7 +34,7 @@ std::int64_t num_ids_in(const TableBatch& batch, const TableBatch::Slice& slice,
   return num_ids;
 }
 
-/// Pointers to the parts of the message that one Outgoing fills.
+/// Where one Outgoing is written: in the message, except `positions`, which are not sent.
 struct Place {
   const Outgoing* outgoing;
   std::int64_t* lengths;

@@ -38,8 +38,8 @@ class FlatParamReduction {
   /// division.
   double predivide_factor() const;
 
-  /// Starts to average `unsharded_grad` over the ranks, after all work that is on the compute
-  /// stream now. Collective.
+  /// Starts to average `unsharded_grad` over the ranks, after all work now on the compute stream.
+  /// Collective. Requires: it is divided by `predivide_factor()`; no other gradient is in flight.
   void start(at::Tensor unsharded_grad);
   bool is_in_flight() const { return unsharded_grad_.defined(); }
   /// Adds the average to `sharded_grad`; later operators wait for it. Does nothing if no average is

@@ -22,7 +22,7 @@ formats::KeyPath groups_path(const formats::KeyPath& root);
 std::vector<Value::Dict> saved_groups(const ValueTree& tree, const formats::KeyPath& root,
                                       const std::vector<OptimizerParameter>& parameters);
 
-/// A part of a checkpoint that a load does not use: a value, or one item of a group's `params`.
+/// What a load does not use of a checkpoint: a whole value, or one parameter in a group's `params`.
 struct UnusedValue {
   std::string key;        // full name in the checkpoint
   std::string parameter;  // the unused item of the list `key`; empty: the whole value is unused
