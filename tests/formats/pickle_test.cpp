@@ -624,6 +624,7 @@ TEST(PickleTest, TorchAndPythonTypesBecomeValues) {
       {"c__builtin__\ncomplex\nG\x3f\xf8\x00\x00\x00\x00\x00\x00G\xc0\x00\x00\x00\x00\x00\x00\x00\x86R."s,
        R"({"$symbol":"complex:1.5,-2.0"})"},
       {"cpathlib\nPosixPath\n(U\x01/U\x03tmpU\x01xtR."s, R"("/tmp/x")"},
+      {"cpathlib\nPosixPath\n)R."s, R"(".")"},
   };
   for (const auto& [pickle, json] : cases) {
     SCOPED_TRACE(pickle);

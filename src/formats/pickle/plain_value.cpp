@@ -425,7 +425,7 @@ class Walk {
       if (!joined.empty() && joined.back() != '/') joined += '/';
       joined += component;
     }
-    return joined;
+    return joined.empty() ? std::string(".") : joined;  // as str() spells it
   }
 
   Value device(Object call) {
