@@ -69,6 +69,7 @@ class NameLister {
  private:
   void list_tensors();
   void list_aliases();
+  void list_own_copies(const Alias& alias);
   void list_values();
   /// Adds a tensor under one of its names in the source. Returns its index in
   /// `MovedNames::tensors`.
@@ -86,6 +87,9 @@ class NameLister {
   MovedNames names_;
   // Index of a listed tensor, by source name; only if the source has aliases.
   std::map<std::string, std::size_t> place_of_target_;
+  // Tensors `per_rank.<rank>.<name>` of the source, by that name: ranks and indices. Filled when the
+  // first alias becomes a tensor.
+  std::optional<std::map<std::string, std::vector<std::pair<int, std::size_t>>>> own_copies_;
   // Parallel to the lists `tensors`, `aliases` and `values` of `names_`.
   std::vector<RenamedPath> tensor_paths_;  // empty without renames
   std::vector<RenamedPath> alias_paths_;
@@ -163,6 +167,26 @@ void NameLister::list_aliases() {
     const auto index = static_cast<std::size_t>(tensor - source_.tensors.data());
     place_of_target_.emplace(alias.target,
                              add_tensor(index, alias.fqn, alias.key_path, alias.dict_order));
+    list_own_copies(alias);
+  }
+}
+
+/// Adds a tensor for each rank that has a tensor of its own in place of the alias's target. Without
+/// aliases, that rank would otherwise get the elements of another rank under the alias's name.
+void NameLister::list_own_copies(const Alias& alias) {
+  if (!own_copies_) {
+    own_copies_.emplace();
+    for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
+      const auto own = formats::parse_per_rank_name(source_.tensors[i].meta.fqn);
+      if (own) (*own_copies_)[own->name].emplace_back(own->rank, i);
+    }
+  }
+  const auto copies = own_copies_->find(alias.target);
+  if (copies == own_copies_->end()) return;
+  for (const auto& [rank, tensor] : copies->second) {
+    const KeyPath path = formats::per_rank_path(rank, alias.fqn, alias.key_path);
+    const std::string& name = names_.own_names.emplace_back(formats::spell(path));
+    if (source_.find_tensor(name) == nullptr) add_tensor(tensor, name, path, alias.dict_order);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <set>
 #include <string>
@@ -53,6 +54,9 @@ struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<MovedValue> values;
+  /// The `source_name` of tensors that ranks have for themselves and that no list of the source
+  /// names: the alias `b` of a tensor `a` is `per_rank.1.a` on rank 1, and becomes `per_rank.1.b`.
+  std::deque<std::string> own_names;
   /// Paths at the source. Each leads to a key that is not a string and that a rename makes text.
   std::set<formats::KeyPath> text_keys;
 };

@@ -215,5 +215,20 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());
 }
 
+TEST_F(DcpWriterTest, RefusesValuesThatCouldNotBeReadBack) {
+  Value deep = Value::List{};
+  for (int i = 0; i < 64; ++i) deep = Value::List{std::move(deep)};
+  for (const Value& value : {deep, Value(Value::BigInt{std::string(1000, '9')})}) {
+    try {
+      create_dcp(FileSystem::posix(), path("out"), contents(), {value});
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::unsupported);
+      EXPECT_THAT(error.what(), HasSubstr("a file with this value could not be read: pickle: "));
+    }
+  }
+  EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());
+}
+
 }  // namespace
 }  // namespace tessera::formats

@@ -597,6 +597,13 @@ TEST(PickleTest, TorchAndPythonTypesBecomeValues) {
       {"ccollections\nOrderedDict\n)R(U\x01zK\x01U\x01"
        "aK\x02u}(U\x09_metadataNub."s,
        R"({"z":1,"a":2})"},
+      {"ccollections\nOrderedDict\n](](U\x01zK\x01"
+       "e](U\x01"
+       "aK\x02"
+       "e](U\x01zK\x03"
+       "ee\x85R."s,
+       R"({"z":3,"a":2})"},  // of Python 2
+      {"ccollections\nOrderedDict\n]\x85R."s, "{}"},
       {"ccollections\ndefaultdict\nc__builtin__\nlist\n\x85R(U\x01"
        "a]u."s,
        R"({"a":[]})"},
@@ -617,10 +624,26 @@ TEST(PickleTest, TorchAndPythonTypesBecomeValues) {
       {"c__builtin__\ncomplex\nG\x3f\xf8\x00\x00\x00\x00\x00\x00G\xc0\x00\x00\x00\x00\x00\x00\x00\x86R."s,
        R"({"$symbol":"complex:1.5,-2.0"})"},
       {"cpathlib\nPosixPath\n(U\x01/U\x03tmpU\x01xtR."s, R"("/tmp/x")"},
+      {"cpathlib\nPosixPath\n)R."s, R"(".")"},
   };
   for (const auto& [pickle, json] : cases) {
     SCOPED_TRACE(pickle);
     EXPECT_EQ(json_of(pickle), json);
+  }
+}
+
+TEST(PickleTest, DictsWithOtherArgumentsAreRefused) {
+  for (const std::string& pickle :
+       {"ccollections\nOrderedDict\n}U\x01xK\x01s\x85R."s,
+        "ccollections\nOrderedDict\n]U\x01xa\x85R."s,
+        "ccollections\nOrderedDict\n](](K\x01K\x02"
+        "eeq\x01\x85R0ccollections\nOrderedDict\nh\x01\x85R."s,  // a list of two dicts
+        "ccollections\nCounter\n]U\x01xa\x85R."s, "ccollections\nCounter\n}\x85RU\x01xK\x01s."s,
+        "ccollections\ndefaultdict\nN}U\x01xK\x01s\x86R."s}) {
+    SCOPED_TRACE(testing::PrintToString(pickle));
+    const Error refusal = value_refusal_of(pickle);
+    EXPECT_EQ(refusal.kind(), ErrorKind::unsupported);
+    EXPECT_THAT(refusal.what(), HasSubstr("expected entries as Python pickles them"));
   }
 }
 

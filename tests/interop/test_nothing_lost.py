@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import pickle
 import shutil
 import tarfile
 
@@ -266,6 +267,28 @@ def test_members_of_a_tar_that_nothing_is_read_from_are_told(tmp_path):
     document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved.pt", "--json"))
     assert [(note["rule"], note["found"]) for note in document["notes"]] == [
         ("records", "1 other member, which a move leaves out: 'notes.txt'")]
+
+
+class Python2:
+    """A module that pickles an OrderedDict as Python 2 does: its entries are an argument, a list of lists of two."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, item):
+            if type(item) is not collections.OrderedDict:
+                return NotImplemented
+            return collections.OrderedDict, ([list(pair) for pair in item.items()],), vars(item) or None
+
+
+def test_a_state_dict_that_python_2_saved_is_read(tmp_path):
+    """Shows A2."""
+    before = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()
+    before["nested"] = [collections.OrderedDict(b=w(), a=collections.OrderedDict())]
+    torch.save(before, tmp_path / "before.pt", pickle_module=Python2)
+    assert same(torch.load(tmp_path / "before.pt"), before)
+    assert move(tmp_path / "before.pt", tmp_path / "after.pt", "torch") == {"dict_classes", "attributes"}
+    after = torch.load(tmp_path / "after.pt")
+    assert list(after) == list(before) and after["nested"][0]["a"] == {}
+    assert same(dict(after), {**before, "nested": [{"b": w(), "a": {}}]})
 
 
 def step_of(name):

@@ -78,7 +78,8 @@ def test_dicts_have_the_order_of_the_program(format, tmp_path):
 
 @pytest.mark.parametrize("format", ["native", "torch"])
 def test_keys_and_lists_of_lists_are_what_they_were(format, tmp_path):
-    state = {"m": {("a", 1): 2, (3, 4): torch.ones(1), 5: {"b": torch.ones(2)}}, "l": [[torch.ones(3)], [{"c": 6}]]}
+    state = {"m": {("a", 1): 2, (3, 4): torch.ones(1), 5: {"b": torch.ones(2)}}, "l": [[torch.ones(3)], [{"c": 6}]],
+             "constants": {torch.int8: torch.ones(4), torch.device("cpu"): 7, (torch.int8, 8): 9}}
     with saved(state, tmp_path, format) as checkpoint:
         assert_same(checkpoint.state_dict(), state)
         assert_same(checkpoint.state_dict(like=state), state)

@@ -292,6 +292,21 @@ def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
         assert repr(held) == repr(lists(rank))
 
 
+@pytest.mark.parametrize("form", ["native", "dcp"])
+def test_tied_tensors_of_each_rank_come_back(form, tmp_path):
+    """Shows F1, A2. DCP stores tied tensors under each name, also those that a rank has for itself."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    states = [{"a": tensor, "b": [tensor], "c": {0: tensor}} for tensor in (torch.arange(3), torch.arange(3), torch.arange(3) + 9)]
+    for rank, state in enumerate(states):
+        torch.save(state, source / f"extra_state_world_size_3_rank_{rank}.pt")
+    between = reshard(source, tmp_path / "between", "--to", form)
+    back = reshard(between, tmp_path / "back", "--to", "rank_files", "--world-size", 3)
+    for rank, state in enumerate(states):
+        held = torch.load(back / f"extra_state_world_size_3_rank_{rank}.pt")
+        assert repr(held) == repr(state).replace("{0:", "{'0':" if form == "dcp" else "{0:")
+
+
 @pytest.mark.parametrize("shape, form", [((), None), ((1,), None), ((1,), "model.pt"), ((1, 4), "native"), ((16,), None)])
 def test_tensors_of_each_rank_stay_whole_on_their_rank(shape, form, tmp_path):
     """Shows F1. Ranks replicate the model, as DDP does, and each rank also has a tensor of its own. Also moves through

@@ -29,6 +29,7 @@
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
 #include "formats/torch_zip/torch_save_layout.h"
+#include "formats/torch_zip/unwritten_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/shared_contents.h"
@@ -179,10 +180,11 @@ SharedContents checked(const std::string& destination, SharedContents contents) 
 }
 
 /// Returns the size of the item of a value. Throws: Error with the name of a value that cannot be
-/// pickled.
+/// pickled, or not be read back.
 std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& entry,
                            const Value& value) {
   try {
+    torch_zip::require_readable(value);
     return torch_zip::torch_save_value(value).size();
   } catch (const Error& error) {
     throw Error(error.kind(), {.path = destination, .fqn = entry.name},

@@ -69,7 +69,7 @@ struct Call {
 struct Node {
   ObjectKind kind;
   bool is_instance = false;  // a call by an opcode that exists only for classes
-  bool is_variant = false;   // bytes: a bytearray; set: a frozenset
+  bool is_variant = false;   // bytes: a bytearray; set: a frozenset; list: moved into an OrderedDict
   std::uint32_t offset;      // of the opcode that made the object; kNoObject for shared constants
   union {
     bool boolean;

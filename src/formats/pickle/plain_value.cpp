@@ -292,13 +292,9 @@ class Walk {
     }
     switch (*global) {
       case ValueGlobal::ordered_dict:
-        return ordered_dict(call);
       case ValueGlobal::default_dict:
-        return put_entries(call);
-      case ValueGlobal::counter: {
-        if (num_arguments(call) == 0) return put_entries(call);
-        return entries(argument(call, 0));
-      }
+      case ValueGlobal::counter:
+        return of_dict_class(call);
       case ValueGlobal::set:
       case ValueGlobal::frozen_set: {
         if (num_arguments(call) == 0) return Value::Set{};
@@ -393,11 +389,14 @@ class Walk {
     return dict;
   }
 
-  Value ordered_dict(Object call) {
-    if (num_arguments(call) != 0) {
-      call.fail_expected("OrderedDict arguments", "none, because the entries are added later");
+  Value of_dict_class(Object call) {
+    if (!is_dict_class(call)) {
+      call.fail(ErrorKind::unsupported,
+                std::string(call.global_name("call")) +
+                    ": expected entries as Python pickles them, found other arguments");
     }
-    return put_entries(call);
+    const bool is_counter = value_global(call) == ValueGlobal::counter;
+    return is_counter && num_arguments(call) > 0 ? entries(argument(call, 0)) : put_entries(call);
   }
 
   Value bytes(Object call) {
@@ -426,7 +425,7 @@ class Walk {
       if (!joined.empty() && joined.back() != '/') joined += '/';
       joined += component;
     }
-    return joined;
+    return joined.empty() ? std::string(".") : joined;  // as str() spells it
   }
 
   Value device(Object call) {
@@ -504,6 +503,24 @@ std::optional<ValueGlobal> value_global(Object object) {
     return std::nullopt;
   }
   return static_cast<ValueGlobal>(meaning);
+}
+
+bool is_dict_class(Object object) {
+  if (!object.is(ObjectKind::call)) return false;
+  const Object arguments = object.call_arguments("call");
+  const std::size_t num_arguments = arguments.num_items("arguments");
+  switch (value_global(object).value_or(ValueGlobal::builtin_type)) {
+    case ValueGlobal::ordered_dict:
+      return num_arguments == 0;
+    case ValueGlobal::default_dict:
+      return num_arguments <= 1;  // the factory
+    case ValueGlobal::counter:    // the entries: in a dict, or added to the call
+      return num_arguments == 0 ||
+             (num_arguments == 1 && arguments.item(0).is(ObjectKind::dict) &&
+              object.num_entries("entries") == 0);
+    default:
+      return false;
+  }
 }
 
 WalkBudget::WalkBudget(const ObjectGraph& graph) : WalkBudget(graph.nbytes()) {}

@@ -58,6 +58,10 @@ std::span<const AllowedGlobal> value_globals();
 /// is a global or a call of a global.
 std::optional<ValueGlobal> value_global(Object object);
 
+/// Whether `object` is a call of OrderedDict, defaultdict or Counter, as Python pickles it: without
+/// arguments that add other entries.
+bool is_dict_class(Object object);
+
 /// Limits the total output of all walks over one graph. It counts the output, and keeps the path
 /// from the root to the present object. The limit is needed because objects of a graph can be
 /// shared: a few hundred bytes can describe a tree of 10^18 leaves, or an endless one. Not

@@ -583,10 +583,35 @@ class Machine {
       fail_expected(ErrorKind::corruption, std::string(opcode) + " arguments", "tuple",
                     describe(arguments));
     }
-    graph_.calls_.push_back(Call{.callable = callable, .arguments = arguments});
+    Call made{.callable = callable, .arguments = arguments};
+    if (form == CallForm::function) move_pairs(made);
+    graph_.calls_.push_back(made);
     Node& call = push_new(ObjectKind::call);
     call.index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
     call.is_instance = form == CallForm::instance;
+  }
+  /// Python 2 pickles an OrderedDict with its entries as the argument: a list of lists of two. Makes
+  /// them entries of the call, as Python 3 pickles them. Moves each list once, so that the cost
+  /// stays linear; a call with a list that was moved before keeps its argument.
+  void move_pairs(Call& call) {
+    const detail::Global& named = graph_.globals_[node(call.callable).index];
+    const Slice arguments = node(call.arguments).slice;
+    if (arguments.size != 1 || named.module.view() != "collections" ||
+        named.name.view() != "OrderedDict") {
+      return;
+    }
+    Node& list = graph_.nodes_[graph_.links_[arguments.begin]];
+    if (list.kind != ObjectKind::list || list.is_variant) return;
+    std::vector<std::uint32_t> keys_and_values;
+    for (std::uint32_t i = 0; i < list.slice.size; ++i) {
+      const Node& pair = node(graph_.links_[list.slice.begin + i]);
+      if (pair.kind != ObjectKind::list || pair.slice.size != 2) return;
+      const auto first = graph_.links_.begin() + pair.slice.begin;
+      keys_and_values.insert(keys_and_values.end(), first, first + 2);
+    }
+    list.is_variant = true;
+    call.arguments = empty_tuple();
+    append(call.entries, keys_and_values);
   }
   /// Makes a foreign global with the name of `global`. A foreign global has no meaning for Tessera.
   std::uint32_t foreign_global_like(std::uint32_t global) {

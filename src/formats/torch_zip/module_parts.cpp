@@ -15,7 +15,7 @@ using pickle::ValueGlobal;
 bool is_dict(const std::optional<Object>& object) {
   if (!object) return false;
   return object->is(ObjectKind::dict) ||
-         (object->is(ObjectKind::call) && value_global(*object) == ValueGlobal::ordered_dict);
+         (is_dict_class(*object) && value_global(*object) == ValueGlobal::ordered_dict);
 }
 
 /// Returns the strings in a set. Before protocol 4, a pickled set is a call of `set` with a list.

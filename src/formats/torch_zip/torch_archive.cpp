@@ -124,7 +124,7 @@ class Flattener {
     if (pickle::is_foreign(object)) budget_.note_as_dict(object);
     const std::size_t num_entries = entries.num_entries("entries");
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
-    if (is_dict_class(object)) {
+    if (pickle::is_dict_class(object)) {
       note_simplification(object, Simplification::Kind::dict_class);
       note_attributes(object);
     }
@@ -290,16 +290,8 @@ class Flattener {
                                          "packed object (quantized?)"));
   }
 
-  /// Whether an object is of a subclass of dict, such as OrderedDict.
-  static bool is_dict_class(Object object) {
-    if (!object.is(ObjectKind::call)) return false;
-    const auto global = value_global(object);
-    return global == ValueGlobal::ordered_dict || global == ValueGlobal::default_dict ||
-           global == ValueGlobal::counter;
-  }
-
   static bool is_mapping(Object object) {
-    if (object.is(ObjectKind::dict) || is_dict_class(object)) return true;
+    if (object.is(ObjectKind::dict) || pickle::is_dict_class(object)) return true;
     return object.is(ObjectKind::call) && (attributes_of_torchscript(object).has_value() ||
                                            pickle::entries_as_dict(object).has_value());
   }

@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "formats/pickle/pickler.h"
+#include "formats/pickle/plain_value.h"
+#include "formats/pickle/unpickler.h"
+#include "formats/torch_zip/torch_archive.h"
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -60,6 +64,21 @@ void require_readable(const TorchSaveLayout& layout, const std::string& path,
     throw Error(
         ErrorKind::unsupported, {.path = path, .fqn = error.where().fqn},
         "a torch.save file with these contents could not be read: " + std::string(error.reason()));
+  }
+}
+
+void require_readable(const Value& value) {
+  pickle::Pickler pickler(2);
+  pickle::pickle_value(pickler, value);
+  const std::string bytes = std::move(pickler).finish();
+  try {
+    const pickle::ObjectGraph graph =
+        pickle::unpickle({bytes.begin(), bytes.end()}, {}, saved_globals());
+    pickle::WalkBudget budget(graph);
+    pickle::to_value(graph.root(), budget);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::unsupported, {},
+                "a file with this value could not be read: " + std::string(error.reason()));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "formats/torch_zip/torch_save_layout.h"
+#include "tessera/base/value.h"
 
 namespace tessera::formats::torch_zip {
 
@@ -12,5 +13,9 @@ namespace tessera::formats::torch_zip {
 /// the message. `as_dict`: classes whose objects the reader may read as dicts.
 void require_readable(const TorchSaveLayout& layout, const std::string& path,
                       const std::vector<std::string>& as_dict = {});
+
+/// Throws Error(unsupported) if Tessera's reader would refuse a file of `torch_save_value(value)`,
+/// for example because nesting is too deep.
+void require_readable(const Value& value);
 
 }  // namespace tessera::formats::torch_zip

@@ -27,7 +27,7 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
             if isinstance(entry, Refused):
                 raise entry
             read[first] = tensor(entry) if first in checkpoint._metas else with_constants(entry)
-        put_at(root, paths[name], read[first])
+        put_at(root, with_constants(paths[name]), read[first])
     return root
 
 
