@@ -292,6 +292,20 @@ def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
         assert repr(held) == repr(lists(rank))
 
 
+def test_files_with_empty_dicts_are_told(tmp_path):
+    """Shows A2. No entry stands for an empty dict that is all of a file."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.ones(3, 2)}, source / f"model_world_size_2_rank_{rank}.pt")
+        torch.save({}, source / f"optim_world_size_2_rank_{rank}.pt")
+        torch.save({"rng": 1} if rank else {}, source / f"extra_state_world_size_2_rank_{rank}.pt")
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved.pt", "--json"))
+    assert [note["found"] for note in document["notes"] if "empty" in note["found"]] == [
+        "only empty dicts in the files of 'optim' (left out by a move)"]
+    assert set(torch.load(tmp_path / "moved.pt")) == {"model", "extra_state"}
+
+
 @pytest.mark.parametrize("form", ["native", "dcp"])
 def test_tied_tensors_of_each_rank_come_back(form, tmp_path):
     """Shows F1, A2. DCP stores tied tensors under each name, also those that a rank has for itself."""

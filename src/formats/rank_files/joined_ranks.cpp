@@ -610,6 +610,16 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
                                             .expected = std::move(expected),
                                             .found = std::move(found)});
     };
+    std::map<std::string, bool> has_entries;  // key: item
+    for (const RankFile& file : files_) {
+      const CheckpointContents& contents = file.reader->contents();
+      has_entries[file.item] |= !contents.tensors.empty() || !contents.values.empty();
+    }
+    for (const auto& [item, has_any] : has_entries) {
+      if (has_any || item.empty() || has_entries.size() == 1) continue;
+      note("entries in the files of each kind",
+           "only empty dicts in the files of '" + printable(item) + "' (left out by a move)");
+    }
     if (num_flat_ > 0) {
       note("flat optimizer state that records where each rank's part is",
            std::to_string(num_flat_) +
