@@ -45,9 +45,14 @@ void plan_tensors(const CheckpointContents& source, const PlanOptions& options,
   TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
   plan.destination.tensors.reserve(moved.size());
   plan.copies.reserve(moved.size());
-  for (const MovedTensor& tensor : moved) tensor_planner.plan_tensor(tensor);
+  for (MovedTensor& each : moved) {
+    // Only check_table_plan needs it later. Otherwise frees its name, whose memory the next
+    // tensor's name gets.
+    const MovedTensor tensor = options.table_plan ? each : std::move(each);
+    tensor_planner.plan_tensor(tensor);
+  }
   tensor_planner.finish();
-  if (!options.table_plan) moved = {};  // only check_table_plan needs them; frees memory
+  if (!options.table_plan) moved = {};
 }
 
 /// Adds a note about entries such as `per_rank.3.rng` that do not become rank 3's value of `rng`.

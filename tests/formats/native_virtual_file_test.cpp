@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,11 +38,12 @@ TEST(NativeVirtualFileTest, TheLibraryFindsEachOfManyNames) {
   constexpr int kNumNames = 20'000;  // more than one level of the tree holds
   {
     VirtualFile file(FileSystem::posix(), path, kUserBlockNbytes);
+    std::deque<std::string> names;
     std::vector<VirtualFile::Link> links;
     for (int i = 0; i < kNumNames; ++i) {
       const std::array<std::int64_t, 1> shape{i};
-      links.push_back(
-          {"w" + std::to_string(i), file.add_virtual_dataset(DType::float32, shape, {}, {}, 1)});
+      links.push_back({names.emplace_back("w" + std::to_string(i)),
+                       file.add_virtual_dataset(DType::float32, shape, {}, {}, 1)});
     }
     file.close(std::move(links));
   }
@@ -113,10 +116,10 @@ TEST(NativeVirtualFileTest, ObjectsLargerThanAPartOfTheHeapAreThere) {
   {
     VirtualFile file(FileSystem::posix(), path, kUserBlockNbytes);
     std::vector<VirtualFile::Link> links;
-    for (const char* name : {"a", "b", "c"}) {
+    for (const auto& [name, other] : {std::pair{"a", "a1"}, {"b", "b1"}, {"c", "c1"}}) {
       links.push_back({name, file.add_virtual_dataset(DType::int64, shape, mappings, {}, 1)});
-      links.push_back({name + std::string("1"),
-                       file.add_virtual_dataset(DType::int64, shape, {mappings.data(), 1}, {}, 1)});
+      links.push_back(
+          {other, file.add_virtual_dataset(DType::int64, shape, {mappings.data(), 1}, {}, 1)});
     }
     file.close(std::move(links));
   }

@@ -1,17 +1,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "formats/pickle/fetched_slots.h"
+#include "formats/pickle/pickle_bytes.h"
 #include "formats/pickle/pickler.h"
 #include "formats/pickle/unpickler.h"
 #include "support/error_matchers.h"
+#include "tessera/base/file_system.h"
 
 // Shows A3, E3. Entries of large dicts are taken while a pickle is read. [Note: Entries taken
 // early]
@@ -343,11 +348,96 @@ TEST(PickleEntriesTest, AForeignGlobalEndsTheTaking) {
   EXPECT_EQ(items.entry_key(1).as_str("key"), "c");
 }
 
+/// A file in memory that counts the bytes that are read.
+class ForwardFile final : public ReadableFile {
+ public:
+  explicit ForwardFile(std::string bytes) : bytes_(std::move(bytes)) {}
+  const std::string& path() const override { return path_; }
+  std::uint64_t nbytes() const override { return bytes_.size(); }
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+    num_nbytes_read += out.size();
+    std::memcpy(out.data(), bytes_.data() + offset, out.size());
+  }
+
+  mutable std::uint64_t num_nbytes_read = 0;
+
+ private:
+  const std::string path_ = "x.pkl";
+  const std::string bytes_;
+};
+
+TEST(PickleEntriesTest, TheBytesOfAFileAreReleasedAndKeptTextsStay) {
+  constexpr int kNumEntries = 2000;
+  const auto name_of = [](int i) { return std::to_string(i) + std::string(10'000, 'k'); };
+  for (const bool has_shared_tuples : {false, true}) {
+    SCOPED_TRACE(has_shared_tuples ? "shared tuples" : "shared texts");
+    std::vector<std::size_t> slots;
+    const std::string pickle = root_with(
+        [&](Pickler& p) {
+          for (int i = 0; i < kNumEntries; ++i) {
+            p.text(name_of(i));
+            if (i % 100 == 0) slots.push_back(p.memoize());
+            begin_object(p, "Item");
+            p.interned("n");
+            p.integer(i);
+            p.interned("shape");
+            p.text("a text that only this object has");
+            p.tuple1();
+            if (has_shared_tuples && i % 100 == 0) slots.push_back(p.memoize());
+            end_object(p);
+          }
+        },
+        [&](Pickler& p) {
+          p.interned("after");
+          p.mark();
+          for (const std::size_t slot : slots) p.get(slot);
+          p.tuple_from_mark();
+        });
+    ASSERT_GT(pickle.size(), std::size_t{16} << 20);  // more than one part of the file
+    const ForwardFile file(pickle);
+    static const AllowList allowed{kGlobals};
+    Recorder recorder;
+    const ObjectGraph graph = unpickle(PickleBytes(file), {.path = "x.pkl"}, allowed,
+                                       {.policy = ForeignGlobals::Policy::record}, {}, &recorder);
+    ASSERT_EQ(recorder.entries.size(), static_cast<std::size_t>(kNumEntries));
+    for (int i = 0; i < kNumEntries; ++i) {
+      ASSERT_EQ(recorder.entries[static_cast<std::size_t>(i)],
+                (std::pair<std::string, std::int64_t>(name_of(i), i)));
+    }
+    const Object after = attribute(graph, "after");
+    std::size_t next = 0;
+    for (int i = 0; i < kNumEntries; i += 100) {
+      EXPECT_EQ(after.item(next++).as_str("name"), name_of(i));
+      if (!has_shared_tuples) continue;
+      EXPECT_EQ(after.item(next++).item(0).as_str("text"), "a text that only this object has");
+    }
+    EXPECT_EQ(next, after.num_items("after"));
+    EXPECT_LE(file.num_nbytes_read,
+              (has_shared_tuples ? 2 : 1) * pickle.size() + pickle.size() / 2);
+  }
+}
+
+TEST(PickleEntriesTest, AFileThatIsCutShortIsRefused) {
+  std::string pickle = root_with([](Pickler& p) {
+    p.text("a");
+    item(p, 7);
+  });
+  static const AllowList allowed{kGlobals};
+  for (std::size_t nbytes = 0; nbytes < pickle.size(); ++nbytes) {
+    const ForwardFile file(pickle.substr(0, nbytes));
+    Recorder recorder;
+    EXPECT_THAT([&] { unpickle(PickleBytes(file), {.path = "x.pkl"}, allowed, {}, {}, &recorder); },
+                ThrowsError(ErrorKind::corruption, "cut short?"))
+        << nbytes;
+  }
+}
+
 TEST(PickleEntriesTest, FetchedSlotsAreFoundInEveryForm) {
   using namespace std::string_literals;
   const auto slots = [](std::string_view pickle) {
     std::vector<std::size_t> fetched;
-    const std::vector<bool> found = fetched_slots({pickle.data(), pickle.size()});
+    PickleBytes bytes(pickle.begin(), pickle.end());
+    const std::vector<bool> found = fetched_slots(bytes, 0);
     for (std::size_t i = 0; i < found.size(); ++i) {
       if (found[i]) fetched.push_back(i);
     }

@@ -692,7 +692,8 @@ TEST(PickleTest, MalformedArgumentsOfKnownTypesAreRefused) {
 }
 
 TEST(PickleTest, ObjectsNameTheByteTheyWereMadeAt) {
-  const ObjectGraph graph = unpickle({'K', 1, '.'}, {.path = "a/b", .file_offset = 100}, plain());
+  const ObjectGraph graph =
+      unpickle(std::vector<char>{'K', 1, '.'}, {.path = "a/b", .file_offset = 100}, plain());
   const Error error = error_of([&] { graph.root().as_str("name"); });
   EXPECT_STREQ(error.what(), "a/b: bytes [100, 101): pickle: name: expected str, found int 1");
   EXPECT_EQ(error.where().byte_range->begin, 100u);

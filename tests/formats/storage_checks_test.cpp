@@ -128,5 +128,23 @@ TEST(ChecksOfFilesTest, AFileThatIsOpenedAgainContinuesItsChecks) {
   EXPECT_THAT([&] { read(600, 1000); }, ThrowsError(ErrorKind::corruption, "CRC-32 of 'data/0'"));
 }
 
+TEST(ChecksOfFilesTest, PartsOfSeveralReadsAreUnited) {
+  MemoryStorage storage(1000);
+  ChecksOfFiles files;
+  const auto read = [&](std::size_t begin, std::size_t end) {
+    const auto checks = files.of(7);
+    checks->add(storage, "model.pt", 0, begin, storage.bytes(begin, end));
+    files.keep(7, checks);
+  };
+  read(700, 900);  // one part
+  read(100, 300);  // two parts
+  read(300, 700);  // one part again
+  EXPECT_THAT(files.files_to_check(0.3), testing::ElementsAre(7));
+  read(0, 100);
+  EXPECT_THAT(files.files_to_check(1), testing::ElementsAre(7));
+  read(900, 1000);  // and the CRC is right
+  EXPECT_THAT(files.files_to_check(1), testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace tessera::formats::torch_zip

@@ -19,6 +19,7 @@ import torch_save
 RESHARD = str(Path(os.environ["TESSERA_BIN"]) / "ckpt-reshard")
 MIB = 1 << 20
 NAMES_MIB = {"native": 120, "torch": 190}  # of 30,000 names, by format
+DCP_NAME_NBYTES = {"8": 880, "1": 760}  # of a name in 8 pieces that moves to this number of native ranks
 
 
 def write_safetensors(path: Path, tensors: dict[str, list[int]]) -> None:
@@ -128,6 +129,25 @@ class Limits(unittest.TestCase):
                     code, peak, errors = run_measured([str(source), str(destination), "--to", target])
                     self.assertEqual((code, errors), (0, ""))
                     self.assertLess(peak, bound * MIB)
+
+    # Shows A2. The bounds are 1.5 times what was measured.
+    def test_memory_for_the_names_of_dcp_is_bounded(self):
+        counts, peaks = (20_000, 40_000), {}
+        for count in counts:
+            source, dcp = self.folder / f"{count}.safetensors", self.folder / f"dcp-{count}"
+            child = os.fork()  # keeps this process small: Linux counts its memory in the peak of what it starts
+            if child == 0:
+                write_safetensors(source, {f"layers.{i // 10}.w{i % 10}": [8, 4] for i in range(count)})
+                os._exit(0)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertEqual(run_measured([str(source), str(dcp), "--to", "dcp", "--world-size", "8"])[0], 0)
+            for ranks in DCP_NAME_NBYTES:
+                code, peak, errors = run_measured([str(dcp), str(self.folder / f"{ranks}-{count}"), "--world-size", ranks])
+                self.assertEqual((code, errors), (0, ""))
+                peaks[ranks, count] = peak
+        for ranks, bound in DCP_NAME_NBYTES.items():
+            with self.subTest(ranks=ranks):
+                self.assertLess((peaks[ranks, counts[1]] - peaks[ranks, counts[0]]) / (counts[1] - counts[0]), bound)
 
     def start_and_suspend(self, source: Path) -> subprocess.Popen:
         """Returns a run that is suspended (SIGSTOP) when it has finished some blocks, but not all."""

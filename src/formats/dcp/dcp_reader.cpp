@@ -82,9 +82,7 @@ class DcpReader final : public DividedReader, public PartlyRead {
                             "at most " + std::to_string(kMaxMetadataNbytes) + " bytes",
                             std::to_string(file->nbytes()));
     }
-    std::vector<char> bytes(file->nbytes());
-    file->read_at(0, std::as_writable_bytes(std::span(bytes)));
-    metadata_ = dcp::parse_metadata(std::move(bytes), file_path);
+    metadata_ = dcp::parse_metadata(pickle::PickleBytes(*file), file_path);
     if (!metadata_.is_flattened) {
       nested_ = dcp::take_values_apart(metadata_, file_path,
                                        [&](const StorageInfo& info) { return open_item(info); });
@@ -249,17 +247,35 @@ void DcpReader::check_rest(const RestOptions& options) const {
 /// Whether some chunk has more bytes than its item, or shares its item with another chunk. PyTorch
 /// never does this: it writes each whole chunk into an item of its own.
 bool DcpReader::describes_more_than_items() const {
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> items;
-  for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
-    if (nested_.tensors.contains(t)) continue;  // its limit was checked when the item was opened
-    const TensorEntry& tensor = metadata_.contents.tensors[t];
-    for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
-      const StorageInfo& info = metadata_.storage.pieces[t][p];
-      const std::uint64_t nbytes = nbytes_of(tensor.pieces[p].region, tensor.meta.dtype);
-      if (nbytes > info.nbytes) return true;
-      if (nbytes > 0) items.emplace_back(info.file, info.offset);
+  const auto for_each_chunk = [&](const auto& visit) {
+    for (std::size_t t = 0; t < metadata_.contents.tensors.size(); ++t) {
+      if (nested_.tensors.contains(t)) continue;  // its limit was checked when the item was opened
+      const TensorEntry& tensor = metadata_.contents.tensors[t];
+      for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+        visit(nbytes_of(tensor.pieces[p].region, tensor.meta.dtype),
+              metadata_.storage.pieces[t][p]);
+      }
     }
-  }
+  };
+  // Most writers put the items of a file in the order of the tensors. Then no two chunks share an
+  // item, and no list of all items is needed.
+  std::vector<std::uint64_t> next_offsets(metadata_.storage.files.size());
+  bool are_in_order = true;
+  bool is_more = false;
+  std::size_t num_items = 0;
+  for_each_chunk([&](std::uint64_t nbytes, const StorageInfo& info) {
+    is_more = is_more || nbytes > info.nbytes;
+    if (nbytes == 0) return;
+    ++num_items;
+    are_in_order = are_in_order && info.offset >= next_offsets[info.file];
+    next_offsets[info.file] = info.offset + 1;
+  });
+  if (is_more || are_in_order) return is_more;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> items;
+  items.reserve(num_items);
+  for_each_chunk([&](std::uint64_t nbytes, const StorageInfo& info) {
+    if (nbytes > 0) items.emplace_back(info.file, info.offset);
+  });
   std::ranges::sort(items);
   return std::ranges::adjacent_find(items) != items.end();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/list_of_lists.h"
+#include "formats/pickle/pickle_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -58,7 +59,7 @@ struct Metadata {
 /// messages. Ignores objects of unknown classes in places that Tessera does not need.
 /// Throws: Error(corruption); Error(unsupported) naming a call of a foreign function, a class or an
 /// attribute of a newer torch, a layout or a stream extension that Tessera does not read.
-Metadata parse_metadata(std::vector<char> bytes, const std::string& path);
+Metadata parse_metadata(pickle::PickleBytes bytes, const std::string& path);
 
 /// Makes `.metadata` for these contents: the pickle of a `Metadata` object of
 /// torch.distributed.checkpoint.metadata, version 1.0.0. Passes it to `write` in parts of about

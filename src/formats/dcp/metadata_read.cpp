@@ -2,6 +2,7 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <span>
@@ -216,7 +217,7 @@ class Dataclass {
   std::optional<Object> state_;                  // the attributes of the instance that is read
   std::array<std::size_t, kNumNames> places_{};  // of the attributes in `state_`
   std::vector<std::string_view>
-      keys_;  // of `state_`, views of the pickle; empty: compare all names
+      keys_;  // of `state_`: only their addresses are used; empty: compare all names
 };
 
 std::int64_t non_negative(Object object, std::string_view rule) {
@@ -691,7 +692,7 @@ class Parser final : public pickle::EntryTaker {
     }
     const auto index = static_cast<std::uint32_t>(result_.storage.files.size());
     result_.storage.files.emplace_back(name);
-    file_index_.emplace(name, index);
+    file_index_.emplace(file_names_.emplace_back(name), index);
     return index;
   }
 
@@ -883,7 +884,8 @@ class Parser final : public pickle::EntryTaker {
                                "TensorStorageMetadata or BytesStorageMetadata",
                                {"properties", "size", "chunks"}};
   Dataclass<2> chunk_{MetadataGlobal::chunk_storage, "ChunkStorageMetadata", {"offsets", "sizes"}};
-  std::unordered_map<std::string_view, std::uint32_t> file_index_;  // names: views of the pickle
+  std::deque<std::string> file_names_;
+  std::unordered_map<std::string_view, std::uint32_t> file_index_;  // views of file_names_
   /// Results of pieces_by_offset, by tensor.
   std::unordered_map<std::size_t, std::vector<std::size_t>> by_offset_;
 };
@@ -901,8 +903,8 @@ void refuse_foreign_calls(const pickle::ObjectGraph& graph) {
 
 }  // namespace
 
-Metadata parse_metadata(std::vector<char> bytes, const std::string& path) {
-  if (bytes.empty()) {
+Metadata parse_metadata(pickle::PickleBytes bytes, const std::string& path) {
+  if (bytes.size() == 0) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "file size", "a pickle", "0 bytes",
                           "the save did not finish?");
   }

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "formats/dcp/metadata.h"
 #include "formats/key_order.h"
@@ -16,6 +17,39 @@ namespace tessera::formats::dcp {
 namespace {
 
 using pickle::Pickler;
+
+/// Pushes texts, each of which is written once. Keeps the memo's numbers of the tensors' names in a
+/// list, because the Pickler would copy each name.
+class TextPickler {
+ public:
+  /// The arguments must outlive this object.
+  TextPickler(Pickler& pickler, const CheckpointContents& contents)
+      : pickler_(pickler), contents_(contents), memo_of_tensor_(contents.tensors.size(), kNotYet) {}
+
+  void push(std::string_view text) {
+    if (pickler_.get_interned(text)) return;
+    if (const TensorEntry* const tensor = contents_.find_tensor(text)) {
+      push_name_of(static_cast<std::size_t>(tensor - contents_.tensors.data()));
+    } else {
+      pickler_.interned(text);
+    }
+  }
+  void push_name_of(std::size_t tensor) {
+    const std::string& name = contents_.tensors[tensor].meta.fqn;
+    std::uint32_t& memo = memo_of_tensor_[tensor];
+    if (memo != kNotYet) return pickler_.get(memo);
+    if (pickler_.get_interned(name)) return;
+    pickler_.text(name);
+    memo = static_cast<std::uint32_t>(pickler_.memoize());
+  }
+
+ private:
+  static constexpr std::uint32_t kNotYet = UINT32_MAX;
+
+  Pickler& pickler_;
+  const CheckpointContents& contents_;
+  std::vector<std::uint32_t> memo_of_tensor_;
+};
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
@@ -40,12 +74,12 @@ void pickle_size(Pickler& pickler, const Shape& sizes) {  // torch.Size
   pickler.reduce();
 }
 
-void pickle_properties(Pickler& pickler, DType dtype) {
+void pickle_properties(Pickler& pickler, TextPickler& texts, DType dtype) {
   new_instance(pickler, kMetadataModule, "TensorProperties");
   pickler.mark();
   pickler.global("torch", dtype_name(dtype));
   pickler.global("torch.serialization", "_get_layout");
-  pickler.interned("torch.strided");
+  texts.push("torch.strided");
   pickler.tuple1();
   pickler.reduce();
   pickler.boolean(false);  // requires_grad
@@ -58,15 +92,15 @@ void pickle_properties(Pickler& pickler, DType dtype) {
   pickler.build();
 }
 
-void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
+void pickle_tensor_item(Pickler& pickler, TextPickler& texts, const TensorEntry& tensor) {
   new_instance(pickler, kMetadataModule, "TensorStorageMetadata");
   pickler.empty_dict();
   pickler.mark();
-  pickler.interned("properties");
-  pickle_properties(pickler, tensor.meta.dtype);
-  pickler.interned("size");
+  texts.push("properties");
+  pickle_properties(pickler, texts, tensor.meta.dtype);
+  texts.push("size");
   pickle_size(pickler, tensor.meta.shape);
-  pickler.interned("chunks");
+  texts.push("chunks");
   pickler.empty_list();
   pickler.mark();
   for (const Piece& piece : tensor.pieces) {
@@ -74,9 +108,9 @@ void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
     new_instance(pickler, kMetadataModule, "ChunkStorageMetadata");
     pickler.empty_dict();
     pickler.mark();
-    pickler.interned("offsets");
+    texts.push("offsets");
     pickle_size(pickler, box.offsets);
-    pickler.interned("sizes");
+    texts.push("sizes");
     pickle_size(pickler, box.sizes);
     pickler.set_items_from_mark();
     pickler.build();
@@ -87,15 +121,16 @@ void pickle_tensor_item(Pickler& pickler, const TensorEntry& tensor) {
 }
 
 /// Pushes the place of an item: an instance of `_StorageInfo`.
-void pickle_storage_info(Pickler& pickler, const Storage& storage, const StorageInfo& info) {
+void pickle_storage_info(Pickler& pickler, TextPickler& texts, const Storage& storage,
+                         const StorageInfo& info) {
   new_instance(pickler, kFilesystemModule, "_StorageInfo");
   pickler.empty_dict();
   pickler.mark();
-  pickler.interned("relative_path");
-  pickler.interned(storage.files[info.file]);
-  pickler.interned("offset");
+  texts.push("relative_path");
+  texts.push(storage.files[info.file]);
+  texts.push("offset");
   pickler.integer(static_cast<std::int64_t>(info.offset));
-  pickler.interned("length");
+  texts.push("length");
   pickler.integer(static_cast<std::int64_t>(info.nbytes));
   pickler.set_items_from_mark();
   pickler.build();
@@ -109,19 +144,19 @@ void write_if_much(Pickler& pickler, const Write& write) {
   if (pickler.num_held_bytes() >= kMuch) write(pickler.take_bytes());
 }
 
-void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
+void pickle_storage_data(Pickler& pickler, TextPickler& texts, const CheckpointContents& contents,
                          const Storage& storage, const Write& write) {
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
     new_instance(pickler, kMetadataModule, "MetadataIndex");
     pickler.empty_dict();
     pickler.mark();
-    pickler.interned("fqn");
-    pickler.interned(contents.values[v].name);
-    pickler.interned("index");
+    texts.push("fqn");
+    texts.push(contents.values[v].name);
+    texts.push("index");
     pickler.none();
     pickler.set_items_from_mark();
     pickler.build();
-    pickle_storage_info(pickler, storage, storage.values[v]);
+    pickle_storage_info(pickler, texts, storage, storage.values[v]);
     write_if_much(pickler, write);
   }
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
@@ -130,15 +165,15 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
       new_instance(pickler, kMetadataModule, "MetadataIndex");
       pickler.empty_dict();
       pickler.mark();
-      pickler.interned("fqn");
-      pickler.interned(tensor.meta.fqn);
-      pickler.interned("index");
+      texts.push("fqn");
+      texts.push_name_of(t);
+      texts.push("index");
       pickler.integer(static_cast<std::int64_t>(p));
-      pickler.interned("offset");
+      texts.push("offset");
       pickle_size(pickler, std::get<Box>(tensor.pieces[p].region).offsets);
       pickler.set_items_from_mark();
       pickler.build();
-      pickle_storage_info(pickler, storage, storage.pieces[t][p]);
+      pickle_storage_info(pickler, texts, storage, storage.pieces[t][p]);
       write_if_much(pickler, write);
     }
   }
@@ -147,15 +182,17 @@ void pickle_storage_data(Pickler& pickler, const CheckpointContents& contents,
 /// Pushes one entry of the mapping from which DCP restores nested dicts and lists: a name and its
 /// path. The root of a state dict in DCP is always a dict. So if the root was a list, its positions
 /// become keys.
-void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& path) {
-  pickler.interned(name);
+template <class PushName>
+void pickle_key_path(Pickler& pickler, TextPickler& texts, const PushName& push_name,
+                     const KeyPath& path) {
+  push_name();
   pickler.mark();
-  if (path.empty()) pickler.interned(name);
+  if (path.empty()) push_name();
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (const auto* position = std::get_if<std::int64_t>(&path[i]); position && i > 0) {
       pickler.integer(*position);
     } else {
-      pickler.interned(spell({path[i]}));
+      texts.push(spell({path[i]}));
     }
   }
   pickler.tuple_from_mark();
@@ -166,46 +203,49 @@ void pickle_key_path(Pickler& pickler, const std::string& name, const KeyPath& p
 void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
                      const Write& write) {
   Pickler pickler(4);
+  TextPickler texts(pickler, contents);
   new_instance(pickler, kMetadataModule, "Metadata");
   pickler.empty_dict();
   pickler.mark();
 
-  pickler.interned("state_dict_metadata");
+  texts.push("state_dict_metadata");
   pickler.empty_dict();
   pickler.mark();
   // DCP builds the state dict in the order of this dict.
   for (const std::uint32_t number : entries_in_dict_order(contents)) {
     if (number < contents.tensors.size()) {
-      pickler.interned(contents.tensors[number].meta.fqn);
-      pickle_tensor_item(pickler, contents.tensors[number]);
+      texts.push_name_of(number);
+      pickle_tensor_item(pickler, texts, contents.tensors[number]);
       write_if_much(pickler, write);
     } else {
-      pickler.interned(contents.values[number - contents.tensors.size()].name);
+      texts.push(contents.values[number - contents.tensors.size()].name);
       new_instance(pickler, kMetadataModule, "BytesStorageMetadata");
     }
   }
   pickler.set_items_from_mark();
 
-  pickler.interned("planner_data");
+  texts.push("planner_data");
   pickler.empty_dict();
   pickler.mark();
-  for (const TensorEntry& tensor : contents.tensors) {
-    pickle_key_path(pickler, tensor.meta.fqn, tensor.key_path);
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    pickle_key_path(
+        pickler, texts, [&] { texts.push_name_of(t); }, contents.tensors[t].key_path);
     write_if_much(pickler, write);
   }
   for (const ValueEntry& value : contents.values) {
-    pickle_key_path(pickler, value.name, value.key_path);
+    pickle_key_path(
+        pickler, texts, [&] { texts.push(value.name); }, value.key_path);
   }
   pickler.set_items_from_mark();
 
-  pickler.interned("storage_data");
+  texts.push("storage_data");
   pickler.empty_dict();
   pickler.mark();
-  pickle_storage_data(pickler, contents, storage, write);
+  pickle_storage_data(pickler, texts, contents, storage, write);
   pickler.set_items_from_mark();
 
-  pickler.interned("version");
-  pickler.interned("1.0.0");
+  texts.push("version");
+  texts.push("1.0.0");
   pickler.set_items_from_mark();
   pickler.build();
   write(std::move(pickler).finish());

@@ -23,6 +23,7 @@ constexpr std::uint64_t kHeapHeaderNbytes = 16;       // of a collection, and of
 constexpr std::size_t kSymbolsPerNode = 64;
 constexpr std::size_t kSymbolNbytes = 40;
 constexpr std::size_t kChildrenPerNode = 128;
+constexpr std::uint64_t kEmptyNameNbytes = 8;  // in a group's heap of names, before all others
 constexpr std::size_t kTreeNodeNbytes = 24 + 8 * (kChildrenPerNode + 1) + 8 * kChildrenPerNode;
 
 std::uint64_t round_up_to_8(std::uint64_t number) {
@@ -31,6 +32,11 @@ std::uint64_t round_up_to_8(std::uint64_t number) {
 
 std::unique_ptr<WritableFile> open_file(FileSystem& fs, const std::string& path) {
   return fs.kind_of(path) ? fs.open_for_update(path) : fs.create(path);
+}
+
+/// Returns the bytes that a name takes in a group's heap, where a zero byte ends it.
+std::uint64_t heap_nbytes(std::string_view name) {
+  return round_up_to_8(name.size() + 1);
 }
 
 std::string_view as_text(std::span<const std::byte> bytes) {
@@ -171,43 +177,42 @@ std::uint64_t VirtualFile::add_group(std::vector<Link> links) {
   return write_group(std::move(links)).header;
 }
 
-/// Writes the names of a group's links, one after the other.
-VirtualFile::NameHeap VirtualFile::write_names(std::span<const Link> links) {
+/// Writes a heap with the names of a group's links, one after the other. Returns its address.
+std::uint64_t VirtualFile::write_names(std::span<const Link> links) {
   constexpr std::uint64_t kNothingFree = 1;
-  NameHeap names;
-  std::string text(8, '\0');  // the empty name, which is the key before the first one
-  for (const Link& link : links) {
-    names.offsets.push_back(text.size());
-    text.append(link.name).append(1, '\0');
-    pad_to_8(text);
-  }
-  const std::uint64_t data = append(text);
+  // The empty name is the key before the first one.
+  const std::uint64_t data = append(std::string(kEmptyNameNbytes, '\0'));
+  std::string name;
+  for (const Link& link : links) append(name.assign(link.name).append(1, '\0'));
+  const std::uint64_t nbytes = end_ - user_block_nbytes_ - data;
   std::string header = "HEAP";
   put(header, std::uint32_t{0});  // version, reserved
-  put(header, std::uint64_t{text.size()});
+  put(header, nbytes);
   put(header, kNothingFree);
   put(header, data);
-  names.address = append(header);
-  return names;
+  return append(header);
 }
 
-/// Writes the nodes with the links, which are sorted by name.
-std::vector<VirtualFile::Node> VirtualFile::write_symbols(std::span<const Link> links,
-                                                          const NameHeap& names) {
+/// Writes the nodes with the links, which are sorted by name and whose names `write_names` wrote.
+std::vector<VirtualFile::Node> VirtualFile::write_symbols(std::span<const Link> links) {
   std::vector<Node> nodes;
+  std::uint64_t last_name = 0;  // the heap offset of the last name; first the empty name
+  std::uint64_t next_name = kEmptyNameNbytes;
   for (std::size_t begin = 0; begin < links.size(); begin += kSymbolsPerNode) {
     const std::size_t end = std::min(begin + kSymbolsPerNode, links.size());
     std::string node = "SNOD";
     put(node, std::uint16_t{1});  // version, reserved
     put(node, static_cast<std::uint16_t>(end - begin));
-    for (std::size_t i = begin; i < end; ++i) {
-      put(node, names.offsets[i]);
-      put(node, links[i].address);
+    const std::uint64_t first_key = last_name;
+    for (const Link& link : links.subspan(begin, end - begin)) {
+      last_name = next_name;
+      next_name += heap_nbytes(link.name);
+      put(node, last_name);
+      put(node, link.address);
       node.append(kSymbolNbytes - 16, '\0');  // nothing is cached
     }
     node.resize(8 + kSymbolsPerNode * kSymbolNbytes, '\0');
-    nodes.push_back(
-        {append(node), begin == 0 ? 0 : names.offsets[begin - 1], names.offsets[end - 1]});
+    nodes.push_back({append(node), first_key, last_name});
   }
   return nodes;
 }
@@ -240,13 +245,13 @@ VirtualFile::Group VirtualFile::write_group(std::vector<Link> links) {
   std::ranges::sort(links, {}, &Link::name);
   const auto repeated = std::ranges::adjacent_find(links, {}, &Link::name);
   TESSERA_CHECK(!links.empty() && repeated == links.end());
-  const NameHeap names = write_names(links);
-  std::vector<Node> nodes = write_symbols(links, names);
+  const std::uint64_t heap = write_names(links);
+  std::vector<Node> nodes = write_symbols(links);
   std::uint8_t level = 0;
   do {
     nodes = write_tree_level(nodes, level++);
   } while (nodes.size() > 1);
-  Group group{.tree = nodes.front().address, .heap = names.address};
+  Group group{.tree = nodes.front().address, .heap = heap};
   group.header = append(group_header(group.tree, group.heap));
   return group;
 }

@@ -18,16 +18,15 @@ namespace tessera::formats::native::h5 {
 
 /// An HDF5 file of many virtual datasets, written without the HDF5 library, because the library
 /// takes 100 microseconds for each dataset [Note: HDF5 by hand]. Objects are written in the order
-/// of the calls, and links at the end, so memory is needed for names and addresses only. Not
-/// thread-safe.
+/// of the calls, and links at the end, so memory is needed for the links only. Not thread-safe.
 class VirtualFile {
  public:
   /// Creates the file. If there is a file at `path`, writes over it.
   VirtualFile(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
-  /// A name of an object in a group.
+  /// A name of an object in a group. Keeps a view of the name.
   struct Link {
-    std::string name;
+    std::string_view name;
     std::uint64_t address;  // from the end of the user block
   };
   struct TextAttribute {
@@ -63,10 +62,6 @@ class VirtualFile {
     std::uint64_t tree = 0;
     std::uint64_t heap = 0;
   };
-  struct NameHeap {
-    std::uint64_t address = 0;
-    std::vector<std::uint64_t> offsets{};  // of each name
-  };
   struct HeapObject {
     std::uint64_t collection = 0;
     std::uint32_t number = 0;
@@ -89,8 +84,8 @@ class VirtualFile {
                             std::string_view fill, std::string_view layout,
                             std::span<const TextAttribute> attributes, std::uint32_t num_links);
   Group write_group(std::vector<Link> links);
-  NameHeap write_names(std::span<const Link> links);
-  std::vector<Node> write_symbols(std::span<const Link> links, const NameHeap& names);
+  std::uint64_t write_names(std::span<const Link> links);
+  std::vector<Node> write_symbols(std::span<const Link> links);
   std::vector<Node> write_tree_level(std::span<const Node> children, std::uint8_t level);
   std::string superblock(const Group& root) const;
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <map>
 #include <set>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -239,10 +242,20 @@ void write_virtual_datasets(h5::File& file, const Index& index) {
   }
 }
 
+/// Returns the link name of a tensor or an alias. Most link names are equal to the fqn: then it is
+/// a view of the fqn, otherwise of a text in `others`.
+std::string_view link_name(const std::string& fqn, std::size_t number,
+                           std::deque<std::string>& others) {
+  std::string name = tensor_link_name(fqn, number);
+  return name == fqn ? std::string_view(fqn) : others.emplace_back(std::move(name));
+}
+
 /// Adds the same datasets as `write_virtual_datasets`, except those of hidden tensors; faster for
-/// many tensors. Returns the links of the root group.
+/// many tensors. Returns the links of the root group. Puts link names that are no fqns into
+/// `link_names`.
 std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, const Index& index,
-                                                        const PatchRuns& patches) {
+                                                        const PatchRuns& patches,
+                                                        std::deque<std::string>& link_names) {
   const CheckpointContents& contents = index.contents;
   std::vector<std::uint32_t> num_links(contents.tensors.size(), 1);
   for (const Alias& alias : contents.aliases) ++num_links[target_of(alias, contents)];
@@ -258,7 +271,7 @@ std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, c
     }
     const std::array<h5::VirtualFile::TextAttribute, 2> attributes{
         {{"dtype", dtype_name(tensor.meta.dtype)}, {"kind", state_kind_name(tensor.kind)}}};
-    links.push_back({tensor_link_name(tensor.meta.fqn, t),
+    links.push_back({link_name(tensor.meta.fqn, t, link_names),
                      file.add_virtual_dataset(tensor.meta.dtype, tensor.meta.shape, mappings,
                                               attributes, num_links[t])});
   }
@@ -267,7 +280,7 @@ std::vector<h5::VirtualFile::Link> add_virtual_datasets(h5::VirtualFile& file, c
     const std::size_t target = target_of(alias, contents);
     if (patches.hidden.contains(target)) continue;
     links.push_back(
-        {tensor_link_name(alias.fqn, contents.tensors.size() + a), links[target].address});
+        {link_name(alias.fqn, contents.tensors.size() + a, link_names), links[target].address});
   }
   std::erase_if(links, [](const h5::VirtualFile::Link& link) { return link.name.empty(); });
   return links;
@@ -321,10 +334,11 @@ ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const
                                   std::uint64_t index_nbytes) {
   h5::VirtualFile file(fs, path, kHeaderNbytes);
   std::vector<h5::VirtualFile::Link> links;
+  std::deque<std::string> link_names;
   PatchRuns patches;
   if (index.has_virtual_datasets) {
     patches = find_runs(fs, directory_of(path), index);
-    links = add_virtual_datasets(file, index, patches);
+    links = add_virtual_datasets(file, index, patches, link_names);
   }
   ByteRange range;
   std::vector<h5::VirtualFile::Link> own_links;

@@ -10,14 +10,18 @@
 namespace tessera::formats::pickle {
 namespace {
 
-/// Walks over the opcodes of a pickle in memory.
+/// Walks over the opcodes of a pickle.
 class Walk {
  public:
-  explicit Walk(std::span<const char> pickle) : pickle_(pickle) {}
+  Walk(PickleBytes& pickle, std::size_t begin)
+      : pickle_(pickle), was_loaded_(pickle.is_loaded()), position_(begin), released_end_(begin) {}
 
   std::vector<bool> find() {
     while (!ended_ && position_ < pickle_.size()) {
-      const auto opcode = static_cast<unsigned char>(pickle_[position_++]);
+      if (!was_loaded_ && position_ - released_end_ >= kReleasedNbytes) {
+        released_end_ = pickle_.release(released_end_, position_);
+      }
+      const auto opcode = static_cast<unsigned char>(number_at(position_++, 1));
       const std::size_t begin = position_;
       const Argument argument = kArgumentOf[opcode];
       ended_ = argument == Argument::no_opcode;
@@ -38,17 +42,19 @@ class Walk {
     if (!ended_) skip_bytes(number_at(begin, width));
   }
   void skip_line() {
-    const auto rest = pickle_.subspan(position_);
-    const auto end = std::ranges::find(rest, '\n');
-    ended_ = end == rest.end();
-    if (!ended_) position_ += static_cast<std::size_t>(end - rest.begin()) + 1;
+    const auto end = pickle_.find('\n', position_);
+    ended_ = !end;
+    if (end) position_ = *end + 1;
   }
 
  private:
+  static constexpr std::size_t kReleasedNbytes = std::size_t{1} << 20;
+
   std::uint64_t number_at(std::size_t begin, std::size_t width) const {
+    pickle_.load(begin + width);
     std::uint64_t number = 0;
     for (std::size_t i = 0; i < width; ++i) {
-      number |= std::uint64_t{static_cast<unsigned char>(pickle_[begin + i])} << (8 * i);
+      number |= std::uint64_t{static_cast<unsigned char>(pickle_.data()[begin + i])} << (8 * i);
     }
     return number;
   }
@@ -83,16 +89,21 @@ class Walk {
     fetched_[slot] = true;
   }
 
-  std::span<const char> pickle_;
-  std::size_t position_ = 0;
+  PickleBytes& pickle_;
+  const bool was_loaded_;
+  std::size_t position_;
+  std::size_t released_end_;
   bool ended_ = false;
   std::vector<bool> fetched_;
 };
 
 }  // namespace
 
-std::vector<bool> fetched_slots(std::span<const char> pickle) {
-  return Walk(pickle).find();
+std::vector<bool> fetched_slots(PickleBytes& pickle, std::size_t begin) {
+  const bool was_loaded = pickle.is_loaded();
+  std::vector<bool> fetched = Walk(pickle, begin).find();
+  if (!was_loaded) pickle.unload(begin);
+  return fetched;
 }
 
 }  // namespace tessera::formats::pickle

@@ -1,14 +1,16 @@
 #pragma once
 
-#include <cstdint>
-#include <span>
+#include <cstddef>
 #include <vector>
+
+#include "formats/pickle/pickle_bytes.h"
 
 namespace tessera::formats::pickle {
 
-/// Returns for each memo slot whether some opcode of the pickle fetches it. Slots beyond the end of
-/// the result are never fetched. Stops without an error where the pickle is damaged. Looks only at
-/// opcodes and executes nothing. Cost: linear; at most one bit for each byte.
-std::vector<bool> fetched_slots(std::span<const char> pickle);
+/// Returns for each memo slot whether some opcode from `begin` on fetches it. Slots from the
+/// returned size on are not fetched there. Stops without an error where the pickle is damaged.
+/// Looks only at opcodes and executes nothing. Unless all bytes are loaded, those from `begin` on
+/// must be loaded again afterwards. Cost: linear; at most one bit for each byte.
+std::vector<bool> fetched_slots(PickleBytes& pickle, std::size_t begin);
 
 }  // namespace tessera::formats::pickle

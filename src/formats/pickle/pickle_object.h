@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/pickle/pickle_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::pickle {
@@ -185,8 +186,9 @@ class ObjectGraph {
 
   std::string path_;
   std::uint64_t file_offset_ = 0;
-  std::vector<char> bytes_;
+  PickleBytes bytes_;
   std::deque<std::string> decoded_;  // decoded text that is not in bytes_
+  TextStore kept_;  // text of objects that outlived their bytes [Note: Entries taken early]
   std::vector<detail::Node> nodes_;
   std::vector<std::uint32_t> links_;
   std::vector<detail::Global> globals_;

@@ -302,12 +302,16 @@ void Pickler::global(std::string_view module, std::string_view name) {
 }
 
 void Pickler::interned(std::string_view utf8) {
-  std::string key(utf8);
-  if (const auto found = memo_of_text_.find(key); found != memo_of_text_.end()) {
-    return get(found->second);
-  }
+  if (get_interned(utf8)) return;
   text_with_length(utf8);
-  memo_of_text_.emplace(std::move(key), memoize());
+  memo_of_text_.emplace(utf8, memoize());
+}
+
+bool Pickler::get_interned(std::string_view utf8) {
+  const auto found = memo_of_text_.find(std::string(utf8));
+  if (found == memo_of_text_.end()) return false;
+  get(found->second);
+  return true;
 }
 
 std::size_t Pickler::memoize() {

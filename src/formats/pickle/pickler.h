@@ -33,6 +33,8 @@ class Pickler {
   void global(std::string_view module,
               std::string_view name);    // written once, then taken from the memo
   void interned(std::string_view utf8);  // a str, written once likewise
+  /// Pushes a str if `interned` has written it. Otherwise returns false.
+  bool get_interned(std::string_view utf8);
 
   // Containers and calls.
   void mark() { op(Opcode::MARK); }

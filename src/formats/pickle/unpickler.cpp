@@ -116,8 +116,8 @@ std::string name_of_refused(Opcode opcode) {
 /// each popped object was pushed by another opcode.
 class Machine {
  public:
-  Machine(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
-          ForeignGlobals foreign, PickleLimits limits, EntryTaker* taker)
+  Machine(PickleBytes bytes, PickleSource source, const AllowList& allowed, ForeignGlobals foreign,
+          PickleLimits limits, EntryTaker* taker)
       : allowed_(allowed), foreign_(foreign), limits_(limits), taker_(taker) {
     graph_.path_ = std::move(source.path);
     graph_.file_offset_ = source.file_offset;
@@ -236,6 +236,7 @@ class Machine {
 
   std::string_view take(std::uint64_t nbytes, const char* what) {
     if (nbytes > nbytes_ - position_) fail_cut_short(what, nbytes);
+    graph_.bytes_.load(position_ + nbytes);
     const std::string_view taken(graph_.bytes_.data() + position_, nbytes);
     position_ += nbytes;
     return taken;
@@ -257,13 +258,13 @@ class Machine {
     return value;
   }
   std::string_view take_line(const char* what) {
-    const std::string_view rest(graph_.bytes_.data() + position_, nbytes_ - position_);
-    const std::size_t end = rest.find('\n');
-    if (end == std::string_view::npos) {
+    const auto end = graph_.bytes_.find('\n', position_);
+    if (!end) {
       fail_expected(ErrorKind::corruption, what, "a line", "no end of line", "cut short?");
     }
-    position_ += end + 1;
-    return rest.substr(0, end);
+    const std::string_view line(graph_.bytes_.data() + position_, *end - position_);
+    position_ = *end + 1;
+    return line;
   }
 
   // Objects
@@ -811,6 +812,7 @@ class Machine {
     batch_ = Batch{stack_.size(), num_held_, graph_.decoded_.size()};
     kept_slots_.clear();
     tail_.begin_behind_all();
+    released_end_ = position_;
   }
   void stop_taking() {
     taker_ = nullptr;
@@ -827,12 +829,37 @@ class Machine {
     std::erase_if(kept_slots_, [&](auto slot) { return memo_[slot] < tail_.first_node(); });
     kept_.clear();
     for (const std::uint64_t slot : kept_slots_) kept_.push_back(memo_[slot]);
+    const std::uint32_t first_kept = tail_.first_node();
     num_held_ = batch_->num_held_before + tail_.drop_all_but(kept_) + graph_.decoded_.size() -
                 batch_->num_decoded_before;
     *batch_ = {batch_->begin, num_held_, graph_.decoded_.size()};
     for (std::size_t i = 0; i < kept_.size(); ++i) memo_[kept_slots_[i]] = kept_[i];
     kept_slots_.clear();
     taken_end_ = tail_.first_node();
+    copy_texts_from(first_kept);
+    constexpr std::uint64_t kReleasedNbytes = std::uint64_t{64} << 10;
+    if (position_ - released_end_ >= kReleasedNbytes) {
+      released_end_ = graph_.bytes_.release(released_end_, position_);
+    }
+  }
+  /// Copies the texts of the objects from `first` on, so that their bytes can be released.
+  void copy_texts_from(std::uint32_t first) {
+    const auto copy = [&](Text& text) { text = text_of(graph_.kept_.add(text.view())); };
+    for (Node& node : std::span(graph_.nodes_).subspan(first)) {
+      switch (node.kind) {
+        case ObjectKind::str:
+        case ObjectKind::bytes:
+        case ObjectKind::big_integer:
+          copy(node.text);
+          break;
+        case ObjectKind::global:
+          copy(graph_.globals_[node.index].module);
+          copy(graph_.globals_[node.index].name);
+          break;
+        default:
+          break;
+      }
+    }
   }
   /// Gives an entry of SETITEM to the EntryTaker. Does not drop its objects, because a pickle has
   /// few such entries.
@@ -847,7 +874,7 @@ class Machine {
   bool is_kept(std::uint64_t slot, std::uint32_t id) {
     const ObjectKind kind = node(id).kind;
     const bool is_atom = kind == ObjectKind::str || kind == ObjectKind::global;
-    if (!is_atom && !fetched_slots_) fetched_slots_ = fetched_slots(graph_.bytes_);
+    if (!is_atom && !fetched_slots_) fetched_slots_ = fetched_slots(graph_.bytes_, position_);
     if (fetched_slots_ && (slot >= fetched_slots_->size() || !(*fetched_slots_)[slot]))
       return false;
     if (id >= tail_.first_node()) kept_slots_.push_back(slot);
@@ -1006,6 +1033,7 @@ class Machine {
   std::vector<std::uint64_t> kept_slots_;  // that the batch filled
   std::vector<std::uint32_t> kept_;
   std::optional<std::vector<bool>> fetched_slots_;
+  std::uint64_t released_end_ = 0;  // the batch's bytes before it are not needed any more
 
   std::uint32_t none_ = kNoObject, true_ = kNoObject, false_ = kNoObject, empty_tuple_ = kNoObject;
 };
@@ -1215,7 +1243,7 @@ void Machine::run_global_or_call_opcode(Opcode opcode) {
   }
 }
 
-ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
+ObjectGraph unpickle(PickleBytes bytes, PickleSource source, const AllowList& allowed,
                      ForeignGlobals foreign, PickleLimits limits, EntryTaker* taker) {
   return Machine(std::move(bytes), std::move(source), allowed, foreign, limits, taker).run();
 }

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "formats/pickle/pickle_bytes.h"
 #include "formats/pickle/pickle_object.h"
 
 namespace tessera::formats::pickle {
@@ -76,7 +77,8 @@ struct PickleLimits {
 /// attributes. An attribute that is itself a dict can have a million entries, each of many objects.
 /// A batch is the entries that one SETITEMS sets. An entry is taken as soon as its value is
 /// complete: after the BUILD of the value, or at the end of the batch. Then its objects are
-/// dropped, except those that a later opcode fetches from the memo.
+/// dropped, except those that a later opcode fetches from the memo. The memory of its bytes is
+/// freed too, if they come from a file; so the graph copies the text of objects that it keeps.
 /// - The reader refuses a pickle that changes an object of an entry after the entry was taken.
 /// - After the first foreign global nothing more is taken. The graph then holds all further
 ///   entries, as it does without a taker.
@@ -88,8 +90,8 @@ class EntryTaker {
   /// Says whether to take the entries of `dict`, which is about to become the attribute `name` of
   /// `root`. Called before each batch of entries.
   virtual bool wants(Object root, std::string_view name, Object dict) = 0;
-  /// Takes one entry of the last dict that was wanted. The objects live until the call returns;
-  /// strings live as long as the graph.
+  /// Takes one entry of the last dict that was wanted. The objects and their text live until the
+  /// call returns.
   virtual void take(Object key, Object value) = 0;
 };
 
@@ -99,7 +101,7 @@ class EntryTaker {
 /// that `allowed` does not list; Error(corruption) for every broken rule: stack underflow, a
 /// missing or extra MARK, an unset memo slot, a truncated argument, bytes after STOP. Both errors
 /// name the path and the byte. `taker` may be null.
-ObjectGraph unpickle(std::vector<char> bytes, PickleSource source, const AllowList& allowed,
+ObjectGraph unpickle(PickleBytes bytes, PickleSource source, const AllowList& allowed,
                      ForeignGlobals foreign = {}, PickleLimits limits = {},
                      EntryTaker* taker = nullptr);
 

@@ -19,6 +19,27 @@ constexpr std::uint64_t kBufferNbytes = std::uint64_t{1} << 20;
 
 }  // namespace
 
+StorageChecks::StorageChecks(const PartRead& part) {
+  Check& check = checks_[part.storage];
+  check.ranges.emplace(part.begin, std::pair(part.end, part.crc));
+  check.nbytes = part.nbytes;
+  check.nbytes_read = part.nbytes_read;
+}
+
+std::optional<StorageChecks::PartRead> StorageChecks::only_part() const {
+  const std::scoped_lock lock(mutex_);
+  if (checks_.size() != 1) return std::nullopt;
+  const auto& [storage, check] = *checks_.begin();
+  if (check.is_done || check.ranges.size() != 1 || storage > UINT32_MAX) return std::nullopt;
+  const auto& [begin, range] = *check.ranges.begin();
+  return PartRead{.begin = begin,
+                  .end = range.first,
+                  .nbytes = check.nbytes,
+                  .nbytes_read = check.nbytes_read,
+                  .storage = static_cast<std::uint32_t>(storage),
+                  .crc = range.second};
+}
+
 void StorageChecks::add(const Storages& storages, const std::string& path, std::size_t storage,
                         std::uint64_t begin, std::span<const std::byte> bytes) {
   add(storages, path, storage, begin, bytes, kMaxRanges);
@@ -153,16 +174,22 @@ void StorageChecks::check_rest(const Storages& storages, const std::string& path
 std::shared_ptr<StorageChecks> ChecksOfFiles::of(std::uint64_t file) {
   const std::scoped_lock lock(mutex_);
   std::shared_ptr<StorageChecks>& kept = kept_[file];
-  if (!kept) kept = std::make_shared<StorageChecks>();
+  if (const auto part = parts_.extract(file)) {
+    kept = std::make_shared<StorageChecks>(part.mapped());
+  } else if (!kept) {
+    kept = std::make_shared<StorageChecks>();
+  }
   return kept;
 }
 
 void ChecksOfFiles::keep(std::uint64_t file, std::shared_ptr<StorageChecks> checks) {
   const std::scoped_lock lock(mutex_);
-  if (checks->has_rest()) {
-    kept_[file] = std::move(checks);
-  } else {
-    kept_.erase(file);
+  kept_.erase(file);
+  parts_.erase(file);
+  if (const auto part = checks->only_part()) {
+    parts_.emplace(file, *part);
+  } else if (checks->has_rest()) {
+    kept_.emplace(file, std::move(checks));
   }
 }
 
@@ -171,6 +198,9 @@ std::vector<std::uint64_t> ChecksOfFiles::files_to_check(double most_rest) const
   std::vector<std::uint64_t> files;
   for (const auto& [file, checks] : kept_) {
     if (checks->has_rest_to_check(most_rest)) files.push_back(file);
+  }
+  for (const auto& [file, part] : parts_) {
+    if (StorageChecks(part).has_rest_to_check(most_rest)) files.push_back(file);
   }
   std::ranges::sort(files);
   return files;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -22,6 +23,22 @@ namespace tessera::formats::torch_zip {
 /// bytes of the storage have been read. Thread-safe.
 class StorageChecks {
  public:
+  /// One range that was read of a storage, and its CRC.
+  struct PartRead {
+    std::uint64_t begin;
+    std::uint64_t end;
+    std::uint64_t nbytes;       // of the storage
+    std::uint64_t nbytes_read;  // as in Check
+    std::uint32_t storage;
+    std::uint32_t crc;
+  };
+
+  StorageChecks() = default;
+  explicit StorageChecks(const PartRead& part);
+
+  /// Returns the part if this object has one range of one storage, and nothing else.
+  std::optional<PartRead> only_part() const;
+
   /// Adds bytes that were read from the offset `begin` of a storage. Bytes that were added before
   /// count once. Compares the CRC when all bytes of the storage have been added.
   /// Throws: Error(corruption) with `path` and the range of the storage.
@@ -54,7 +71,9 @@ class StorageChecks {
 };
 
 /// The checks of files that are opened again and again: keeps those of files that were read only in
-/// part. Thread-safe.
+/// part. A move may leave one part of each tensor for later, so a file with one part takes only a
+/// PartRead. If two threads read a file at the same time, the part that one of them has read may be
+/// lost; then `check_rest` reads it again. Thread-safe.
 class ChecksOfFiles {
  public:
   /// Returns the checks of the file with this number: those that are kept, or new ones.
@@ -66,7 +85,9 @@ class ChecksOfFiles {
 
  private:
   mutable std::mutex mutex_;
+  // A file is in at most one of the two.
   std::unordered_map<std::uint64_t, std::shared_ptr<StorageChecks>> kept_;
+  std::unordered_map<std::uint64_t, StorageChecks::PartRead> parts_;
 };
 
 }  // namespace tessera::formats::torch_zip
