@@ -87,8 +87,8 @@ class NameLister {
   MovedNames names_;
   // Index of a listed tensor, by source name; only if the source has aliases.
   std::map<std::string, std::size_t> place_of_target_;
-  // Tensors `per_rank.<rank>.<name>` of the source, by that name: ranks and indices. Filled when the
-  // first alias becomes a tensor.
+  // Tensors `per_rank.<rank>.<name>` of the source, by that name: ranks and indices. Filled when
+  // the first alias becomes a tensor.
   std::optional<std::map<std::string, std::vector<std::pair<int, std::size_t>>>> own_copies_;
   // Parallel to the lists `tensors`, `aliases` and `values` of `names_`.
   std::vector<RenamedPath> tensor_paths_;  // empty without renames

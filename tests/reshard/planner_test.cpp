@@ -907,7 +907,8 @@ TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
                             "'model.', found 1 tensor without it")));
   CheckpointContents tied;
   tied.tensors = {tensor("model.norm.weight", {2})};
-  EXPECT_THAT(notes(tied), ElementsAre(HasSubstr("found names that begin with 'model.' only once")));
+  EXPECT_THAT(notes(tied),
+              ElementsAre(HasSubstr("found names that begin with 'model.' only once")));
   for (const CheckpointContents& source : {llama, tied}) {
     EXPECT_THAT(notes(source, {{"", "model."}}), IsEmpty());
     EXPECT_THAT(notes(source, {}, Format::dcp), IsEmpty());

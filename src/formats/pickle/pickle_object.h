@@ -70,8 +70,8 @@ struct Call {
 struct Node {
   ObjectKind kind;
   bool is_instance = false;  // a call by an opcode that exists only for classes
-  bool is_variant = false;   // bytes: a bytearray; set: a frozenset; list: moved into an OrderedDict
-  std::uint32_t offset;      // of the opcode that made the object; kNoObject for shared constants
+  bool is_variant = false;  // bytes: a bytearray; set: a frozenset; list: moved into an OrderedDict
+  std::uint32_t offset;     // of the opcode that made the object; kNoObject for shared constants
   union {
     bool boolean;
     std::int64_t integer;

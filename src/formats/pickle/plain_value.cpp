@@ -515,9 +515,8 @@ bool is_dict_class(Object object) {
     case ValueGlobal::default_dict:
       return num_arguments <= 1;  // the factory
     case ValueGlobal::counter:    // the entries: in a dict, or added to the call
-      return num_arguments == 0 ||
-             (num_arguments == 1 && arguments.item(0).is(ObjectKind::dict) &&
-              object.num_entries("entries") == 0);
+      return num_arguments == 0 || (num_arguments == 1 && arguments.item(0).is(ObjectKind::dict) &&
+                                    object.num_entries("entries") == 0);
     default:
       return false;
   }

@@ -591,9 +591,9 @@ class Machine {
     call.index = static_cast<std::uint32_t>(graph_.calls_.size() - 1);
     call.is_instance = form == CallForm::instance;
   }
-  /// Python 2 pickles an OrderedDict with its entries as the argument: a list of lists of two. Makes
-  /// them entries of the call, as Python 3 pickles them. Moves each list once, so that the cost
-  /// stays linear; a call with a list that was moved before keeps its argument.
+  /// Python 2 pickles an OrderedDict with its entries as the argument: a list of lists of two.
+  /// Makes them entries of the call, as Python 3 pickles them. Moves each list once, so that the
+  /// cost stays linear; a call with a list that was moved before keeps its argument.
   void move_pairs(Call& call) {
     const detail::Global& named = graph_.globals_[node(call.callable).index];
     const Slice arguments = node(call.arguments).slice;
