@@ -69,8 +69,8 @@ void RemoteFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   read_ahead(read);
   for (ByteRange rest = read; !rest.empty();) {
     const std::span<std::byte> room = part_of(out, read, rest);
-    if (const std::uint64_t nbytes_taken = take_from_window(rest, room)) {
-      rest.begin += nbytes_taken;
+    if (const WindowPointer window = window_with(rest.begin)) {
+      rest.begin += take_from(window, rest, room);
       continue;
     }
     const ByteRange gap{rest.begin, std::min(rest.end, next_window(rest.begin))};
@@ -110,11 +110,10 @@ void RemoteFile::read_ahead(ByteRange read) const {
   }
 }
 
-/// Copies the first bytes of `rest` from the window that holds them. Returns the number of bytes; 0
-/// if no window holds the first byte.
-std::uint64_t RemoteFile::take_from_window(ByteRange rest, std::span<std::byte> out) const {
-  const WindowPointer window = window_with(rest.begin);
-  if (!window) return 0;
+/// Copies the first bytes of `rest` from a window that holds the first of them. Returns the number
+/// of bytes; 0 if the window no longer has its bytes.
+std::uint64_t RemoteFile::take_from(const WindowPointer& window, ByteRange rest,
+                                    std::span<std::byte> out) const {
   Window::Bytes bytes;
   try {
     bytes = window->wait();
@@ -174,7 +173,8 @@ void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   window->fill([&](std::span<std::byte> room) {
     object_->server.read(object_->url, object_->version, range.begin, room);
   });
-  take_from_window(read, out);
+  // Other threads may already have made the file forget this window, or the memory drop its bytes.
+  if (take_from(window, read, out) == 0) read_parts(read, out);
 }
 
 /// Reads directly into `out`. Sends several requests at the same time if the range is large.

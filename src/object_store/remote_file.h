@@ -39,7 +39,8 @@ class RemoteFile final : public ReadableFile {
   using WindowPointer = std::shared_ptr<Window>;
 
   void read_ahead(ByteRange read) const;
-  std::uint64_t take_from_window(ByteRange rest, std::span<std::byte> out) const;
+  std::uint64_t take_from(const WindowPointer& window, ByteRange rest,
+                          std::span<std::byte> out) const;
   WindowPointer window_with(std::uint64_t offset) const;
   std::uint64_t next_window(std::uint64_t offset) const;
   void forget(const WindowPointer& window) const;
