@@ -471,13 +471,23 @@ def test_bf16_without_zero_lists_no_shapes(tmp_path, classes_of_deepspeed):
     assert process.returncode == 3 and "up.weight: parts of ranks: expected a parameter of 55 elements in the module, found none" in process.stderr
 
 
-def test_a_copy_in_the_module_with_other_numbers_is_noted(tmp_path, classes_of_deepspeed):
-    """Shows F2, E13. In ZeRO in fp32, the module has the dtype of the master weights, so their numbers can be compared."""
-    copy = shutil.copytree(VALID / "zero1", tmp_path / "run", copy_function=shutil.copyfile)
-    assert notes_of_move(copy, tmp_path / "plain.pt") == []
-    edit(copy / "global_step2" / "mp_rank_00_model_states.pt", lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
+@pytest.mark.parametrize("name", ["zero1", "zero1_bf16", "zero2_bf16", "zero2_cpu_adam", "zero2_fp16"])
+def test_a_copy_in_the_module_with_other_numbers_is_noted(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. A copy of 16 bits must equal the fp32 weights, cast to its dtype."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+    plain = notes_of_move(copy, tmp_path / "plain.pt")
+    assert not any("different numbers" in note for note in plain)
+    edit(next(copy.glob("*/mp_rank_00_model_states.pt")), lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
     assert notes_of_move(copy, tmp_path / "whole.pt") == [
-        "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
+        *plain, "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
+
+
+def test_a_rank_of_another_run_in_16_bits_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Both runs have the same configuration, groups and step, but other numbers."""
+    copy = shutil.copytree(VALID / "zero2_bf16", tmp_path / "run", copy_function=shutil.copyfile)
+    edit(next(copy.glob("*/*zero_pp_rank_1_*optim_states.pt")),
+         lambda state: [vector.detach().neg_() for vector in state["optimizer_state_dict"]["single_partition_of_fp32_groups"]])
+    assert "different numbers in the copies, such as" in succeed("ckpt-inspect", "verify", copy)
 
 
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):

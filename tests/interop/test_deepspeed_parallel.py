@@ -49,6 +49,19 @@ def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_
         "the copies of the first rank are read"]
 
 
+@pytest.mark.parametrize("name, file, key, parameter", [
+    ("pipeline_bf16", "layer_03-model_states.pt", "down", "3.down"),
+    ("autotp", MODELS[1], "model.norm.weight", "model.norm.weight")])
+def test_other_numbers_in_a_copy_of_16_bits_are_noted(name, file, key, parameter, step_of, tmp_path):
+    """Shows F2, E13. Each tensor rank's part is compared with the master weights of that rank."""
+    step = step_of(name)
+    plain = notes_of_move(step, tmp_path / "plain.pt")
+    assert not any("different numbers" in note for note in plain)
+    edit(step / file, lambda state: state.get("module", state)[key].view(-1)[1].add_(1))
+    assert set(notes_of_move(step, tmp_path / "moved.pt")) - set(plain) == {
+        f"copies: 1 name with different numbers in the copies, such as '{parameter}'; the master weights are read"}
+
+
 def test_a_frozen_layer_like_a_shared_module_keeps_its_number(step_of):
     """Shows F2, A4. Tessera takes a layer for a shared module only if the numbers are equal. So nothing is lost if they
     differ."""

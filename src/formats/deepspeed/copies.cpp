@@ -80,6 +80,15 @@ bool are_equal(const Copy& copy, std::int64_t max_numel) {
   return true;
 }
 
+bool Copies::differs(const Copy& copy, std::int64_t max_numel) {
+  try {
+    return !are_equal(copy, max_numel);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corruption) throw;
+    return false;
+  }
+}
+
 std::vector<Finding> Copies::compare(const std::string& path) {
   std::int64_t left = kMaxElementsCompared;
   std::vector<std::string> changed;
@@ -88,7 +97,7 @@ std::vector<Finding> Copies::compare(const std::string& path) {
     const std::int64_t numel = numel_of_runs(copy.read);
     const bool is_whole = numel <= left;
     if (is_whole) left -= numel;
-    if (!are_equal(copy, is_whole ? kWholeRuns : kBeginNumel)) {
+    if (differs(copy, is_whole ? kWholeRuns : kBeginNumel)) {
       changed.push_back(copy.fqn);
     } else if (!is_whole) {
       partly.push_back(std::move(copy));
@@ -118,7 +127,7 @@ std::uint64_t Copies::rest_nbytes() const {
 std::vector<Finding> Copies::compare_rest(const std::string& path) const {
   std::vector<std::string> changed;
   for (const Copy& copy : copies_) {
-    if (!are_equal(copy, kWholeRuns)) changed.push_back(copy.fqn);
+    if (differs(copy, kWholeRuns)) changed.push_back(copy.fqn);
   }
   if (changed.empty()) return {};
   return {note(path, changed_in_words(changed))};

@@ -456,9 +456,9 @@ class ParallelReader final : public ModelRanksReader {
     std::vector<Run> weights = weights_of(trained, part.tensor);
     if (weights.empty()) return false;
     const Run& first = weights.front();
-    if (first.file->reader().contents().tensors[first.tensor].meta.dtype != copy.dtype) return true;
+    const DType dtype = first.file->reader().contents().tensors[first.tensor].meta.dtype;
     copies_.add({name, std::move(weights), {{part.file, part.entry->index, 0, copy.numel()}}});
-    return false;
+    return dtype != copy.dtype;
   }
 
   /// Returns the prefix of the layer's names in the model: `3.`, or `tied_modules.<key>.` if

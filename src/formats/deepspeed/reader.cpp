@@ -229,14 +229,13 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     return file.tensor(*file.find(path)).dtype != copy;
   }
 
-  /// If the module has a copy of the parameter in the shape and dtype of the weights, adds it to
-  /// `copies_` to be compared. A copy of another dtype is not added: another note counts it.
+  /// If the module has a copy of the parameter in the shape of the weights, adds it to `copies_` to
+  /// be compared.
   void add_copy(const Parameter& parameter) {
     const Entry* const copy = model().find({"module", parameter.fqn});
     const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
     const bool is_one = copy != nullptr && copy->kind == Entry::Kind::tensor &&
-                        model().tensor(*copy).shape == weights->meta.shape &&
-                        model().tensor(*copy).dtype == weights->meta.dtype;
+                        model().tensor(*copy).shape == weights->meta.shape;
     if (!is_one) return;
     copies_.add({parameter.fqn,
                  deepspeed::runs_of_weights(partition_, parameter, optimizer_),
