@@ -490,6 +490,32 @@ def test_a_rank_of_another_run_in_16_bits_is_noted(tmp_path, classes_of_deepspee
     assert "different numbers in the copies, such as" in succeed("ckpt-inspect", "verify", copy)
 
 
+@pytest.mark.parametrize("name", ["zero3", "zero3_bf16"])
+def test_a_layer_that_was_frozen_during_the_training_is_read_once(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Stage 3 saves the parameters of such a layer also as frozen ones, in the dtype of the model."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+    plain = notes_of_move(copy, tmp_path / "plain.pt")
+    files = sorted(copy.glob("*/*_model_states.pt"))
+    weight = load(tmp_path / "plain.pt")["model"]["up.weight"]
+    parts = weight.new_zeros(len(files), -(-weight.numel() // len(files)))
+    parts.view(-1)[:weight.numel()] = weight.view(-1)
+
+    def freeze(file, part):
+        def add(state):
+            dtype = state["frozen_param_fragments"]["frozen.weight"].dtype
+            state["frozen_param_shapes"]["up.weight"] = weight.shape
+            state["frozen_param_fragments"]["up.weight"] = part.to(dtype)
+        edit(file, add)
+
+    for file, part in zip(files, parts):
+        freeze(file, part)
+    assert_same_state(listing(copy), expectation(VALID / name))
+    assert notes_of_move(copy, tmp_path / "whole.pt") == plain
+    freeze(files[1], parts[1] + 1)
+    assert notes_of_move(copy, tmp_path / "other.pt") == [
+        *plain, "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
+
+
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
     """Shows F2, E13. A move to DeepSpeed makes the step a tensor; other formats keep the number."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 7}}

@@ -199,6 +199,18 @@ def test_equal_parts_without_a_rule_are_noted(step_of, tmp_path):
     assert words in notes_of_move(step, tmp_path / "again.pt")
 
 
+def test_a_layer_that_was_frozen_during_the_training_is_read_once(step_of):
+    """Shows F2. Stage 3 saves its parameters also as frozen ones."""
+    step = step_of("autotp_zero3")
+    for file in step.glob("zero_pp_rank_*_model_states.pt"):
+        def freeze(state):
+            shape = state["param_shapes"][0]["lm_head.weight"]
+            state["frozen_param_shapes"] = (state["frozen_param_shapes"] or {}) | {"lm_head.weight": shape}
+            state["frozen_param_fragments"] = (state["frozen_param_fragments"] or {}) | {"lm_head.weight": torch.zeros(shape.numel() // 2)}
+        edit(file, freeze)
+    assert_same_state(listing(step), expectation(VALID / "autotp_zero3"))
+
+
 def test_equal_frozen_parts_of_stage_3_without_a_rule_are_noted(step_of, tmp_path):
     """Shows E13. The note is the same as for trained parameters."""
     step = step_of("autotp_zero3")

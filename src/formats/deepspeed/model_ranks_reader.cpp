@@ -216,11 +216,13 @@ void ModelRanksReader::add_modules() {
   note_without_elements(without_elements);
 }
 
-/// Adds the frozen parameters of stage 3. Each tensor rank has a part of such a parameter. This
-/// part is cut into equal parts, one for each data rank.
+/// Adds the frozen parameters of stage 3, but for those that were frozen during the training: their
+/// fp32 weights are read. Each tensor rank has a part of a frozen parameter. This part is cut into
+/// equal parts, one for each data rank.
 void ModelRanksReader::add_frozen_of_stage_3() {
   for (const Entry* const entry : model_of(0, 0).below({"frozen_param_shapes"})) {
-    if (entry->path.size() == 2) add_frozen_fragments(entry->path[1]);
+    if (entry->path.size() == 2 && !is_trained(entry->path[1]))
+      add_frozen_fragments(entry->path[1]);
   }
 }
 

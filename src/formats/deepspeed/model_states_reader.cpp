@@ -172,7 +172,8 @@ bool ModelStatesReader::is_partitioned(const File& model) {
   return model.name().starts_with(kModelOfRankBegin);
 }
 
-/// Adds the frozen parameters of stage 3. Each rank has a part of them, all parts of equal size.
+/// Adds the frozen parameters of stage 3, but for those whose fp32 weights are there: DeepSpeed
+/// saves a parameter as trained and as frozen if it was frozen during the training.
 void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
   for (const Entry* const entry : model().below({"frozen_param_shapes"})) {
     const auto sizes = model().value_of(*entry);
@@ -181,41 +182,49 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
       refuse(model(), entry->path.back(), "frozen_param_shapes", "a shape (a tuple of sizes)",
              "another kind of value");
     }
+    if (!known.emplace(entry->path[1], *shape).second) continue;
     Tensor tensor = named(text_keys({"model", entry->path[1]}));
     tensor.entry.meta.shape = *shape;
-    add_parts_of_frozen(entry->path[1], tensor);
+    std::int64_t end = 0;
+    int rank = 0;
+    for (const Run& run : runs_of_frozen(entry->path[1], tensor.entry.meta.numel())) {
+      tensor.entry.meta.dtype = run.file->reader().contents().tensors[run.tensor].meta.dtype;
+      tensor.entry.pieces.push_back({FlatRange{end, end + run.numel}, rank++});
+      tensor.pieces.push_back({run.file, run.tensor, 0});
+      end += run.numel;
+    }
     add(std::move(tensor));
-    known.emplace(entry->path[1], *shape);
   }
 }
 
-void ModelStatesReader::add_parts_of_frozen(const std::string& name, Tensor& tensor) {
-  const std::int64_t numel = tensor.entry.meta.numel();
+std::vector<Run> ModelStatesReader::runs_of_frozen(const std::string& name,
+                                                   std::int64_t numel) const {
   const auto ranks = static_cast<std::int64_t>(models_.size());
   const std::int64_t expected = numel / ranks + (numel % ranks != 0 ? 1 : 0);
+  std::vector<Run> runs;
+  std::optional<DType> dtype;
   std::int64_t end = 0;
-  for (std::size_t rank = 0; rank < models_.size(); ++rank) {
-    const File& file = *models_[rank];
-    const Entry* const part = file.find({"frozen_param_fragments", name});
+  for (const File* const file : models_) {
+    const Entry* const part = file->find({"frozen_param_fragments", name});
     const bool is_vector = part != nullptr && part->kind == Entry::Kind::tensor &&
-                           file.tensor(*part).numel() == expected;
+                           file->tensor(*part).numel() == expected;
     if (!is_vector) {
-      refuse(file, tensor.entry.meta.fqn, "parts of ranks",
+      refuse(*file, "model." + name, "parts of ranks",
              "a vector of " + std::to_string(expected) + " elements",
              part == nullptr ? "none" : "a value, or a tensor with another number of elements");
     }
-    const DType dtype = file.tensor(*part).dtype;
-    if (rank > 0 && dtype != tensor.entry.meta.dtype) {
-      refuse(file, tensor.entry.meta.fqn, "dtype", std::string(dtype_name(tensor.entry.meta.dtype)),
-             std::string(dtype_name(dtype)));
+    const DType found = file->tensor(*part).dtype;
+    if (dtype.value_or(found) != found) {
+      refuse(*file, "model." + name, "dtype", std::string(dtype_name(*dtype)),
+             std::string(dtype_name(found)));
     }
-    tensor.entry.meta.dtype = dtype;
+    dtype = found;
     const std::int64_t taken = std::min(expected, numel - end);
     if (taken == 0) continue;
-    tensor.entry.pieces.push_back({FlatRange{end, end + taken}, static_cast<int>(rank)});
-    tensor.pieces.push_back({&file, part->index, 0});
+    runs.push_back({file, part->index, 0, taken});
     end += taken;
   }
+  return runs;
 }
 
 void ModelStatesReader::add_members_of_model_states(std::set<std::string> left_out) {

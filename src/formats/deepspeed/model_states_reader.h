@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/family.h"
 
 namespace tessera::formats::deepspeed {
@@ -90,6 +91,9 @@ class ModelStatesReader : public EntryReader {
     places_in_module_.emplace(name, order);
   }
   void note_rounded(std::size_t num_rounded);
+  /// Returns the ranks' parts of a frozen parameter of stage 3, one for each rank that has elements
+  /// of it. Throws Error(corruption) if a rank has no part, or one of another size or dtype.
+  std::vector<Run> runs_of_frozen(const std::string& name, std::int64_t numel) const;
   void note_without_elements(const std::vector<std::string>& names);
   /// Returns whether the file's name is of ZeRO stage 3. Parameters in it then have no elements.
   bool is_partitioned() const { return is_partitioned(model()); }
@@ -113,7 +117,6 @@ class ModelStatesReader : public EntryReader {
   void add_client_state();
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::map<std::string, Shape>& known);
-  void add_parts_of_frozen(const std::string& name, Tensor& tensor);
   void note_different_buffers(const std::set<std::string>& buffers);
   bool is_same_tensor(const File& other, const Path& path) const;
 

@@ -229,17 +229,22 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     return file.tensor(*file.find(path)).dtype != copy;
   }
 
-  /// If the module has a copy of the parameter in the shape of the weights, adds it to `copies_` to
-  /// be compared.
+  /// If the module has a copy of the parameter in the shape of the weights, or the parameter is
+  /// also saved as a frozen one, adds this copy to `copies_` to be compared.
   void add_copy(const Parameter& parameter) {
     const Entry* const copy = model().find({"module", parameter.fqn});
     const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
-    const bool is_one = copy != nullptr && copy->kind == Entry::Kind::tensor &&
-                        model().tensor(*copy).shape == weights->meta.shape;
-    if (!is_one) return;
-    copies_.add({parameter.fqn,
-                 deepspeed::runs_of_weights(partition_, parameter, optimizer_),
-                 {{&model(), copy->index, 0, weights->meta.numel()}}});
+    const std::int64_t numel = weights->meta.numel();
+    std::vector<deepspeed::Run> runs;
+    if (copy != nullptr && copy->kind == Entry::Kind::tensor &&
+        model().tensor(*copy).shape == weights->meta.shape) {
+      runs.push_back({&model(), copy->index, 0, numel});
+    } else if (is_partitioned() && model().find({"frozen_param_shapes", parameter.fqn})) {
+      runs = runs_of_frozen(parameter.fqn, numel);
+    }
+    if (runs.empty()) return;
+    copies_.add({parameter.fqn, deepspeed::runs_of_weights(partition_, parameter, optimizer_),
+                 std::move(runs)});
   }
 
   deepspeed::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",
