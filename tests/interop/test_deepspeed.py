@@ -516,6 +516,17 @@ def test_a_layer_that_was_frozen_during_the_training_is_read_once(name, tmp_path
         *plain, "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
 
 
+def test_a_frozen_parameter_without_elements_keeps_its_dtype(tmp_path, classes_of_deepspeed):
+    """Shows F2, E14."""
+    copy = shutil.copytree(VALID / "zero3", tmp_path / "run", copy_function=shutil.copyfile)
+    for file in copy.glob("*/*_model_states.pt"):
+        def add(state):
+            state["frozen_param_shapes"]["empty"] = torch.Size([0, 3])
+            state["frozen_param_fragments"]["empty"] = torch.zeros(0, dtype=torch.float16)
+        edit(file, add)
+    assert tensors_by_name(listing(copy))["model.empty"][:2] == ("float16", [0, 3])
+
+
 def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
     """Shows F2, E13. A move to DeepSpeed makes the step a tensor; other formats keep the number."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": 7}}

@@ -221,8 +221,9 @@ void ModelRanksReader::add_modules() {
 /// equal parts, one for each data rank.
 void ModelRanksReader::add_frozen_of_stage_3() {
   for (const Entry* const entry : model_of(0, 0).below({"frozen_param_shapes"})) {
-    if (entry->path.size() == 2 && !is_trained(entry->path[1]))
+    if (entry->path.size() == 2 && !is_trained(entry->path[1])) {
       add_frozen_fragments(entry->path[1]);
+    }
   }
 }
 

@@ -182,13 +182,15 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
       refuse(model(), entry->path.back(), "frozen_param_shapes", "a shape (a tuple of sizes)",
              "another kind of value");
     }
-    if (!known.emplace(entry->path[1], *shape).second) continue;
-    Tensor tensor = named(text_keys({"model", entry->path[1]}));
+    const std::string& name = entry->path[1];
+    if (!known.emplace(name, *shape).second) continue;
+    Tensor tensor = named(text_keys({"model", name}));
     tensor.entry.meta.shape = *shape;
+    const std::vector<Run> runs = runs_of_frozen(name, tensor.entry.meta.numel());
+    tensor.entry.meta.dtype = model().tensor(*model().find({"frozen_param_fragments", name})).dtype;
     std::int64_t end = 0;
     int rank = 0;
-    for (const Run& run : runs_of_frozen(entry->path[1], tensor.entry.meta.numel())) {
-      tensor.entry.meta.dtype = run.file->reader().contents().tensors[run.tensor].meta.dtype;
+    for (const Run& run : runs) {
       tensor.entry.pieces.push_back({FlatRange{end, end + run.numel}, rank++});
       tensor.pieces.push_back({run.file, run.tensor, 0});
       end += run.numel;
