@@ -18,6 +18,7 @@ import torch_save
 
 RESHARD = str(Path(os.environ["TESSERA_BIN"]) / "ckpt-reshard")
 MIB = 1 << 20
+BEGUN_LINES, NEARLY_ALL_LINES = 20, 400  # of the 514 lines that the journal of a move of 2 GiB has in the end
 NAMES_MIB = {"native": 120, "torch": 190}  # of 30,000 names, by format
 DCP_NAME_NBYTES = {"8": 880, "1": 760}  # of a name in 8 pieces that moves to this number of native ranks
 
@@ -156,11 +157,11 @@ class Limits(unittest.TestCase):
             process = subprocess.Popen([RESHARD, str(source), str(self.destination)],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             self.addCleanup(process.kill)
-            while process.poll() is None and num_lines(journal) < 20:
+            while process.poll() is None and num_lines(journal) < BEGUN_LINES:
                 time.sleep(0.002)
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            if process.poll() is None and num_lines(journal) < 400:
+            if process.poll() is None and num_lines(journal) < NEARLY_ALL_LINES:
                 return process
             process.send_signal(signal.SIGCONT)  # it was faster than this test: try again
             _, errors = process.communicate(timeout=120)

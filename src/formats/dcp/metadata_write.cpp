@@ -3,7 +3,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -182,12 +181,11 @@ void pickle_storage_data(Pickler& pickler, TextPickler& texts, const CheckpointC
 /// Pushes one entry of the mapping from which DCP restores nested dicts and lists: a name and its
 /// path. The root of a state dict in DCP is always a dict. So if the root was a list, its positions
 /// become keys.
-template <class PushName>
-void pickle_key_path(Pickler& pickler, TextPickler& texts, const PushName& push_name,
+void pickle_key_path(Pickler& pickler, TextPickler& texts, const std::string& name,
                      const KeyPath& path) {
-  push_name();
+  texts.push(name);
   pickler.mark();
-  if (path.empty()) push_name();
+  if (path.empty()) texts.push(name);
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (const auto* position = std::get_if<std::int64_t>(&path[i]); position && i > 0) {
       pickler.integer(*position);
@@ -227,14 +225,12 @@ void pickle_metadata(const CheckpointContents& contents, const Storage& storage,
   texts.push("planner_data");
   pickler.empty_dict();
   pickler.mark();
-  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    pickle_key_path(
-        pickler, texts, [&] { texts.push_name_of(t); }, contents.tensors[t].key_path);
+  for (const TensorEntry& tensor : contents.tensors) {
+    pickle_key_path(pickler, texts, tensor.meta.fqn, tensor.key_path);
     write_if_much(pickler, write);
   }
   for (const ValueEntry& value : contents.values) {
-    pickle_key_path(
-        pickler, texts, [&] { texts.push(value.name); }, value.key_path);
+    pickle_key_path(pickler, texts, value.name, value.key_path);
   }
   pickler.set_items_from_mark();
 

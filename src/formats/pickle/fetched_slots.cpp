@@ -13,12 +13,13 @@ namespace {
 /// Walks over the opcodes of a pickle.
 class Walk {
  public:
-  Walk(PickleBytes& pickle, std::size_t begin)
-      : pickle_(pickle), was_loaded_(pickle.is_loaded()), position_(begin), released_end_(begin) {}
+  explicit Walk(PickleBytes& pickle) : pickle_(pickle) {}
 
-  std::vector<bool> find() {
+  std::vector<bool> find(std::size_t pickle_begin) {
+    const bool was_loaded = pickle_.is_loaded();
+    position_ = released_end_ = pickle_begin;
     while (!ended_ && position_ < pickle_.size()) {
-      if (!was_loaded_ && position_ - released_end_ >= kReleasedNbytes) {
+      if (!was_loaded && position_ - released_end_ >= kReleasedNbytes) {
         released_end_ = pickle_.release(released_end_, position_);
       }
       const auto opcode = static_cast<unsigned char>(number_at(position_++, 1));
@@ -28,6 +29,7 @@ class Walk {
       skip_argument(*this, argument);
       if (!ended_) note(static_cast<Opcode>(opcode), begin);
     }
+    if (!was_loaded) pickle_.unload(pickle_begin);
     return std::move(fetched_);
   }
 
@@ -90,9 +92,8 @@ class Walk {
   }
 
   PickleBytes& pickle_;
-  const bool was_loaded_;
-  std::size_t position_;
-  std::size_t released_end_;
+  std::size_t position_ = 0;
+  std::size_t released_end_ = 0;
   bool ended_ = false;
   std::vector<bool> fetched_;
 };
@@ -100,10 +101,7 @@ class Walk {
 }  // namespace
 
 std::vector<bool> fetched_slots(PickleBytes& pickle, std::size_t begin) {
-  const bool was_loaded = pickle.is_loaded();
-  std::vector<bool> fetched = Walk(pickle, begin).find();
-  if (!was_loaded) pickle.unload(begin);
-  return fetched;
+  return Walk(pickle).find(begin);
 }
 
 }  // namespace tessera::formats::pickle
