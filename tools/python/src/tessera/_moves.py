@@ -204,7 +204,8 @@ def reshard(source: PathLike, destination: PathLike, *, to: str | None = None, r
         others, `written` is False. Finished work is kept, as with resume.
     parts: the number of workers.
     take_over: after its own part, this worker also writes the parts of workers that died or never started.
-    progress: called with the bytes done and the total (with a base, bytes that are compared count too); True: a bar, with tqdm. An exception in the function stops the move, as Ctrl-C does.
+    progress: called with the bytes done and the total (with a base, bytes that are compared count too); True: a bar,
+        with tqdm. An exception in the function stops the move, as Ctrl-C does.
 
     If there is work of an interrupted call, give resume or discard: without them the move is refused.
 
