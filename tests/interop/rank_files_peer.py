@@ -1,14 +1,14 @@
 """A trainer with FSDP2 whose ranks save and load files of their own, as verl's FSDPCheckpointManager does.
 
-Usage, on each rank: python rank_files_peer.py save|load FOLDER numbers|names     (prints the losses of three steps)
+Every rank of a test calls `main`.
 The optimizer's state is that of `optimizer.state_dict()` (numbers) or of `get_optimizer_state_dict` (names).
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # here, before ranks are forked: each would import it in its first optimizer step
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -67,7 +67,9 @@ def load(model, optimizer, folder, form):
     torch.set_rng_state(extra["rng"]["cpu"])
 
 
-def main(action, folder, form):
+def main(action, folder, form, losses):
+    """Saves or loads, and writes the losses of three more steps to the file `<losses>/<rank>.json`."""
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(7 if action == "save" else 8)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
@@ -76,10 +78,6 @@ def main(action, folder, form):
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     (save if action == "save" else load)(model, optimizer, folder, form)
-    print(json.dumps(train(model, optimizer, 3, 3)))
+    (Path(losses) / f"{dist.get_rank()}.json").write_text(json.dumps(train(model, optimizer, 3, 3)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,12 +3,12 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
+import rank_files_peer
 import torch
 from ckpt_tools import FIXTURES, ROOT, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
-from on_ranks import run_function, run_program
+from on_ranks import run_function
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -204,15 +204,18 @@ def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     assert list(state["down.weight"]["exp_avg"].shape) == [6, 10]
 
 
-PEER = [sys.executable, "-B", Path(__file__).resolve().parent / "rank_files_peer.py"]
+def run_peer(action, folder, form, ranks, losses):
+    """Returns the losses on each rank, which are written to a folder."""
+    losses.mkdir(exist_ok=True)
+    run_function(rank_files_peer.main, ranks, action, folder, form, losses)
+    return [json.loads((losses / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module", params=["numbers", "names"])
 def saved(request, tmp_path_factory):
     """Returns what four ranks saved, the form of the optimizer's state, and the losses of the following steps."""
     folder = tmp_path_factory.mktemp("saved")
-    losses = [json.loads(said) for said in run_program([*PEER, "save", folder, request.param], 4)]
-    return folder, request.param, losses[0]
+    return folder, request.param, run_peer("save", folder, request.param, 4, tmp_path_factory.mktemp("losses"))[0]
 
 
 @pytest.mark.parametrize("between, ranks", [(None, 2), (None, 3), (None, 4), ("native", 3), ("dcp", 2)])
@@ -225,18 +228,18 @@ def test_fsdp2_continues_on_other_ranks(saved, tmp_path, between, ranks):
     source = reshard(source, tmp_path / "moved", "--to", "rank_files", "--world-size", ranks, "--device-mesh", "cpu:fsdp")
     if ranks == 4:
         assert_same_state(listing(source), listing(folder))
-    for said in run_program([*PEER, "load", source, form], ranks):
-        assert json.loads(said) == pytest.approx(expected, rel=1e-5)
+    for losses in run_peer("load", source, form, ranks, tmp_path / "losses"):
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_fsdp2_continues_on_more_ranks(tmp_path):
     """Shows F1. Three ranks continue from what two ranks saved."""
     saved = tmp_path / "saved"
     saved.mkdir()
-    expected = json.loads(run_program([*PEER, "save", saved, "names"], 2)[0])
+    expected = run_peer("save", saved, "names", 2, tmp_path / "losses")[0]
     moved = reshard(saved, tmp_path / "moved", "--to", "rank_files", "--world-size", 3, "--device-mesh", "cpu:fsdp")
-    for said in run_program([*PEER, "load", moved, "names"], 3):
-        assert json.loads(said) == pytest.approx(expected, rel=1e-5)
+    for losses in run_peer("load", moved, "names", 3, tmp_path / "losses"):
+        assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
