@@ -105,9 +105,11 @@ std::vector<SpooledFile::Work> SpooledFile::take(std::size_t begin, std::size_t 
     Part& part = parts_[i];
     const ByteRange range = range_of(i);
     const bool is_whole = range.nbytes() == part_nbytes_ && written_.covers(range);
+    if (part.state != State::open || part.is_uploading) continue;
     // A part that was written again may be written once more, so it is taken only after the sync.
-    if (part.state != State::open || (!is_synced_ && (!is_whole || part.generation > 0))) continue;
+    if (!is_synced_ && (!is_whole || part.generation > 0)) continue;
     part.state = State::taken;
+    part.is_uploading = true;
     work.push_back({static_cast<int>(i), range, part.generation});
   }
   return work;
@@ -130,6 +132,7 @@ std::vector<SpooledFile::Work> SpooledFile::write_at(std::uint64_t offset,
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
   const std::scoped_lock lock(mutex_);
+  touch(range);  // again: another thread may have completed and taken a part before this write ended
   nbytes_ = std::max(nbytes_, range.end);
   written_.add(range);
   const bool is_first = part_nbytes_ == 0;
@@ -198,7 +201,9 @@ void SpooledFile::release(std::size_t part) {
 void SpooledFile::note_uploaded(const Work& work, UploadedPart part) {
   const std::scoped_lock lock(mutex_);
   const auto i = static_cast<std::size_t>(work.index);
-  if (i >= parts_.size() || parts_[i].generation != work.generation) return;
+  if (i >= parts_.size()) return;
+  parts_[i].is_uploading = false;
+  if (parts_[i].generation != work.generation) return;
   parts_[i].state = State::uploaded;
   parts_[i].uploaded = std::move(part);
   if (is_synced_ || release_ == Release::after_upload) release(i);

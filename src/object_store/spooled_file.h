@@ -44,7 +44,8 @@ class WrittenRanges {
 ///
 /// A part is complete once all of its bytes have been written, or the file was synced. The first
 /// part is uploaded last, because some formats write their header last. A part that is written
-/// again after its upload is uploaded again. The disk space of an uploaded part (not of the first)
+/// again after its upload is uploaded again, but not before the earlier upload has ended: the server
+/// keeps the bytes that arrive last. The disk space of an uploaded part (not of the first)
 /// is freed when the part is no longer read or written: after the sync, or immediately if the
 /// format writes each byte only once.
 class SpooledFile {
@@ -78,7 +79,7 @@ class SpooledFile {
   /// be uploaded, as write_at does.
   std::vector<Work> sync();
   /// Returns the first part, and all parts that were never returned, or were written again since.
-  /// Requires: `sync` was called.
+  /// Requires: `sync` was called, and all uploads have ended.
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 
@@ -98,6 +99,7 @@ class SpooledFile {
   struct Part {
     State state = State::open;
     std::uint64_t generation = 0;  // counts the writes after the part was taken
+    bool is_uploading = false;     // taken, perhaps of an earlier generation, and not noted yet
     bool is_released = false;
     UploadedPart uploaded{};
   };

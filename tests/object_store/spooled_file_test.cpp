@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 
 #include <cstddef>
+#include <latch>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/temporary_directory.h"
@@ -103,6 +105,54 @@ TEST_F(SpooledFileTest, APartThatIsWrittenAgainIsTakenAgain) {
   EXPECT_EQ(file.uploaded_parts().size(), 3U);
 }
 
+/// A part may become complete while another thread still writes a range of it again, as HDF5 does
+/// with its metadata.
+TEST_F(SpooledFileTest, APartIsTakenAgainIfItWasTakenDuringAWrite) {
+  constexpr std::uint64_t kAgainNbytes = kPart - 1;
+  const std::string again(kAgainNbytes, 'b');
+  for (int round = 0; round < 300; ++round) {
+    SpooledFile file = make();
+    file.resize(3 * kPart);
+    upload(file, write(file, kPart, kPart));
+    write(file, 2 * kPart, kPart - 1, 'a');
+    const auto upload_last_byte_of_again = [&](const std::vector<SpooledFile::Work>& work) {
+      for (const auto& part : work) {
+        const std::uint64_t end = part.range.begin + kAgainNbytes;
+        const auto byte = std::to_integer<std::uint32_t>(file.read({end - 1, end}).front());
+        file.note_uploaded(part, {.number = part.index + 1, .crc32 = byte});
+      }
+    };
+    std::latch start(2);
+    std::thread other([&] {
+      start.arrive_and_wait();
+      upload_last_byte_of_again(file.write_at(2 * kPart, std::as_bytes(std::span(again))));
+    });
+    start.arrive_and_wait();
+    upload_last_byte_of_again(write(file, 3 * kPart - 1, 1));
+    other.join();
+    upload_last_byte_of_again(file.sync());
+    upload_last_byte_of_again(file.rest());
+    ASSERT_EQ(file.uploaded_parts().back().crc32, std::uint32_t{'b'}) << "round " << round;
+    FileSystem::posix().remove_all(path_);
+  }
+}
+
+TEST_F(SpooledFileTest, APartIsTakenAgainOnlyAfterItsUpload) {
+  SpooledFile file = make();
+  file.resize(3 * kPart);
+  const auto first = write(file, kPart, kPart);
+  ASSERT_EQ(indices(first), std::vector<int>{1});
+  write(file, kPart + 5, 10, 'y');
+  const auto others = file.sync();
+  EXPECT_EQ(indices(others), std::vector<int>{2});
+  upload(file, first);
+  upload(file, others);
+  const auto rest = file.rest();
+  EXPECT_EQ(indices(rest), (std::vector<int>{0, 1}));
+  upload(file, rest);
+  EXPECT_EQ(file.uploaded_parts().size(), 3U);
+}
+
 TEST_F(SpooledFileTest, UploadedPartsLeaveTheDiskAtOnceIfBytesAreWrittenOnce) {
   SpooledFile file = make(SpooledFile::Release::after_upload);
   file.resize(64 * kPart);
@@ -126,11 +176,12 @@ TEST_F(SpooledFileTest, OtherUploadedPartsLeaveTheDiskAfterTheSync) {
 
 TEST_F(SpooledFileTest, AFileThatGrowsGetsMoreParts) {
   SpooledFile file = make();
-  std::vector<int> taken;
+  std::vector<SpooledFile::Work> work;
   for (std::uint64_t part = 0; part < 6; ++part) {
-    for (const int index : indices(write(file, part * kPart, kPart))) taken.push_back(index);
+    for (const auto& taken : write(file, part * kPart, kPart)) work.push_back(taken);
   }
-  EXPECT_EQ(taken, (std::vector<int>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(indices(work), (std::vector<int>{1, 2, 3, 4, 5}));
+  upload(file, work);
   file.resize(5 * kPart + 10);
   EXPECT_EQ(indices(file.sync()), std::vector<int>{5});  // resize() made it shorter
 }
