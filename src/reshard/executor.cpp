@@ -113,11 +113,12 @@ class Execution {
         first_tasks.push_back(num_tasks);
         num_tasks += range.num_blocks();
       }
-      parallel_for(num_tasks, num_threads, options_.stop, [&](std::int64_t task) {
+      parallel_for(num_tasks, num_threads, {}, [&](std::int64_t task) {
         const auto range = static_cast<std::size_t>(std::ranges::upper_bound(first_tasks, task) -
                                                     first_tasks.begin() - 1);
         const std::int64_t block = ranges[range].begin + task - first_tasks[range];
         try {
+          throw_if_stopped();  // here, so that threads which wait for this block wake
           move_block(block);
         } catch (...) {
           writer_.abandon();  // wakes threads that wait inside the writer for this block
@@ -135,6 +136,10 @@ class Execution {
  private:
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
+
+  void throw_if_stopped() const {
+    if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+  }
 
   /// A piece and the number of its first block.
   struct PieceBlocks {
@@ -332,7 +337,7 @@ class Execution {
       if (piece.id.tensor_index != tensor_index || piece.is_replica) continue;
       const std::int64_t end = i + 1 < order_.size() ? blocks_of(i + 1).first_block : num_blocks_;
       for (std::int64_t block = piece.first_block; block < end; ++block) {
-        if (options_.stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+        throw_if_stopped();
         const FlatRange window = window_of(piece, block);
         losses.merge(fetch(piece.id, window, *workspace, room_for(piece.id, window, *workspace)));
       }

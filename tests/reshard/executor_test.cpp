@@ -2,10 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <latch>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 
 #include "reshard/resharding.h"
 #include "support/error_matchers.h"
@@ -294,6 +298,58 @@ TEST(ExecutorTest, StopRequestInterrupts) {
     EXPECT_EQ(error.kind(), ErrorKind::interrupted);
   }
   EXPECT_TRUE(writer.abandoned());
+}
+
+/// A writer whose first block requests a stop, and then waits as for an earlier block: until
+/// `abandon` is called. Other blocks wait for the request.
+class StoppedInFirst final : public formats::CheckpointWriter {
+ public:
+  StoppedInFirst(formats::CheckpointContents contents, std::stop_source& stop)
+      : writer_(std::move(contents), {}), stop_(stop) {}
+
+  const formats::CheckpointContents& contents() const override { return writer_.contents(); }
+  std::span<const PieceId> write_order() const override { return writer_.write_order(); }
+  std::int64_t block_numel(PieceId piece) const override { return writer_.block_numel(piece); }
+  void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) override {
+    writer_.write_block(piece, begin, bytes);
+    if (piece.tensor_index != 0) return is_stopped_.wait();
+    stop_.request_stop();
+    is_stopped_.count_down();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(10), [&] { return is_abandoned_; });
+    was_woken_ = is_abandoned_;
+  }
+  void abandon() noexcept override {
+    const std::scoped_lock lock(mutex_);
+    is_abandoned_ = true;
+    changed_.notify_all();
+  }
+  void commit() override { writer_.commit(); }
+
+  bool was_woken() const { return was_woken_; }
+
+ private:
+  MemoryWriter writer_;
+  std::stop_source& stop_;
+  std::latch is_stopped_{1};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_abandoned_ = false;
+  bool was_woken_ = false;
+};
+
+/// The request may come when a thread has taken a block and not begun it. Nobody writes this block,
+/// so threads that wait for it must wake.
+TEST(ExecutorTest, StopRequestWakesThreadsThatWaitInTheWriter) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a", "b", "c"}) {
+    source.add({name, DType::float32, {1}}, counting_bytes(4));
+  }
+  const Plan plan = plan_reshard(source.contents(), source.path(), {});
+  std::stop_source stop;
+  StoppedInFirst writer(plan.destination, stop);
+  EXPECT_THROW(execute(plan, source, writer, {.num_threads = 2, .stop = stop.get_token()}), Error);
+  EXPECT_TRUE(writer.was_woken());
 }
 
 // Shows E14.
