@@ -55,7 +55,9 @@ RemoteFileSystem& RemoteFileSystem::of_process() {
 
 Server& RemoteFileSystem::server_of(const std::string& url) const {
   if (url.starts_with("s3://")) return s3(url);
-  return HubServer::serves(url) ? *hub_ : static_cast<Server&>(*http_);
+  if (!HubServer::serves(url)) return *http_;
+  const std::scoped_lock lock(mutex_);
+  return *hub_;
 }
 
 S3Server& RemoteFileSystem::s3(const std::string& url) const {
@@ -89,6 +91,7 @@ void RemoteFileSystem::set_bucket_endpoint(const std::string& url, const std::st
   };
   std::erase_if(folders_, is_in_bucket);
   std::erase_if(objects_, is_in_bucket);
+  ++num_forgets_;
 }
 
 /// Makes the next use of S3 read the user's settings again. Requires: the caller holds `mutex_`.
@@ -112,6 +115,7 @@ void RemoteFileSystem::forget(const std::string& path) {
   };
   std::erase_if(folders_, is_forgotten);
   std::erase_if(objects_, is_forgotten);
+  ++num_forgets_;
   // Make new servers: the user's keys may have changed, or a branch may name another commit.
   retire_s3_servers();
   old_servers_.push_back(std::exchange(hub_, std::make_unique<HubServer>()));
@@ -127,6 +131,7 @@ RemoteFileSystem::Folder RemoteFileSystem::known_folder(const std::string& url) 
 /// list folders, returns the objects in the folder that were found before.
 RemoteFileSystem::Folder RemoteFileSystem::folder(const std::string& url) const {
   if (Folder known = known_folder(url)) return known;
+  const std::uint64_t num_forgets = num_forgets_;
   auto entries = server_of(url).list(url);
   const std::scoped_lock lock(mutex_);
   if (!entries) {
@@ -138,8 +143,9 @@ RemoteFileSystem::Folder RemoteFileSystem::folder(const std::string& url) const 
     std::ranges::sort(*entries, {}, &Entry::name);
     return std::make_shared<const std::vector<Entry>>(*std::move(entries));
   }
-  return folders_.emplace(url, std::make_shared<const std::vector<Entry>>(*std::move(entries)))
-      .first->second;
+  auto listed = std::make_shared<const std::vector<Entry>>(*std::move(entries));
+  if (num_forgets_ != num_forgets) return listed;
+  return folders_.emplace(url, std::move(listed)).first->second;
 }
 
 std::optional<FoundObject> RemoteFileSystem::object(const std::string& url) const {
@@ -148,8 +154,10 @@ std::optional<FoundObject> RemoteFileSystem::object(const std::string& url) cons
     const auto known = objects_.find(url);
     if (known != objects_.end()) return known->second;
   }
+  const std::uint64_t num_forgets = num_forgets_;
   auto found = server_of(url).find(url);
   const std::scoped_lock lock(mutex_);
+  if (num_forgets_ != num_forgets) return found;
   return objects_.emplace(url, std::move(found)).first->second;
 }
 

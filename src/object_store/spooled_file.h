@@ -44,8 +44,8 @@ class WrittenRanges {
 ///
 /// A part is complete once all of its bytes have been written, or the file was synced. The first
 /// part is uploaded last, because some formats write their header last. A part that is written
-/// again after its upload is uploaded again, but not before the earlier upload has ended: the server
-/// keeps the bytes that arrive last. The disk space of an uploaded part (not of the first)
+/// again after its upload is uploaded again, but not before the earlier upload has ended: the
+/// server keeps the bytes that arrive last. The disk space of an uploaded part (not of the first)
 /// is freed when the part is no longer read or written: after the sync, or immediately if the
 /// format writes each byte only once.
 class SpooledFile {
