@@ -22,7 +22,13 @@ std::string read_file(const FileSystem& fs, const std::string& path, std::uint64
 std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
                                       std::uint64_t max_nbytes) {
   if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
-  const auto file = fs.open(path);
+  std::unique_ptr<ReadableFile> file;
+  try {
+    file = fs.open(path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    return std::nullopt;  // removed meanwhile
+  }
   std::string begin(static_cast<std::size_t>(std::min(max_nbytes, file->nbytes())), '\0');
   file->read_at(0, std::as_writable_bytes(std::span(begin)));
   return begin;

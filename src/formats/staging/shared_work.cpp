@@ -388,13 +388,19 @@ void SharedWork::undo_end() noexcept {
 
 void SharedWork::remove() {
   // Remove the file `work` first: without it, no process takes the other files for shared work.
+  // Remove `lock` last: as soon as it is gone, another process may lock a new one and begin its own
+  // work in the folder.
   fs_.remove_all(path_in(kWorkName));
   try {
-    fs_.remove_all(path_);
+    for (const std::string& name : names()) {
+      if (name != kLockName) fs_.remove_all(path_in(name));
+    }
+    fs_.remove_all(path_in(kLockName));
   } catch (const Error&) {
-    // Ignored: a process that waits for the lock has made a new lock file in the folder. That
-    // process will find no work, and remove the folder.
+    return;  // the next process that locks the folder will find no work, and remove the rest
   }
+  // Fails if another process has made a new lock. That process removes the folder later.
+  ::rmdir(path_.c_str());
 }
 
 void SharedWork::discard() {

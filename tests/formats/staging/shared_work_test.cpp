@@ -1,7 +1,10 @@
 #include "formats/staging/shared_work.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,13 +18,14 @@ namespace tessera::formats {
 namespace {
 
 /// The local file system. Another process removes a folder once, just before it is synced or
-/// listed.
+/// listed, or a file in it is opened.
 class VanishingFolder final : public ForwardingFileSystem {
  public:
   VanishingFolder() : ForwardingFileSystem(FileSystem::posix()) {}
 
   std::string removed_before_sync;
   mutable std::string removed_before_list;
+  mutable std::string removed_before_open;
 
   void sync_directory(const std::string& path) override {
     vanish(removed_before_sync, path);
@@ -31,12 +35,56 @@ class VanishingFolder final : public ForwardingFileSystem {
     vanish(removed_before_list, path);
     return ForwardingFileSystem::list_directory(path);
   }
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+    vanish(removed_before_open, directory_of(path));
+    return ForwardingFileSystem::open(path);
+  }
 
  private:
   static void vanish(std::string& removed, const std::string& path) {
     if (path == removed) FileSystem::posix().remove_all(std::exchange(removed, ""));
   }
 };
+
+/// The local file system. As soon as the file `lock` is removed, another process locks the folder
+/// and begins its work there.
+class WaitedForLock final : public ForwardingFileSystem {
+ public:
+  explicit WaitedForLock(std::string folder)
+      : ForwardingFileSystem(FileSystem::posix()), folder_(std::move(folder)) {}
+
+  /// Removes a folder as std::filesystem does: file by file.
+  void remove_all(const std::string& path) override {
+    if (path == folder_) {
+      for (const std::string& name : list_directory(path)) remove_all(join_path(path, name));
+      ::rmdir(path.c_str());
+      return;
+    }
+    ForwardingFileSystem::remove_all(path);
+    if (path != folder_ + "/lock") return;
+    create(path)->close();
+    for (const char* name : {"/command", "/share-0.lock"}) {
+      ForwardingFileSystem::remove_all(folder_ + name);
+      create(folder_ + name)->close();
+    }
+  }
+
+ private:
+  const std::string folder_;
+};
+
+TEST(SharedWorkTest, RemovesNoFileOfTheProcessThatWaitsForTheLock) {
+  const test::TemporaryDirectory tmp;
+  const std::string folder = tmp / "out.partial.shares";
+  WaitedForLock fs(folder);
+  SharedWork work(fs, tmp / "out");
+  const auto lock = work.lock();
+  work.begin({{"plan", "digest"}}, 1, "command");
+  const auto share = work.try_lock_share(0);
+  work.remove();
+  EXPECT_EQ(fs.list_directory(folder),
+            (std::vector<std::string>{"command", "lock", "share-0.lock"}));
+}
 
 TEST(SharedWorkTest, AnotherWorkerMayFinishAsSoonAsTheLastShareIsComplete) {
   const test::TemporaryDirectory tmp;
@@ -69,6 +117,23 @@ TEST(SharedWorkTest, NoShareIsCompleteOnceTheFolderIsGone) {
   VanishingFolder fs;
   const SharedWork work(fs, tmp / "out");
   EXPECT_FALSE(work.is_complete(0));
+}
+
+TEST(SharedWorkTest, AWorkerMayLookAtAShareWhileAnotherRemovesTheFolder) {
+  const test::TemporaryDirectory tmp;
+  VanishingFolder fs;
+  SharedWork work(fs, tmp / "out");
+  for (const bool is_comparison : {false, true}) {
+    const auto lock = work.lock();
+    work.mark_complete(0);
+    work.write_comparison(0, "equal");
+    fs.removed_before_open = work.path();
+    if (is_comparison) {
+      EXPECT_EQ(work.read_comparison(0, 100), std::nullopt);
+    } else {
+      EXPECT_FALSE(work.is_complete(0));
+    }
+  }
 }
 
 }  // namespace
