@@ -132,8 +132,8 @@ std::vector<SpooledFile::Work> SpooledFile::write_at(std::uint64_t offset,
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
   const std::scoped_lock lock(mutex_);
-  touch(
-      range);  // again: another thread may have completed and taken a part before this write ended
+  // Touch again: another thread may have completed and taken a part before this write ended.
+  touch(range);
   nbytes_ = std::max(nbytes_, range.end);
   written_.add(range);
   const bool is_first = part_nbytes_ == 0;
