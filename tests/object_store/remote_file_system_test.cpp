@@ -24,7 +24,9 @@ class WebServer {
  public:
   explicit WebServer(std::function<std::string()> body)
       : body_(std::move(body)), socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{.sin_family = AF_INET, .sin_addr = {::htonl(INADDR_LOOPBACK)}};
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
     socklen_t nbytes = sizeof address;
     auto* const generic = reinterpret_cast<sockaddr*>(&address);
     EXPECT_EQ(::bind(socket_.get(), generic, nbytes), 0);
