@@ -157,10 +157,12 @@ class Limits(unittest.TestCase):
             process = subprocess.Popen([RESHARD, str(source), str(self.destination)],
                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             self.addCleanup(process.kill)
+            # Wait until the run has finished some blocks, or has ended. The journal gets a line for each block.
             while process.poll() is None and num_lines(journal) < BEGUN_LINES:
                 time.sleep(0.002)
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            # If the run is suspended and has many blocks left, the test can use it.
             if process.poll() is None and num_lines(journal) < NEARLY_ALL_LINES:
                 return process
             process.send_signal(signal.SIGCONT)  # it was faster than this test: try again

@@ -338,8 +338,8 @@ class StoppedInFirst final : public formats::CheckpointWriter {
   bool was_woken_ = false;
 };
 
-/// The request may come when a thread has taken a block and not begun it. Nobody writes this block,
-/// so threads that wait for it must wake.
+/// A stop request may come after a thread has taken a block, but before it writes the block. Then
+/// no thread writes it. Threads that wait for this block must wake.
 TEST(ExecutorTest, StopRequestWakesThreadsThatWaitInTheWriter) {
   MemoryCheckpoint source;
   for (const char* name : {"a", "b", "c"}) {

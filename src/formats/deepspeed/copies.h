@@ -54,8 +54,8 @@ class Copies {
   }
 
  private:
-  /// Returns whether the copies differ. Damaged copies count as equal: whoever reads them finds the
-  /// damage.
+  /// Returns whether the copies differ. Counts a copy that cannot be read because its file is
+  /// damaged as equal: `verify`, and moves that read this copy, report the damage.
   static bool differs(const Copy& copy, std::int64_t max_numel);
   Finding note(const std::string& path, std::string found) const;
   std::string changed_in_words(const std::vector<std::string>& names) const;
