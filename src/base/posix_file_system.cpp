@@ -46,10 +46,12 @@ class PosixReadableFile final : public ReadableFile {
                             detail::kind_in_words(status.st_mode));
     }
     nbytes_ = static_cast<std::uint64_t>(status.st_size);
+    version_ = detail::state_in_words(status);
   }
 
   const std::string& path() const override { return path_; }
   std::uint64_t nbytes() const override { return nbytes_; }
+  std::string version() const override { return version_; }
 
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
     const ByteRange range{offset, offset + out.size()};
@@ -74,6 +76,7 @@ class PosixReadableFile final : public ReadableFile {
   std::string path_;
   FileDescriptor file_;
   std::uint64_t nbytes_ = 0;
+  std::string version_;
 };
 
 class PosixWritableFile final : public WritableFile {

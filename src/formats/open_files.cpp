@@ -10,7 +10,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "object_store/files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -24,7 +23,7 @@ using OpenFile = std::shared_ptr<const ReadableFile>;
 class OpenFiles {
  public:
   static OpenFiles& of_process() {
-    static OpenFiles files;
+    static auto& files = *new OpenFiles;  // never destroyed: threads may read until the end
     return files;
   }
 
@@ -68,7 +67,7 @@ class KeptFile final : public ReadableFile {
   KeptFile(const FileSystem& fs, const std::string& path) : fs_(fs), path_(path) {
     OpenFile file = fs_.open(path_);
     nbytes_ = file->nbytes();
-    version_ = object_store::version_of(*file);
+    version_ = file->version();
     OpenFiles::of_process().add(this, std::move(file));
   }
   ~KeptFile() override { OpenFiles::of_process().remove(this); }
@@ -92,7 +91,7 @@ class KeptFile final : public ReadableFile {
                             std::to_string(file->nbytes()) + " bytes",
                             "did another program write it meanwhile?");
     }
-    if (const std::string version = object_store::version_of(*file); version != version_) {
+    if (const std::string version = file->version(); version != version_) {
       throw Error::expected(ErrorKind::mismatch, {.path = path_}, "file",
                             "the file that was opened: " + version_, version,
                             "did another program write it meanwhile?");

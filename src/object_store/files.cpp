@@ -8,7 +8,6 @@
 
 #include "base/file_descriptor.h"
 #include "base/named_object.h"
-#include "object_store/remote_file.h"
 #include "object_store/remote_file_system.h"
 #include "object_store/url.h"
 #include "tessera/base/error.h"
@@ -109,11 +108,6 @@ std::optional<NamedObject> find_name(const std::string& path) {
 
 std::optional<NamedObject> find_target(const std::string& path) {
   return is_url(path) ? remote_files().find_name(path) : find_local(path, ::stat);
-}
-
-std::string version_of(const ReadableFile& file) {
-  const auto* remote = dynamic_cast<const RemoteFile*>(&file);
-  return remote == nullptr ? "" : remote->version();
 }
 
 void set_endpoint(const std::string& url) {

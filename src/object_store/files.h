@@ -23,10 +23,6 @@ std::optional<NamedObject> find_name(const std::string& path);
 /// As `find_name`, but follows all links.
 std::optional<NamedObject> find_target(const std::string& path);
 
-/// Returns the size and the ETag (or date) of an object at a URL, as one text. Two versions of the
-/// object have different texts. Empty for a local file.
-std::string version_of(const ReadableFile& file);
-
 /// Sets the server for `s3://` URLs to `url`, such as `http://localhost:9000`. Overrides the user's
 /// AWS settings. Buckets that have a server of their own (set_bucket_endpoint) keep it.
 void set_endpoint(const std::string& url);

@@ -26,7 +26,7 @@ class RemoteFile final : public ReadableFile {
 
   const std::string& path() const override { return object_->url; }
   std::uint64_t nbytes() const override { return object_->version.nbytes; }
-  std::string version() const { return object_->version.in_words(); }
+  std::string version() const override { return object_->version.in_words(); }
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override;
 
  private:

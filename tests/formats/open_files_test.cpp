@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -74,6 +75,20 @@ TEST_F(OpenFilesTest, AFileThatWasReplacedMeanwhileIsRefused) {
   EXPECT_THAT(
       [&] { first_byte(*file); },
       ThrowsError(ErrorKind::corruption, "expected 2 bytes, as when it was opened, found 3 bytes"));
+}
+
+TEST_F(OpenFilesTest, AFileThatWasReplacedByOneOfTheSameSizeIsRefused) {
+  const auto file = open_kept(fs_, write(-1, "ab"));
+  const auto time = std::filesystem::last_write_time(file->path());
+  std::vector<std::unique_ptr<ReadableFile>> others;
+  for (int i = 0; i < static_cast<int>(num_files_kept_open()); ++i) {
+    others.push_back(open_kept(fs_, write(i, "x")));
+  }
+  fs_.remove_all(file->path());
+  write(-1, "cd");
+  std::filesystem::last_write_time(file->path(), time + std::chrono::seconds(1));
+  EXPECT_THAT([&] { first_byte(*file); },
+              ThrowsError(ErrorKind::mismatch, "file: expected the file that was opened: 2 bytes"));
 }
 
 }  // namespace

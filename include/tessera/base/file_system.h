@@ -24,6 +24,10 @@ class ReadableFile {
   /// Error(corruption) naming path and byte range if the file is too short; Error(io) if the
   /// operating system fails.
   virtual void read_at(std::uint64_t offset, std::span<std::byte> out) const = 0;
+  /// Returns the size and the time of the last change (or the ETag), as they were when the file was
+  /// opened, in words. If the file is changed or replaced and opened again, the text differs. Empty
+  /// if nothing is known.
+  virtual std::string version() const { return {}; }
 };
 
 /// A file open for writing at any offset. Thread-safe for writes that do not overlap.
