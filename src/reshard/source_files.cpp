@@ -5,6 +5,7 @@
 #include "base/read_only_file_system.h"
 #include "object_store/files.h"
 #include "reshard/file_states.h"
+#include "tessera/base/error.h"
 #include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
@@ -30,6 +31,22 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
     FileStates states;
     for (const std::string& path : reader.data_files()) states[path] = note(path).state;
     return states;
+  }
+
+  void require_unchanged() const {
+    std::map<std::string, FoundFile> known;
+    {
+      const std::scoped_lock lock(mutex_);
+      known = known_;
+    }
+    for (const auto& [path, before] : known) {
+      const FoundFile now = find_file(path);
+      // Files that were open when they were removed have been read as they were.
+      if (!before.kind || !now.kind || now.state == before.state) continue;
+      throw Error::expected(ErrorKind::mismatch, {.path = path}, "file",
+                            "the file as it was before it was opened: " + before.state, now.state,
+                            "did another program write it? read a checkpoint that is complete");
+    }
   }
 
  private:
@@ -61,6 +78,10 @@ const FileSystem& SourceFiles::file_system() const {
 
 FileStates SourceFiles::states_of(const formats::CheckpointReader& reader) const {
   return files_->states_of(reader);
+}
+
+void SourceFiles::require_unchanged() const {
+  files_->require_unchanged();
 }
 
 }  // namespace tessera::reshard

@@ -252,6 +252,23 @@ def test_an_array_in_the_state_dict_is_named(tmp_path):
         tessera.load({"a": np.zeros(4)}, tmp_path / "state")
 
 
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_a_checkpoint_that_is_replaced_during_a_load_is_refused(tmp_path, monkeypatch, format):
+    for step in (1, 2):
+        tessera.save({"w": torch.full((100,), float(step))}, tmp_path / f"step-{step}", format=format)
+    num_threads = tessera._ranks.Ranks.num_threads
+
+    def replace(ranks):  # called when the checkpoint is open and the tensors have not been read
+        os.rename(tmp_path / "step-1", tmp_path / "old")
+        os.rename(tmp_path / "step-2", tmp_path / "step-1")
+        return num_threads(ranks)
+
+    monkeypatch.setattr(tessera._ranks.Ranks, "num_threads", replace)
+    with pytest.raises(tessera.Error, match="expected the file as it was before it was opened") as raised:
+        tessera.load({"w": torch.zeros(100)}, tmp_path / "step-1")
+    assert raised.value.kind == "mismatch"
+
+
 def test_a_backward_after_a_load_does_not_use_the_new_elements(tmp_path):
     tessera.save({"w": torch.arange(4.0)}, tmp_path / "state")
     weight = torch.ones(4, requires_grad=True)

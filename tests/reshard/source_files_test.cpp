@@ -46,6 +46,17 @@ TEST_F(SourceFilesTest, AFileThatChangesWhileTheSourceIsOpenedCountsAsChanged) {
   EXPECT_FALSE(std::filesystem::exists(tmp_ / "moved"));
 }
 
+TEST_F(SourceFilesTest, AFileThatIsReplacedAfterItWasOpenedIsRefused) {
+  const SourceFiles files;
+  const auto reader = formats::open_checkpoint(files.file_system(), path_);
+  EXPECT_NO_THROW(files.require_unchanged());
+  replace();
+  EXPECT_THAT([&] { files.require_unchanged(); },
+              test::ThrowsError(ErrorKind::mismatch, "model.safetensors: file: expected the file"));
+  std::filesystem::remove(path_);
+  EXPECT_NO_THROW(files.require_unchanged());
+}
+
 TEST_F(SourceFilesTest, AFileThatStaysIsUnchanged) {
   const SourceFiles files;
   const auto reader = formats::open_checkpoint(files.file_system(), path_);

@@ -123,6 +123,10 @@ class SourceFiles {
   /// Returns the states of a source's data files. For a file that has been opened: its state before
   /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
+  /// Throws Error(mismatch) if a file that has been opened is no longer as it was before the
+  /// opening, because another program has changed or replaced it. Ignores files that are gone.
+  /// Throws: Error(io).
+  void require_unchanged() const;
 
  private:
   class Files;

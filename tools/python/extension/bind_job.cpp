@@ -349,7 +349,7 @@ class Load {
     const std::string opened = string_of(path);
     const nb::gil_scoped_release without_gil;
     object_store::forget(opened);
-    reader_ = formats::open_checkpoint(object_store::files(), opened);
+    reader_ = formats::open_checkpoint(files_.file_system(), opened);
   }
 
   std::string_view format() const { return reader_->format().name(); }
@@ -429,6 +429,7 @@ class Load {
                         .stop = watch.token(),
                         .progress = watch.sink(),
                         .underflowed = [&](const auto& each) { underflows.push_back(each); }});
+      files_.require_unchanged();
     });
     nb::dict by_name;
     for (const auto& [tensor_index, num_elements] : underflows) {
@@ -438,6 +439,7 @@ class Load {
   }
 
  private:
+  reshard::SourceFiles files_;
   std::unique_ptr<formats::CheckpointReader> reader_;
   reshard::Plan plan_;
 };
