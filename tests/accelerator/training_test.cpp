@@ -12,7 +12,7 @@ using test::Transformer;
 
 constexpr int kNumSteps = 4;
 
-at::Tensor loss_of(const at::Tensor& logits) {
+at::Tensor mean_square(const at::Tensor& logits) {
   return logits.to(torch::kFloat).square().mean();
 }
 
@@ -42,7 +42,7 @@ std::vector<double> losses_of(Transformer& model, at::Device device, const Forwa
   std::vector<at::Tensor> on_device;
   for (const at::Tensor& batch : batches) {
     optimizer.zero_grad();
-    const at::Tensor loss = loss_of(run(batch));
+    const at::Tensor loss = mean_square(run(batch));
     loss.backward();
     optimizer.step();
     on_device.push_back(loss.detach());

@@ -6,7 +6,7 @@
 
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/tables.h"
-#include "runtime/support/ranks.h"
+#include "runtime/support/checks.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/input_pipeline.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
@@ -20,25 +20,12 @@ namespace {
 
 using embedding::RowWiseAdagrad;
 using embedding::Sgd;
+using test::error_of;
+using test::sharded_collection;
 using testing::HasSubstr;
-
-std::string refusal_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 TablePlan plan(const std::string& kind, int world_size) {
   return test::plan_of(test::plan_kind(kind), world_size);
-}
-
-std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
-                                                       const std::string& kind) {
-  return shard(test::small_collection(), plan(kind, mesh.world_size()), mesh,
-               {.optimizer = RowWiseAdagrad{.lr = 0.1}});
 }
 
 KeyedJaggedTensor ids_of(std::vector<std::int64_t> ids) {
@@ -109,37 +96,36 @@ TEST(FirstValuesTest, ReplicasOfTablesWithoutMemoryAreEqual) {
 // Shows D8.
 TEST(HostileTablesTest, AnInputIsOneCollectionsAndForOnce) {
   const dist::Mesh alone;
-  const auto tables = sharded(alone, "table_wise");
-  const auto others = sharded(alone, "table_wise");
-  EXPECT_THAT(refusal_of([&] {
+  const auto tables = sharded_collection(alone, "table_wise");
+  const auto others = sharded_collection(alone, "table_wise");
+  EXPECT_THAT(error_of([&] {
                 others->forward(tables->distribute(ids_of({1, 1, 1, 1})));
               }),
               HasSubstr("an input of another collection"));
   DistributedInput input = tables->distribute(ids_of({1, 1, 1, 1}));
   DistributedInput copy = input;
   tables->forward(std::move(input));
-  EXPECT_THAT(refusal_of([&] { tables->forward(copy); }),
-              HasSubstr("an input that was used before"));
-  EXPECT_THAT(refusal_of([&] { tables->forward(std::move(input)); }), HasSubstr("moved from"));
-  EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr("moved from"));
+  EXPECT_THAT(error_of([&] { tables->forward(copy); }), HasSubstr("an input that was used before"));
+  EXPECT_THAT(error_of([&] { tables->forward(std::move(input)); }), HasSubstr("moved from"));
+  EXPECT_THAT(error_of([&] { input.advance(); }), HasSubstr("moved from"));
 }
 
 // Shows D8.
 TEST(HostileTablesTest, ARefusedInputIsRefusedEachTime) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    const auto tables = sharded(mesh, "row_wise");
+    const auto tables = sharded_collection(mesh, "row_wise");
     DistributedInput input = tables->distribute(ids_of({1, 1, mesh.rank() == 0 ? 99 : 1, 1}));
     const std::string expected = mesh.rank() == 0 ? "found id 99" : "an invalid batch on rank 0";
-    EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
-    EXPECT_THAT(refusal_of([&] { input.advance(); }), HasSubstr(expected));
-    EXPECT_THAT(refusal_of([&] { tables->forward(input); }), HasSubstr(expected));
+    EXPECT_THAT(error_of([&] { input.advance(); }), HasSubstr(expected));
+    EXPECT_THAT(error_of([&] { input.advance(); }), HasSubstr(expected));
+    EXPECT_THAT(error_of([&] { tables->forward(input); }), HasSubstr(expected));
   });
 }
 
 // Shows D8.
 TEST(HostileTablesTest, ABatchIsTakenWhenItIsDistributed) {
   const dist::Mesh alone;
-  const auto tables = sharded(alone, "table_wise");
+  const auto tables = sharded_collection(alone, "table_wise");
   const at::Tensor ids = torch::tensor({1, 1, 1, 1}, at::kLong);
   const at::Tensor lengths = torch::ones({4}, at::kLong);
   const auto batch = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"}, ids, lengths);
@@ -158,7 +144,7 @@ TEST(HostileTablesTest, RanksThatDifferAreToldSo) {
                                   bool is_frozen) {
       const auto tables = shard(test::small_collection(), rules, mesh, options);
       tables->weight("users").requires_grad_(!is_frozen);
-      return refusal_of([&] { tables->forward(test::small_batch(mesh.rank(), 0)); });
+      return error_of([&] { tables->forward(test::small_batch(mesh.rank(), 0)); });
     };
     const ShardOptions same{.optimizer = Sgd{.lr = 0.1}};
     const auto told = HasSubstr("expected the same tables, plan, kernels and optimizer");
@@ -178,7 +164,7 @@ TEST(HostileTablesTest, RulesMadeInCodeAreChecked) {
   const auto refusal_with = [&](const TableRule& rule) {
     TablePlan rules = plan("table_wise", 1);
     rules.tables["days"] = rule;
-    return refusal_of([&] { shard(test::small_collection(), rules, alone); });
+    return error_of([&] { shard(test::small_collection(), rules, alone); });
   };
   EXPECT_THAT(refusal_with({}), HasSubstr("ranks in the rule of a table: expected one or more"));
   EXPECT_THAT(refusal_with({TableSharding::row_wise, {0, 0}}), HasSubstr("0 twice"));
@@ -226,9 +212,9 @@ TEST(HostileTablesTest, TablesThatOneRankUpdatesAloneAreRefusedByOthers) {
       return test::model_with(
           std::make_shared<FusedEmbeddingBagCollection>(test::small_tables(), Sgd{.lr = 0.1}));
     };
-    EXPECT_THAT(refusal_of([&] { fully_shard(*model(), {.mesh = mesh}); }),
+    EXPECT_THAT(error_of([&] { fully_shard(*model(), {.mesh = mesh}); }),
                 HasSubstr("apply tessera::shard to it first"));
-    EXPECT_THAT(refusal_of([&] { replicate(*model(), {.mesh = mesh}); }),
+    EXPECT_THAT(error_of([&] { replicate(*model(), {.mesh = mesh}); }),
                 HasSubstr("apply tessera::shard to it first"));
   });
 }
@@ -249,16 +235,16 @@ TEST(HostileTablesTest, AFrozenTableStaysFrozen) {
 // Shows D9.
 TEST(HostileTablesTest, TheOptimizersNumbersCanChangeButNotItsKind) {
   const dist::Mesh alone;
-  const auto tables = sharded(alone, "table_wise");
+  const auto tables = sharded_collection(alone, "table_wise");
   const at::Tensor before = tables->weight("users").detach().clone();
   tables->set_optimizer(RowWiseAdagrad{.lr = 0});
   test::loss_of(tables->forward(ids_of({1, 1, 1, 1})).values()).backward();
   EXPECT_TRUE(torch::equal(tables->weight("users"), before));
-  EXPECT_THAT(refusal_of([&] { tables->set_optimizer(Sgd{}); }), HasSubstr("row_wise_adagrad"));
+  EXPECT_THAT(error_of([&] { tables->set_optimizer(Sgd{}); }), HasSubstr("row_wise_adagrad"));
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_THAT(refusal_of([&] { tables->set_optimizer(RowWiseAdagrad{.lr = nan}); }),
+  EXPECT_THAT(error_of([&] { tables->set_optimizer(RowWiseAdagrad{.lr = nan}); }),
               HasSubstr("0 or more"));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 FusedEmbeddingBagCollection(test::small_tables(), embedding::Adam{.beta1 = 1});
               }),
               HasSubstr("beta1"));
@@ -267,7 +253,7 @@ TEST(HostileTablesTest, TheOptimizersNumbersCanChangeButNotItsKind) {
 // Shows D8.
 TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesPass) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    const auto tables = sharded(mesh, "row_wise");
+    const auto tables = sharded_collection(mesh, "row_wise");
     int next = 0;
     InputPipeline<int> batches(
         tables,
@@ -278,7 +264,7 @@ TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesP
         });
     std::vector<std::string> said;
     while (auto item = batches.next()) {
-      said.push_back(refusal_of([&] { tables->forward(std::move(item->input)); }));
+      said.push_back(error_of([&] { tables->forward(std::move(item->input)); }));
     }
     ASSERT_EQ(said.size(), 4);
     EXPECT_THAT(said[1],
@@ -291,10 +277,10 @@ TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesP
 TEST(HostileTablesTest, TablesDoNotAskForADefaultDtype) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   const dist::Mesh alone;
-  const auto tables = sharded(alone, "table_wise");
+  const auto tables = sharded_collection(alone, "table_wise");
   const at::Tensor pooled = tables->forward(ids_of({1, 1, 1, 1})).values();
   EXPECT_EQ(pooled.scalar_type(), at::kFloat);
-  EXPECT_EQ(refusal_of([&] { pooled.sum().backward(); }), "nothing was thrown");
+  EXPECT_EQ(error_of([&] { pooled.sum().backward(); }), "nothing was thrown");
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
 }
 
@@ -302,7 +288,7 @@ TEST(HostileTablesTest, TablesDoNotAskForADefaultDtype) {
 TEST(HostileTablesTest, OutputsHaveNamesOfTheirOwn) {
   EmbeddingBagConfig first = table("a", 3, 2), second = table("b", 3, 2), third = table("c", 3, 2);
   third.feature_names = {"f@a"};
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 EmbeddingBagCollection({first, second, third});
               }),
               HasSubstr("'f@a' twice"));
@@ -311,11 +297,11 @@ TEST(HostileTablesTest, OutputsHaveNamesOfTheirOwn) {
 // Shows D7.
 TEST(HostileTablesTest, WhatIsShardedTakesWholeTablesAndKeepsItsMemory) {
   const dist::Mesh alone;
-  const auto tables = sharded(alone, "table_wise");
-  EXPECT_THAT(refusal_of([&] { shard(*tables, plan("table_wise", 1), alone); }),
+  const auto tables = sharded_collection(alone, "table_wise");
+  EXPECT_THAT(error_of([&] { shard(*tables, plan("table_wise", 1), alone); }),
               HasSubstr("expected whole tables"));
   tables->weight("users").set_data(torch::zeros({2, 2}));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 tables->forward(ids_of({1, 1, 1, 1}));
               }),
               HasSubstr("weight of a table"));

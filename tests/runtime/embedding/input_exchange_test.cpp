@@ -13,28 +13,11 @@
 namespace tessera {
 namespace {
 
+using test::error_of;
+using test::longs;
+using test::sharded_collection;
 using testing::AllOf;
 using testing::HasSubstr;
-
-at::Tensor longs(const std::vector<std::int64_t>& values) {
-  return torch::tensor(values, at::kLong);
-}
-
-std::string refusal_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
-
-std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
-                                                       const std::string& plan) {
-  return shard(test::small_collection(), test::plan_of(test::plan_kind(plan), mesh.world_size()),
-               mesh, {.optimizer = embedding::RowWiseAdagrad{.lr = 0.1}});
-}
 
 /// A batch of one sample with one id for each feature: `id` for "city", 1 for the others.
 KeyedJaggedTensor one_city(std::int64_t id) {
@@ -46,7 +29,7 @@ KeyedJaggedTensor one_city(std::int64_t id) {
 TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) {
   auto alone = test::small_collection();
   for (const std::int64_t id : {std::int64_t{3}, std::int64_t{-1}, std::int64_t{1} << 40}) {
-    EXPECT_THAT(refusal_of([&] { alone.forward(one_city(id)); }),
+    EXPECT_THAT(error_of([&] { alone.forward(one_city(id)); }),
                 AllOf(HasSubstr("cities"), HasSubstr("feature 'city', sample 0, position 0"),
                       HasSubstr("expected a row of the table, 0 to 2"),
                       HasSubstr("found id " + std::to_string(id))));
@@ -54,7 +37,7 @@ TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) 
   const auto later = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
                                                      longs({1, 1, 1, 1, 0, 1, 2, 9, 1, 1}),
                                                      longs({1, 1, 1, 1, 1, 3, 1, 1}));
-  EXPECT_THAT(refusal_of([&] { alone.forward(later); }),
+  EXPECT_THAT(error_of([&] { alone.forward(later); }),
               HasSubstr("feature 'city', sample 1, position 2"));
 }
 
@@ -62,9 +45,9 @@ TEST(InputExchangeTest, IdsOutOfRangeAreRefusedByTableFeatureSampleAndPosition) 
 TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
   for (const std::string plan : {"row_wise", "table_wise", "data_parallel"}) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {
-      const auto tables = sharded(mesh, plan);
+      const auto tables = sharded_collection(mesh, plan);
       const std::string refusal =
-          refusal_of([&] { tables->forward(one_city(mesh.rank() == 1 ? 3 : 2)); });
+          error_of([&] { tables->forward(one_city(mesh.rank() == 1 ? 3 : 2)); });
       if (mesh.rank() == 1) {
         EXPECT_THAT(refusal, HasSubstr("feature 'city', sample 0, position 0"));
       } else {
@@ -80,7 +63,7 @@ TEST(InputExchangeTest, WhatOneRankRefusesIsAnErrorOnAll) {
 TEST(InputExchangeTest, MissingFeaturesAreRefusedOrEmpty) {
   const auto batch = KeyedJaggedTensor::from_lengths({"user", "day"}, longs({1, 1}), longs({1, 1}));
   auto alone = test::small_collection();
-  EXPECT_THAT(refusal_of([&] { alone.forward(batch); }),
+  EXPECT_THAT(error_of([&] { alone.forward(batch); }),
               AllOf(HasSubstr("users"), HasSubstr("'item' in the batch")));
   EmbeddingBagCollectionOptions options;
   options.missing_feature = EmbeddingBagCollectionOptions::MissingFeature::empty;
@@ -99,9 +82,9 @@ TEST(InputExchangeTest, MissingFeaturesAreRefusedOrEmpty) {
 TEST(InputExchangeTest, WeightsAreAskedForOrRefused) {
   auto alone = test::small_collection();
   const auto weighted = test::small_batch(0, 0, {.is_weighted = true});
-  EXPECT_THAT(refusal_of([&] { alone.forward(weighted); }), HasSubstr("weights of a batch"));
+  EXPECT_THAT(error_of([&] { alone.forward(weighted); }), HasSubstr("weights of a batch"));
   auto wants_weights = test::small_collection({.is_weighted = true});
-  EXPECT_THAT(refusal_of([&] { wants_weights.forward(test::small_batch(0, 0)); }),
+  EXPECT_THAT(error_of([&] { wants_weights.forward(test::small_batch(0, 0)); }),
               HasSubstr("the collection is weighted"));
 }
 
@@ -112,23 +95,23 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
   const TablePlan plan = test::plan_of(test::plan_kind("table_wise"), 1);
   TablePlan less = plan;
   less.tables.erase("days");
-  EXPECT_THAT(refusal_of([&] { shard(collection, less, alone); }),
+  EXPECT_THAT(error_of([&] { shard(collection, less, alone); }),
               AllOf(HasSubstr("days"), HasSubstr("none for this table")));
   TablePlan more = plan;
   more.tables["other"] = {TableSharding::table_wise, {0}};
-  EXPECT_THAT(refusal_of([&] { shard(collection, more, alone); }), HasSubstr("other"));
+  EXPECT_THAT(error_of([&] { shard(collection, more, alone); }), HasSubstr("other"));
   EXPECT_THAT(
-      refusal_of([&] { shard(collection, test::plan_of(test::plan_kind("grid"), 2), alone); }),
+      error_of([&] { shard(collection, test::plan_of(test::plan_kind("grid"), 2), alone); }),
       HasSubstr("the 1 ranks of the mesh"));
   TablePlan wrong_rank = plan;
   wrong_rank.tables["days"].ranks = {1};
-  EXPECT_THAT(refusal_of([&] { shard(collection, wrong_rank, alone); }),
+  EXPECT_THAT(error_of([&] { shard(collection, wrong_rank, alone); }),
               HasSubstr("rank in the rule of a table"));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"days", Kernel::fused}}});
               }),
               HasSubstr("the fused kernel without an optimizer"));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 shard(collection, plan, alone, {.kernel = {{"dais", Kernel::dense}}});
               }),
               HasSubstr("dais"));
@@ -140,18 +123,18 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
     config.feature_names = {"f"};
     return config;
   };
-  EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({table("a.b", 1, 1)}); }),
+  EXPECT_THAT(error_of([&] { EmbeddingBagCollection({table("a.b", 1, 1)}); }),
               HasSubstr("without dots"));
-  EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({table("a", -1, 1)}); }),
+  EXPECT_THAT(error_of([&] { EmbeddingBagCollection({table("a", -1, 1)}); }),
               HasSubstr("num_embeddings"));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 EmbeddingBagCollection({table("a", std::numeric_limits<std::int64_t>::max(), 64)});
               }),
               HasSubstr("a: num_embeddings: expected at most 9007199254740992 rows of 64 columns, "
                         "found 9223372036854775807"));
-  EXPECT_THAT(refusal_of([&] { EmbeddingBagCollection({table("a", 1, 0)}); }),
+  EXPECT_THAT(error_of([&] { EmbeddingBagCollection({table("a", 1, 0)}); }),
               HasSubstr("embedding_dim"));
-  EXPECT_THAT(refusal_of([&] {
+  EXPECT_THAT(error_of([&] {
                 EmbeddingBagCollection({table("a", 1, 1), table("a", 1, 1)});
               }),
               HasSubstr("a second table of this name"));
@@ -161,7 +144,8 @@ TEST(InputExchangeTest, TablesAndPlansThatDoNotFitAreRefusedByName) {
 TEST(InputExchangeTest, BytesBetweenRanksAreThoseOfTheFormula) {
   constexpr std::uint64_t kRanks = 2;
   test::on_ranks(kRanks, [](const dist::Mesh& mesh) {
-    const auto tables = sharded(mesh, "table_wise");  // users, days on rank 0; others on rank 1
+    const auto tables =
+        sharded_collection(mesh, "table_wise");  // users, days on rank 0; others on rank 1
     const auto batch = test::small_batch(mesh.rank(), 0);
     const auto num_samples = static_cast<std::uint64_t>(batch.batch_size());
     std::uint64_t num_ids = 2 * static_cast<std::uint64_t>(batch["user"].values().numel());
@@ -189,8 +173,8 @@ TEST(InputExchangeTest, BytesBetweenRanksAreThoseOfTheFormula) {
 TEST(InputExchangeTest, BatchesInAPipelineGiveWhatTheyGiveOneByOne) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
     at::set_num_threads(1);
-    const auto plain = sharded(mesh, "mixed");
-    const auto piped = sharded(mesh, "mixed");
+    const auto plain = sharded_collection(mesh, "mixed");
+    const auto piped = sharded_collection(mesh, "mixed");
     int next = 0;
     InputPipeline<int> batches(
         piped,
@@ -217,9 +201,9 @@ TEST(InputExchangeTest, WhatABackwardCannotDoIsRefused) {
   FusedEmbeddingBagCollection tables(test::small_tables(), embedding::Sgd{.lr = 0.1});
   const auto loss = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_THAT(refusal_of([&] { loss.backward(); }), HasSubstr("retain_graph does not work here"));
+  EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("retain_graph does not work here"));
   const auto other = test::loss_of(tables.forward(test::small_batch(0, 0)).values());
-  EXPECT_THAT(refusal_of([&] { other.backward({}, true, /*create_graph=*/true); }),
+  EXPECT_THAT(error_of([&] { other.backward({}, true, /*create_graph=*/true); }),
               HasSubstr("create_graph"));
 }
 

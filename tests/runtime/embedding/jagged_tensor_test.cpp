@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "runtime/embedding/tables.h"
 #include "support/error_matchers.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/embedding/jagged_tensor.h"
@@ -12,13 +13,10 @@
 namespace tessera {
 namespace {
 
+using test::longs;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-at::Tensor longs(const std::vector<std::int64_t>& values) {
-  return torch::tensor(values, at::kLong);
-}
 
 /// Two features, three samples.
 KeyedJaggedTensor some_batch(const at::Tensor& weights = {}) {

@@ -13,6 +13,7 @@ namespace tessera {
 namespace {
 
 using embedding::FusedOptimizer;
+using test::sharded_collection;
 using testing::ElementsAre;
 
 std::vector<std::string> parameter_names(const torch::nn::Module& module) {
@@ -30,20 +31,13 @@ std::vector<std::string> keys_of(const StateDict& state) {
 const auto kNames = ElementsAre("embedding_bags.users.weight", "embedding_bags.cities.weight",
                                 "embedding_bags.days.weight", "embedding_bags.again.weight");
 
-std::shared_ptr<ShardedEmbeddingBagCollection> sharded(const dist::Mesh& mesh,
-                                                       const std::string& plan,
-                                                       const ShardOptions& options = {}) {
-  return shard(test::small_collection(), test::plan_of(test::plan_kind(plan), mesh.world_size()),
-               mesh, options);
-}
-
 // Shows D1, D2, D3, D4.
 TEST(ModuleStateTest, NamesAreThoseOfTheUnshardedTablesOnEveryRank) {
   const auto alone = test::small_collection();
   EXPECT_THAT(parameter_names(alone), kNames);
   for (const test::PlanKind& kind : test::plan_kinds()) {
     test::on_ranks(4, [&](const dist::Mesh& mesh) {
-      const auto tables = sharded(mesh, kind.name, {.optimizer = embedding::Sgd{}});
+      const auto tables = sharded_collection(mesh, kind.name, {.optimizer = embedding::Sgd{}});
       EXPECT_THAT(parameter_names(*tables), kNames) << kind.name;
       EXPECT_TRUE(tables->named_buffers().is_empty());
       EXPECT_THAT(keys_of(state_dict(*tables, {.type = SHARDED})), kNames) << kind.name;
@@ -84,7 +78,7 @@ TEST(ModuleStateTest, OnePlanMayBeForTheTablesOfSeveralCollections) {
 // Shows D4.
 TEST(ModuleStateTest, StateDictsAndGlobalMetaHaveWholeShapes) {
   test::on_ranks(3, [](const dist::Mesh& mesh) {
-    const auto tables = sharded(mesh, "row_wise");
+    const auto tables = sharded_collection(mesh, "row_wise", {});
     const StateDict state = state_dict(*tables, {.type = SHARDED});
     const auto& cities = std::get<StateTensor>(*state.find("embedding_bags.cities.weight"));
     EXPECT_EQ(cities.shape, (Shape{3, 5}));
@@ -108,7 +102,7 @@ TEST(ModuleStateTest, StateDictsLoadIntoEachOther) {
   const StateDict whole = state_dict(source);
   for (const test::PlanKind& kind : test::plan_kinds()) {
     test::on_ranks(3, [&](const dist::Mesh& mesh) {
-      const auto tables = sharded(mesh, kind.name);
+      const auto tables = sharded_collection(mesh, kind.name, {});
       load_state_dict(*tables, whole);
       const StateDict gathered = state_dict(*tables);
       EmbeddingBagCollection again = test::small_collection();
@@ -125,8 +119,10 @@ TEST(ModuleStateTest, StateDictsLoadIntoEachOther) {
 TEST(ModuleStateTest, AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     at::set_num_threads(1);
-    const auto tables = sharded(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
-    const auto same = sharded(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
+    const auto tables =
+        sharded_collection(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
+    const auto same =
+        sharded_collection(mesh, "table_wise", {.optimizer = embedding::Sgd{.lr = 0.1}});
     torch::optim::SGD optimizer(tables->parameters(),
                                 torch::optim::SGDOptions(0.5).momentum(0.9).weight_decay(0.1));
     for (int step = 0; step < 3; ++step) {
@@ -153,10 +149,11 @@ TEST(ModuleStateTest, KernelsAreChosenApartFromTheSharding) {
   for (const std::string plan : {"table_wise", "row_wise", "column_wise", "data_parallel"}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       at::set_num_threads(1);
-      const auto tables = sharded(mesh, plan,
-                                  {.kernel = {{"users", Kernel::dense}, {"days", Kernel::fused}},
-                                   .optimizer = embedding::Sgd{.lr = 0.1}});
-      const auto fused = sharded(mesh, plan, {.optimizer = embedding::Sgd{.lr = 0.1}});
+      const auto tables =
+          sharded_collection(mesh, plan,
+                             {.kernel = {{"users", Kernel::dense}, {"days", Kernel::fused}},
+                              .optimizer = embedding::Sgd{.lr = 0.1}});
+      const auto fused = sharded_collection(mesh, plan, {.optimizer = embedding::Sgd{.lr = 0.1}});
       torch::optim::SGD optimizer(tables->parameters(), torch::optim::SGDOptions(0.1));
       for (int step = 0; step < 3; ++step) {
         const auto batch = test::small_batch(mesh.rank(), step);
@@ -182,7 +179,7 @@ TEST(ModuleStateTest, TablesReduceTheirGradientsWhateverIsAroundThem) {
       at::set_num_threads(1);
       std::vector<std::vector<at::Tensor>> weights;
       for (const Around around : {Around::nothing, Around::replicate, Around::fully_shard}) {
-        test::ModelWithTables model = test::model_with(sharded(
+        test::ModelWithTables model = test::model_with(sharded_collection(
             mesh, plan, {.kernel = {{"days", Kernel::dense}}, .optimizer = embedding::Adagrad{}}));
         if (around == Around::replicate) replicate(*model, {.mesh = mesh});
         if (around == Around::fully_shard) fully_shard(*model, {.mesh = mesh});

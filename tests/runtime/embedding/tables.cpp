@@ -151,6 +151,16 @@ TablePlan plan_of(const PlanKind& kind, int world_size) {
   return plan;
 }
 
+std::shared_ptr<ShardedEmbeddingBagCollection> sharded_collection(const dist::Mesh& mesh,
+                                                                  const std::string& plan,
+                                                                  const ShardOptions& options) {
+  return shard(small_collection(), plan_of(plan_kind(plan), mesh.world_size()), mesh, options);
+}
+
+at::Tensor longs(const std::vector<std::int64_t>& values) {
+  return torch::tensor(values, at::kLong);
+}
+
 at::Tensor loss_of(const at::Tensor& pooled) {
   return (pooled * pooled + 0.5 * pooled).sum();
 }

@@ -42,6 +42,14 @@ TablePlan plan_of(const PlanKind& kind, int world_size);
 
 const PlanKind& plan_kind(const std::string& name);
 
+/// Returns small_collection() sharded by a kind of plan.
+std::shared_ptr<ShardedEmbeddingBagCollection> sharded_collection(
+    const dist::Mesh& mesh, const std::string& plan,
+    const ShardOptions& options = {.optimizer = embedding::RowWiseAdagrad{.lr = 0.1}});
+
+/// Returns a tensor of ids or lengths.
+at::Tensor longs(const std::vector<std::int64_t>& values);
+
 /// A model with tables in it.
 struct ModelWithTablesImpl : torch::nn::Module {
   explicit ModelWithTablesImpl(std::shared_ptr<EmbeddingBagCollectionBase> its_tables)

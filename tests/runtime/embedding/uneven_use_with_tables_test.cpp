@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kWidth = 4;
+constexpr int kExpertWidth = 4;
 constexpr int kNumExperts = 3;
 
 /// Which experts a rank uses, before it looks up its batch and afterwards.
@@ -28,10 +28,10 @@ struct ExpertsAndTablesImpl : torch::nn::Module {
   explicit ExpertsAndTablesImpl(std::shared_ptr<EmbeddingBagCollectionBase> its_tables)
       : tables(register_module("tables", std::move(its_tables))) {
     for (int i = 0; i < kNumExperts; ++i) {
-      experts.push_back(
-          register_module("expert" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+      experts.push_back(register_module("expert" + std::to_string(i),
+                                        torch::nn::Linear(kExpertWidth, kExpertWidth)));
     }
-    narrow = register_module("narrow", torch::nn::Linear(32, kWidth));
+    narrow = register_module("narrow", torch::nn::Linear(32, kExpertWidth));
     const torch::NoGradGuard no_grad;
     for (const auto& child : named_children()) {
       if (child.key() == "tables") continue;
@@ -45,7 +45,7 @@ struct ExpertsAndTablesImpl : torch::nn::Module {
       const std::function<at::Tensor(const at::Tensor&)>& and_then = [](const auto& x) {
         return x;
       }) {
-    at::Tensor hidden = torch::ones({batch_size, kWidth});
+    at::Tensor hidden = torch::ones({batch_size, kExpertWidth});
     const auto use = [&](const std::vector<int>& numbers) {
       for (const int i : numbers) {
         hidden = hidden + torch::tanh(experts[static_cast<std::size_t>(i)]->forward(hidden));
@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, UnevenUseWithTablesTest,
 struct SometimesImpl : torch::nn::Module {
   explicit SometimesImpl(std::shared_ptr<EmbeddingBagCollectionBase> its_tables)
       : tables(register_module("tables", std::move(its_tables))),
-        narrow(register_module("narrow", torch::nn::Linear(32, kWidth))) {}
+        narrow(register_module("narrow", torch::nn::Linear(32, kExpertWidth))) {}
   at::Tensor forward(const std::optional<KeyedJaggedTensor>& batch, bool learns) {
     if (!batch) return narrow->forward(torch::ones({1, 32})).sum();
     const at::Tensor pooled = tables->forward(*batch).values();

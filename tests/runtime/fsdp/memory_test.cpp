@@ -33,7 +33,7 @@ TORCH_MODULE(Deep);
 
 constexpr std::int64_t kActivationNbytes = 64 << 10;  // of one row, and other small tensors
 
-Deep sharded(const dist::Mesh& mesh, const FullyShardOptions& options) {
+Deep sharded_deep(const dist::Mesh& mesh, const FullyShardOptions& options) {
   Deep model = test::seeded<Deep>();
   FullyShardOptions with_mesh = options;
   with_mesh.mesh = mesh;
@@ -45,7 +45,7 @@ Deep sharded(const dist::Mesh& mesh, const FullyShardOptions& options) {
 TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
   test::on_ranks(4, [](const dist::Mesh& mesh) {
     const std::int64_t before = allocated_memory().now;
-    const Deep model = sharded(mesh, {});
+    const Deep model = sharded_deep(mesh, {});
     const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
     EXPECT_LE(allocated_memory().now - before, whole / 4 + kActivationNbytes);
     EXPECT_GE(allocated_memory().now - before, whole / 4);
@@ -59,7 +59,7 @@ TEST(MemoryTest, BetweenPassesARankHoldsItsPart) {
 TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
   for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BACKWARD_POST, BACKWARD_PRE}) {
     test::on_ranks(4, [&](const dist::Mesh& mesh) {
-      Deep model = sharded(mesh, {.backward_prefetch = prefetch});
+      Deep model = sharded_deep(mesh, {.backward_prefetch = prefetch});
       const at::Tensor x = torch::ones({1, DeepImpl::kWidth});
       const std::int64_t shard = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes / 4;
       for (int step = 0; step < 4; ++step) {
@@ -92,7 +92,7 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
 TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
   test::on_ranks(4, [](const dist::Mesh& mesh) {
     static_cast<void>(allocated_memory());  // counts from here on
-    Deep model = sharded(mesh, {});
+    Deep model = sharded_deep(mesh, {});
     const at::Tensor x = torch::ones({1, DeepImpl::kWidth});
     const std::int64_t whole = DeepImpl::kNumLayers * DeepImpl::kLayerNbytes;
     const std::int64_t shard = whole / 4;
@@ -129,7 +129,7 @@ TEST(MemoryTest, AccumulatedGradientsTakeTheMemoryOfOneModel) {
 
 TEST(MemoryTest, NoShardUsesTheMemoryOfTheLastGradientsAgain) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    Deep model = sharded(mesh, {.strategy = NO_SHARD});
+    Deep model = sharded_deep(mesh, {.strategy = NO_SHARD});
     const auto backward = [&](float scale) {
       (forward(model, torch::ones({1, DeepImpl::kWidth})).sum() * scale).backward();
       return model->layers.front()->weight.grad();
@@ -151,7 +151,7 @@ TEST(MemoryTest, NoShardUsesTheMemoryOfTheLastGradientsAgain) {
 
 TEST(MemoryTest, NothingGrowsOverTwoHundredSteps) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
-    Deep model = sharded(mesh, {});
+    Deep model = sharded_deep(mesh, {});
     torch::optim::AdamW optimizer(model->parameters());
     std::int64_t early = 0;  // most memory after one of the first 50 steps
     for (int step = 0; step < 200; ++step) {
@@ -179,7 +179,7 @@ TEST(MemoryTest, ADeadModuleLeavesNothing) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     const std::int64_t before = allocated_memory().now;
     for (int i = 0; i < 3; ++i) {
-      Deep model = sharded(mesh, {});
+      Deep model = sharded_deep(mesh, {});
       forward(model, torch::ones({1, DeepImpl::kWidth})).sum().backward();
     }
     // The next access to the registry frees the states of dead modules. Gloo's threads, and the

@@ -103,42 +103,42 @@ class TransformerSubject final : public Subject {
   test::Transformer model_;
 };
 
-enum class Kind { mlp, transformer, convolution, lstm, frozen };
-const char* name_of(Kind kind) {
+enum class ModelKind { mlp, transformer, convolution, lstm, frozen };
+const char* name_of(ModelKind kind) {
   switch (kind) {
-    case Kind::mlp:
+    case ModelKind::mlp:
       return "MLP";
-    case Kind::transformer:
+    case ModelKind::transformer:
       return "transformer";
-    case Kind::convolution:
+    case ModelKind::convolution:
       return "convolution";
-    case Kind::lstm:
+    case ModelKind::lstm:
       return "LSTM";
-    case Kind::frozen:
+    case ModelKind::frozen:
       return "frozen unit";
   }
   return "";
 }
 
-std::unique_ptr<Subject> make(Kind kind) {
+std::unique_ptr<Subject> make(ModelKind kind) {
   at::set_num_threads(1);  // as ranks do: two threads would add up in another order
   std::unique_ptr<Subject> subject;
   test::with_generator([&] {
     torch::manual_seed(11);
     switch (kind) {
-      case Kind::mlp:
+      case ModelKind::mlp:
         subject = std::make_unique<MlpSubject>();
         break;
-      case Kind::transformer:
+      case ModelKind::transformer:
         subject = std::make_unique<TransformerSubject>();
         break;
-      case Kind::convolution:
+      case ModelKind::convolution:
         subject = std::make_unique<ConvolutionSubject>();
         break;
-      case Kind::lstm:
+      case ModelKind::lstm:
         subject = std::make_unique<LstmSubject>();
         break;
-      case Kind::frozen:
+      case ModelKind::frozen:
         subject = std::make_unique<FrozenSubject>();
         break;
     }
@@ -182,7 +182,7 @@ std::size_t num_backwards(Way way) {
   return way == Way::accumulate || way == Way::accumulate_no_sync ? 2 : 1;
 }
 
-Outcome train_unsharded(Kind kind, Way way) {
+Outcome train_unsharded(ModelKind kind, Way way) {
   const auto subject = make(kind);
   torch::optim::SGD optimizer(test::unique_parameters(subject->module()), optimizer_options());
   Outcome outcome;
@@ -200,7 +200,7 @@ Outcome train_unsharded(Kind kind, Way way) {
   return outcome;
 }
 
-Outcome train_sharded(Kind kind, Way way, const dist::Mesh& mesh, ShardingStrategy strategy,
+Outcome train_sharded(ModelKind kind, Way way, const dist::Mesh& mesh, ShardingStrategy strategy,
                       const MixedPrecision& precision = {}) {
   const auto subject = make(kind);
   torch::nn::Module& module = subject->module();
@@ -269,7 +269,7 @@ void expect_same_outcome(const Outcome& found, const Outcome& expected,
 }
 
 struct Setup {
-  Kind kind;
+  ModelKind kind;
   ShardingStrategy strategy;
   friend void PrintTo(const Setup& setup, std::ostream* out) {
     *out << name_of(setup.kind) << ", " << to_string(setup.strategy);
@@ -314,9 +314,9 @@ class ModelsInBFloat16Test : public ::testing::TestWithParam<Setup> {};
 /// libtorch 2.14 norms differ by up to 5.5e-6.
 /// Shows B1, B10, B12, B19.
 TEST_P(ModelsTest, EqualTheUnshardedRun) {
-  const Kind kind = GetParam().kind;
+  const ModelKind kind = GetParam().kind;
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate, Way::accumulate_no_sync}) {
-    const bool has_batch_statistics = kind == Kind::convolution;
+    const bool has_batch_statistics = kind == ModelKind::convolution;
     if (way == Way::recompute && has_batch_statistics) {
       continue;  // recomputation would update the batch statistics twice
     }
@@ -340,9 +340,9 @@ TEST_P(ModelsInBFloat16Test, IsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-std::vector<Setup> setups_of(const std::vector<Kind>& kinds) {
+std::vector<Setup> setups_of(const std::vector<ModelKind>& kinds) {
   std::vector<Setup> setups;
-  for (const Kind kind : kinds) {
+  for (const ModelKind kind : kinds) {
     for (const ShardingStrategy strategy :
          {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
       setups.push_back({kind, strategy});
@@ -352,13 +352,13 @@ std::vector<Setup> setups_of(const std::vector<Kind>& kinds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsTest,
-                         ::testing::ValuesIn(setups_of({Kind::mlp, Kind::transformer,
-                                                        Kind::convolution, Kind::lstm,
-                                                        Kind::frozen})));
+                         ::testing::ValuesIn(setups_of({ModelKind::mlp, ModelKind::transformer,
+                                                        ModelKind::convolution, ModelKind::lstm,
+                                                        ModelKind::frozen})));
 // Without the convolution: its buffers stay float32, and BatchNorm refuses mixed dtypes.
 INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsInBFloat16Test,
-                         ::testing::ValuesIn(setups_of({Kind::mlp, Kind::transformer,
-                                                        Kind::lstm})));
+                         ::testing::ValuesIn(setups_of({ModelKind::mlp, ModelKind::transformer,
+                                                        ModelKind::lstm})));
 
 }  // namespace
 }  // namespace tessera

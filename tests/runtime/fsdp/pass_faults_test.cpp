@@ -12,7 +12,9 @@ using test::error_of;
 using test::expect_gradients_of;
 using test::expect_same;
 using test::gradients;
+using test::mlp_input;
 using test::seeded;
+using test::sharded_mlp;
 using ::testing::HasSubstr;
 
 struct PairImpl : torch::nn::Module {
@@ -56,26 +58,14 @@ TEST_P(PassFaultsTest, OneOperatorOverParametersOfSeveralUnits) {
   });
 }
 
-test::Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy) {
-  test::Mlp model = seeded<test::Mlp>();
-  fully_shard(
-      *model,
-      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
-  return model;
-}
-
-at::Tensor some_input() {
-  return torch::linspace(-1, 1, 14).reshape({2, 7});
-}
-
 // Shows B21.
 TEST_P(PassFaultsTest, GradientsMayBeZeroedBetweenForwardAndBackward) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, GetParam());
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     const std::vector<at::Tensor> once = gradients(*model);
     for (const bool set_to_none : {true, false}) {
-      const at::Tensor loss = forward(model, some_input()).sum();
+      const at::Tensor loss = forward(model, mlp_input()).sum();
       model->zero_grad(set_to_none);
       loss.backward();
       expect_same(gradients(*model), once);
@@ -88,9 +78,9 @@ TEST_P(PassFaultsTest, AForwardWhoseResultIsDroppedLeavesNothingOpen) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, GetParam());
     torch::optim::SGD optimizer(model->parameters(), 0.1);
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     const std::vector<at::Tensor> once = gradients(*model);
-    static_cast<void>(forward(model, some_input()));  // a validation step without NoGradGuard
+    static_cast<void>(forward(model, mlp_input()));  // a validation step without NoGradGuard
     EXPECT_FALSE(is_in_pass(*model));
     expect_same(gradients(*model), once);
     const at::Tensor before = model->down->weight.detach().clone();
@@ -105,8 +95,8 @@ TEST_P(PassFaultsTest, AStepBetweenForwardAndBackwardIsNotSilent) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, GetParam());
     torch::optim::SGD optimizer(model->parameters(), 0.1);
-    forward(model, some_input()).sum().backward();
-    const at::Tensor kept = forward(model, some_input());
+    forward(model, mlp_input()).sum().backward();
+    const at::Tensor kept = forward(model, mlp_input());
     EXPECT_NE(error_of([&] { optimizer.step(); }), "none");
   });
 }
@@ -115,11 +105,11 @@ TEST_P(PassFaultsTest, AStepBetweenForwardAndBackwardIsNotSilent) {
 TEST_P(PassFaultsTest, ABackwardThatFailedLeavesNothingBehind) {
   test::on_ranks(2, [&](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, GetParam());
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     const std::vector<at::Tensor> once = gradients(*model);
     model->zero_grad();
     bool fails = true;
-    at::Tensor input = some_input().requires_grad_();
+    at::Tensor input = mlp_input().requires_grad_();
     input.register_hook([&](const at::Tensor&) {
       if (fails) throw std::runtime_error("the user's own");
     });
@@ -143,7 +133,7 @@ TEST(PassFaultsAloneTest, NoSyncScopesNest) {
     const std::uint64_t before = mesh.world()->traffic().reduce_scatter;
     const NoSyncScope outer(*model);
     { const NoSyncScope inner(*model); }
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     EXPECT_EQ(mesh.world()->traffic().reduce_scatter, before);
   });
 }
@@ -231,14 +221,14 @@ TEST(PassFaultsAloneTest, ARankWhoseForwardEndsEarlyKeepsStep) {
     test::Mlp unsharded = seeded<test::Mlp>();
     test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
     const at::NoGradGuard no_grad;
-    forward(model, some_input());
+    forward(model, mlp_input());
     {
       // Rank 1 ends its forward after the first layer.
       const ForwardScope scope(*model);
-      const at::Tensor hidden = model->up->forward(some_input());
+      const at::Tensor hidden = model->up->forward(mlp_input());
       if (mesh.rank() == 0) model->down->forward(model->middle->forward(hidden));
     }
-    EXPECT_TRUE(torch::allclose(forward(model, some_input()), unsharded->forward(some_input())));
+    EXPECT_TRUE(torch::allclose(forward(model, mlp_input()), unsharded->forward(mlp_input())));
   });
 }
 
@@ -252,9 +242,9 @@ TEST(PassFaultsAloneTest, ARankThatEndsAnotherPhaseIsTold) {
         test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
         const std::string error = error_of([&] {
           // Rank 1 begins a backward while rank 0 begins a second forward.
-          const at::Tensor loss = forward(model, some_input()).sum();
+          const at::Tensor loss = forward(model, mlp_input()).sum();
           if (mesh.rank() == 0) {
-            forward(model, some_input());
+            forward(model, mlp_input());
           } else {
             loss.backward();
           }
@@ -270,7 +260,7 @@ TEST(PassFaultsAloneTest, ARankThatEndsAnotherPhaseIsTold) {
 TEST(PassFaultsAloneTest, TheGreatestOfGradientsThatAreNoNumbersIsNone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
-    (forward(model, some_input()).sum() * std::numeric_limits<double>::quiet_NaN()).backward();
+    (forward(model, mlp_input()).sum() * std::numeric_limits<double>::quiet_NaN()).backward();
     EXPECT_TRUE(std::isnan(clip_grad_norm_(*model, 1, std::numeric_limits<double>::infinity())));
   });
 }
@@ -280,10 +270,10 @@ TEST(PassFaultsAloneTest, AReplacedModuleIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
     torch::optim::SGD optimizer(model->parameters(), 0.1);
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     model->middle = torch::nn::Linear(13, 11);
     model->replace_module("middle", model->middle);
-    const std::string error = error_of([&] { forward(model, some_input()); });
+    const std::string error = error_of([&] { forward(model, mlp_input()); });
     EXPECT_THAT(error, HasSubstr("middle.weight"));
     EXPECT_THAT(error, HasSubstr("replaced in its module?"));
   });
@@ -380,7 +370,7 @@ TEST(PassFaultsAloneTest, AWriteInAForwardIsToldByItsScopeThoughTheResultIsDropp
         const at::NoGradGuard no_grad;
         model->middle->bias.clamp_(0, 1);
       }
-      static_cast<void>(model->forward(some_input()));
+      static_cast<void>(model->forward(mlp_input()));
     };
     for (const int writing_rank : {0, 1}) {
       const std::string error = error_of([&] { forward_that_writes(writing_rank); });
@@ -391,7 +381,7 @@ TEST(PassFaultsAloneTest, AWriteInAForwardIsToldByItsScopeThoughTheResultIsDropp
         EXPECT_THAT(error, HasSubstr("rank " + std::to_string(writing_rank) + " failed"));
       }
       EXPECT_FALSE(is_in_pass(*model));
-      EXPECT_EQ(error_of([&] { forward(model, some_input()).sum().backward(); }), "none");
+      EXPECT_EQ(error_of([&] { forward(model, mlp_input()).sum().backward(); }), "none");
     }
   });
 }
@@ -441,13 +431,13 @@ TEST(PassFaultsAloneTest, AForwardThatFailsOnOneRankIsToldOnAll) {
     for (int num_layers = 0; num_layers <= 2; ++num_layers) {
       test::on_ranks(2, [&](const dist::Mesh& mesh) {
         test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
-        for (int i = 0; i < num_passes_before; ++i) forward(model, some_input()).sum().backward();
+        for (int i = 0; i < num_passes_before; ++i) forward(model, mlp_input()).sum().backward();
         const std::string error = error_of([&] {
           const ForwardScope scope(*model);
           if (mesh.rank() == 0) {
-            model->forward(some_input());
+            model->forward(mlp_input());
           } else {
-            if (num_layers > 0) model->up->forward(some_input());
+            if (num_layers > 0) model->up->forward(mlp_input());
             if (num_layers > 1) model->middle->forward(torch::ones({1, 13}));
             throw std::runtime_error("the user's own");
           }
@@ -458,7 +448,7 @@ TEST(PassFaultsAloneTest, AForwardThatFailsOnOneRankIsToldOnAll) {
           EXPECT_EQ(error, "the user's own");
         }
         EXPECT_FALSE(is_in_pass(*model));
-        EXPECT_EQ(error_of([&] { forward(model, some_input()).sum().backward(); }), "none");
+        EXPECT_EQ(error_of([&] { forward(model, mlp_input()).sum().backward(); }), "none");
       });
     }
   }

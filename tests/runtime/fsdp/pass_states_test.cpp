@@ -12,24 +12,14 @@ using test::Block;
 using test::error_of;
 using test::expect_gradients_of;
 using test::Mlp;
+using test::mlp_input;
 using test::MlpImpl;
 using test::seeded;
+using test::sharded_mlp;
 using test::sharded_transformer;
 using test::some_ids;
 using test::Transformer;
 using ::testing::HasSubstr;
-
-Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
-  Mlp model = seeded<Mlp>();
-  fully_shard(
-      *model,
-      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
-  return model;
-}
-
-at::Tensor some_input() {
-  return torch::linspace(-1, 1, 14).reshape({2, 7});
-}
 
 void expect_idle(const torch::nn::Module& model) {
   for (const FlatParameterInfo& info : handles(model)) {
@@ -41,7 +31,7 @@ TEST(PassStatesTest, GradientsOfInputsByAutogradGrad) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
-    const at::Tensor x = some_input().requires_grad_();
+    const at::Tensor x = mlp_input().requires_grad_();
     const at::Tensor expected = torch::autograd::grad({unsharded->forward(x).sum()}, {x})[0];
     const at::Tensor found = torch::autograd::grad({forward(model, x).sum()}, {x})[0];
     EXPECT_TRUE(torch::allclose(found, expected));
@@ -54,7 +44,7 @@ TEST(PassStatesTest, GradientsOfParametersByAutogradGradAreThisRanksOwn) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
-    const at::Tensor x = some_input() * (mesh.rank() + 1);
+    const at::Tensor x = mlp_input() * (mesh.rank() + 1);
     const at::Tensor expected =
         torch::autograd::grad({unsharded->forward(x).sum()}, {unsharded->middle->weight})[0];
     const at::Tensor found =
@@ -69,12 +59,12 @@ TEST(PassStatesTest, GradientsOfParametersByAutogradGradAreThisRanksOwn) {
 TEST(PassStatesTest, CreateGraphIsRefusedByName) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
-    const at::Tensor loss = forward(model, some_input()).sum();
+    const at::Tensor loss = forward(model, mlp_input()).sum();
     const std::string error =
         error_of([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
     EXPECT_THAT(error, HasSubstr("down."));
     EXPECT_THAT(error, HasSubstr("create_graph"));
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     expect_idle(*model);
   });
 }
@@ -82,7 +72,7 @@ TEST(PassStatesTest, CreateGraphIsRefusedByName) {
 TEST(PassStatesTest, ADoubleBackwardThroughAnEndedPassIsRefusedByName) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
-    const at::Tensor x = some_input().requires_grad_();
+    const at::Tensor x = mlp_input().requires_grad_();
     at::Tensor output;
     {
       ForwardScope scope(*model);
@@ -99,20 +89,20 @@ TEST(PassStatesTest, InferenceModeBetweenSteps) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
-    at::Tensor expected = unsharded->forward(some_input());
+    at::Tensor expected = unsharded->forward(mlp_input());
     expected.sum().backward();
     for (int i = 0; i < 2; ++i) {
       const c10::InferenceMode inference;
-      EXPECT_TRUE(torch::allclose(forward(model, some_input()), expected));
+      EXPECT_TRUE(torch::allclose(forward(model, mlp_input()), expected));
       expect_idle(*model);
     }
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     expect_gradients_of(*unsharded, *model, mesh);
     {
       const c10::InferenceMode inference;
-      EXPECT_TRUE(torch::allclose(forward(model, some_input()), expected));
+      EXPECT_TRUE(torch::allclose(forward(model, mlp_input()), expected));
     }
-    forward(model, some_input()).sum().backward();
+    forward(model, mlp_input()).sum().backward();
     expect_gradients_of(*unsharded, *model, mesh, 2);
   });
 }
@@ -121,9 +111,9 @@ TEST(PassStatesTest, ForwardsWithoutBackwardPileNothingUp) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
-    unsharded->forward(some_input()).sum().backward();
-    for (int i = 0; i < 5; ++i) static_cast<void>(forward(model, some_input()));
-    forward(model, some_input()).sum().backward();
+    unsharded->forward(mlp_input()).sum().backward();
+    for (int i = 0; i < 5; ++i) static_cast<void>(forward(model, mlp_input()));
+    forward(model, mlp_input()).sum().backward();
     expect_gradients_of(*unsharded, *model, mesh);
     expect_idle(*model);
   });
@@ -259,10 +249,10 @@ TEST(PassStatesTest, ABackwardInsideTheScopeEndsWithIt) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
     for (int step = 1; step <= 2; ++step) {
-      unsharded->forward(some_input()).sum().backward();
+      unsharded->forward(mlp_input()).sum().backward();
       {
         const ForwardScope scope(*model);
-        model->forward(some_input()).sum().backward();
+        model->forward(mlp_input()).sum().backward();
       }
       expect_idle(*model);
       expect_gradients_of(*unsharded, *model, mesh);
@@ -274,7 +264,7 @@ TEST(PassStatesTest, ShardGradOpGathersOncePerStep) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh, SHARD_GRAD_OP);
     for (int step = 0; step < 2; ++step) {
-      forward(model, some_input()).sum().backward();
+      forward(model, mlp_input()).sum().backward();
       EXPECT_THAT(recorded_order(*model),
                   ::testing::ElementsAre("unshard up", "unshard middle", "unshard down",
                                          "reduce down", "reduce middle", "reduce up"));
@@ -286,9 +276,9 @@ TEST(PassStatesTest, UserThreadsMayRunTheForward) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp unsharded = seeded<Mlp>();
     Mlp model = sharded_mlp(mesh);
-    unsharded->forward(some_input()).sum().backward();
+    unsharded->forward(mlp_input()).sum().backward();
     at::Tensor output;
-    std::thread([&] { output = forward(model, some_input()); }).join();
+    std::thread([&] { output = forward(model, mlp_input()); }).join();
     std::thread([&] { output.sum().backward(); }).join();
     expect_gradients_of(*unsharded, *model, mesh);
     expect_idle(*model);
@@ -299,7 +289,7 @@ TEST(PassStatesTest, UserThreadsMayRunTheForward) {
 TEST(PassStatesTest, UseOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh);
-    EXPECT_THAT(error_of([&] { model->forward(some_input()); }),
+    EXPECT_THAT(error_of([&] { model->forward(mlp_input()); }),
                 HasSubstr("up.weight: parameter of a fully sharded module: expected use within "
                           "tessera::forward"));
     const at::NoGradGuard no_grad;
@@ -311,7 +301,7 @@ TEST(PassStatesTest, UseOutsideAPassIsNamed) {
 TEST(PassStatesTest, ABackwardOutsideAPassIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = sharded_mlp(mesh, NO_SHARD);
-    EXPECT_THAT(error_of([&] { model->forward(some_input()).sum().backward(); }),
+    EXPECT_THAT(error_of([&] { model->forward(mlp_input()).sum().backward(); }),
                 HasSubstr("parameter of a fully sharded module: expected a backward of a forward "
                           "that tessera::forward ran"));
   });

@@ -518,8 +518,8 @@ TEST_P(RandomModelsTest, TrainAsTheUnshardedModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RandomModelsTest,
-                         ::testing::Values(World{1, 400}, World{2, 1000}, World{3, 300},
-                                           World{4, 200}, World{4, 100, true}),
+                         ::testing::Values(World{1, 100}, World{2, 250}, World{3, 75},
+                                           World{4, 50}, World{4, 25, true}),
                          [](const auto& test) {
                            return std::to_string(test.param.num_ranks) +
                                   (test.param.is_hybrid ? "_hybrid" : "");

@@ -12,20 +12,14 @@ namespace {
 
 using test::error_of;
 using test::Mlp;
+using test::mlp_input;
 using test::seeded;
+using test::sharded_mlp;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
-  Mlp model = seeded<Mlp>();
-  fully_shard(
-      *model,
-      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
-  return model;
-}
-
 void backward(Mlp& model) {
-  forward(model, torch::linspace(-1, 1, 14).reshape({2, 7})).square().sum().backward();
+  forward(model, mlp_input()).square().sum().backward();
 }
 
 TEST(TorchFunctionsTest, ClipGradNormOfTorchIsRefusedByName) {

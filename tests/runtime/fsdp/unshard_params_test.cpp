@@ -14,19 +14,19 @@ using test::some_ids;
 using test::Transformer;
 using ::testing::HasSubstr;
 
-struct Setup {
+struct UnshardSetup {
   ShardingStrategy strategy;
   int world_size;
   Offload offload = Offload::none;
-  friend void PrintTo(const Setup& setup, std::ostream* out) {
+  friend void PrintTo(const UnshardSetup& setup, std::ostream* out) {
     *out << to_string(setup.strategy) << " on " << setup.world_size
          << (setup.offload == Offload::params ? ", offloaded" : "");
   }
 };
 
-class UnshardParamsTest : public ::testing::TestWithParam<Setup> {
+class UnshardParamsTest : public ::testing::TestWithParam<UnshardSetup> {
  protected:
-  /// Runs `body` on ranks with a model that is sharded by the test's parameter (Setup).
+  /// Runs `body` on ranks with a model that is sharded by the test's parameter (UnshardSetup).
   static void on_sharded(
       const std::function<void(const dist::Mesh&, Transformer&, const Transformer&)>& body) {
     const auto setup = GetParam();
@@ -165,10 +165,11 @@ TEST_P(UnshardParamsTest, GradientsAreWholeAndWrittenBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Setups, UnshardParamsTest,
-                         ::testing::Values(Setup{FULL_SHARD, 1}, Setup{FULL_SHARD, 2},
-                                           Setup{FULL_SHARD, 3}, Setup{SHARD_GRAD_OP, 2},
-                                           Setup{NO_SHARD, 2}, Setup{HYBRID_SHARD, 4},
-                                           Setup{FULL_SHARD, 2, Offload::params}));
+                         ::testing::Values(UnshardSetup{FULL_SHARD, 1}, UnshardSetup{FULL_SHARD, 2},
+                                           UnshardSetup{FULL_SHARD, 3},
+                                           UnshardSetup{SHARD_GRAD_OP, 2},
+                                           UnshardSetup{NO_SHARD, 2}, UnshardSetup{HYBRID_SHARD, 4},
+                                           UnshardSetup{FULL_SHARD, 2, Offload::params}));
 
 // Shows C4.
 TEST(UnshardParamsScopeTest, OfASubtreeOrOfOneUnitAlone) {

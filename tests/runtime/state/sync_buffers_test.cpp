@@ -29,13 +29,13 @@ struct NormsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Norms);
 
-enum class Way { full_shard, shard_grad_op, no_shard, replicate };
+enum class Wrapping { full_shard, shard_grad_op, no_shard, replicate };
 
-void apply(Way way, Norms& model, const dist::Mesh& mesh) {
-  if (way == Way::replicate) return replicate(*model, {.mesh = mesh});
-  const ShardingStrategy strategy = way == Way::full_shard      ? FULL_SHARD
-                                    : way == Way::shard_grad_op ? SHARD_GRAD_OP
-                                                                : NO_SHARD;
+void apply(Wrapping way, Norms& model, const dist::Mesh& mesh) {
+  if (way == Wrapping::replicate) return replicate(*model, {.mesh = mesh});
+  const ShardingStrategy strategy = way == Wrapping::full_shard      ? FULL_SHARD
+                                    : way == Wrapping::shard_grad_op ? SHARD_GRAD_OP
+                                                                     : NO_SHARD;
   fully_shard(*model, {.mesh = mesh, .strategy = strategy});
 }
 
@@ -52,7 +52,7 @@ std::map<std::string, at::Tensor> expected_buffers(int rank) {
   return buffers;
 }
 
-class SyncBuffersTest : public ::testing::TestWithParam<Way> {};
+class SyncBuffersTest : public ::testing::TestWithParam<Wrapping> {};
 
 // Shows C7.
 TEST_P(SyncBuffersTest, WhatIsSavedOfBuffersIsRankZeros) {
@@ -102,23 +102,23 @@ TEST_P(SyncBuffersTest, BuffersAreMadeEqual) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+std::string name_of(const ::testing::TestParamInfo<Wrapping>& info) {
   switch (info.param) {
-    case Way::full_shard:
+    case Wrapping::full_shard:
       return "FULL_SHARD";
-    case Way::shard_grad_op:
+    case Wrapping::shard_grad_op:
       return "SHARD_GRAD_OP";
-    case Way::no_shard:
+    case Wrapping::no_shard:
       return "NO_SHARD";
-    case Way::replicate:
+    case Wrapping::replicate:
       break;
   }
   return "replicate";
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, SyncBuffersTest,
-                         ::testing::Values(Way::full_shard, Way::shard_grad_op, Way::no_shard,
-                                           Way::replicate),
+                         ::testing::Values(Wrapping::full_shard, Wrapping::shard_grad_op,
+                                           Wrapping::no_shard, Wrapping::replicate),
                          name_of);
 
 }  // namespace

@@ -31,6 +31,19 @@ inline Transformer sharded_transformer(const dist::Mesh& mesh) {
   return model;
 }
 
+inline Mlp sharded_mlp(const dist::Mesh& mesh, ShardingStrategy strategy = FULL_SHARD) {
+  Mlp model = seeded<Mlp>();
+  fully_shard(
+      *model,
+      {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>(), .strategy = strategy});
+  return model;
+}
+
+/// Returns two rows for an Mlp.
+inline at::Tensor mlp_input() {
+  return torch::linspace(-1, 1, 14).reshape({2, 7});
+}
+
 /// Returns the parameters for an optimizer, each once. (libtorch lists a tied parameter once for
 /// each of its names, but an optimizer must not update it twice.)
 inline std::vector<at::Tensor> unique_parameters(const torch::nn::Module& model) {
