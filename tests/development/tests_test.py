@@ -19,6 +19,16 @@ REPORT = """<?xml version="1.0" encoding="UTF-8"?>
   <testcase name="x_NOT_BUILT" time="0" status="notrun"><skipped message="Unable to find executable"/></testcase>
 </testsuite>
 """
+SHARD_REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuites tests="3" failures="1"><testsuite name="Sums">
+  <testcase name="Add/0" value_param="1" status="run" result="completed" time="0.25" classname="Sums"/>
+  <testcase name="Carry" status="run" result="completed" time="0.5" classname="Sums">
+    <failure message="a_test.cpp:3&#x0A;1 == 2" type=""><![CDATA[a_test.cpp:3]]></failure></testcase>
+</testsuite><testsuite name="Gpu">
+  <testcase name="Adds" status="run" result="skipped" time="0" classname="Gpu">
+    <skipped message="a_test.cpp:9&#x0A;no GPU"><![CDATA[no GPU]]></skipped></testcase>
+</testsuite></testsuites>
+"""
 LABELS = {"good": "unit", "bad": "unit", "skipped": "interop", "skipped too": "unit", "disabled": "unit"}
 
 
@@ -54,6 +64,20 @@ class TestsTest(unittest.TestCase):
                  tests.Case("Gpu/B.Three/0", "cuda", "skipped", 0, "nothing said")]
         self.assertEqual([line.split() for line in tests.summary_by_suite(cases).splitlines()[2:]], [
             ["A", "1", "0", "1", "no", "GPU"], ["B", "0", "0", "1", "not", "said"]])
+
+    def test_a_shard_counts_as_the_tests_that_it_ran(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "x.1_of_2.xml").write_text(SHARD_REPORT)
+            shard = tests.Case("x.1_of_2", "unit", "failed", 9, "boom")
+            cases = tests.cases_in_shard(shard, Path(folder))
+            self.assertEqual([(case.name, case.outcome) for case in cases],
+                             [("Sums.Add/0", "passed"), ("Sums.Carry", "failed"), ("Gpu.Adds", "skipped")])
+            self.assertIn("1 == 2", cases[1].output)
+
+            Path(folder, "x.1_of_2.xml").write_text(SHARD_REPORT.replace("failure", "property"))
+            self.assertEqual(tests.cases_in_shard(shard, Path(folder))[-1], shard, "it failed beside its tests")
+            crashed = tests.Case("x.2_of_2", "unit", "failed", 9, "boom")
+            self.assertEqual(tests.cases_in_shard(crashed, Path(folder)), [crashed], "it died before it wrote a report")
 
     def test_what_runs_under_the_sanitizers_alone_is_refused_without_them(self):
         with self.assertRaisesRegex(Stop, "fuzz: .*--quick"):

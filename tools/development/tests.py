@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
@@ -94,17 +95,38 @@ def read_junit(path: Path, labels: dict[str, str], variant: str = "") -> list[Ca
             for case in ElementTree.parse(path).getroot().iter("testcase")]
 
 
+def cases_in_shard(shard: Case, reports: Path) -> list[Case]:
+    """Returns the tests that a shard ran, as its program reported them. Returns the shard itself if it wrote no report, and
+    with its tests if it failed but none of them did, as for a leak that is found when the program ends."""
+    path = reports / f"{shard.name}.xml"
+    if not path.exists():
+        return [shard]
+    cases = []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        failures = [failure.get("message", "") for failure in case.iter("failure")]
+        skips = [skip.get("message", "") for skip in case.iter("skipped")]
+        outcome = "failed" if failures else "skipped" if skips or case.get("result") == "skipped" else "passed"
+        cases.append(Case(f"{case.get('classname')}.{case.get('name')}", shard.label, outcome,
+                          float(case.get("time") or 0), "\n".join(failures + skips), shard.variant))
+    if shard.outcome == "failed" and all(case.outcome != "failed" for case in cases):
+        cases.append(shard)
+    return cases
+
+
 def run_ctest(directory: Path, selection: list[str], environment: dict[str, str], variant: str = "") -> list[Case]:
     """Runs the selected tests of a build folder, and prints what failed or was skipped. Returns all tests that ran."""
     report = directory / "test-report.xml"
+    reports_of_shards = directory / "test-reports"
     log = directory / "test-log.txt"
     command = ["ctest", "--test-dir", directory, "--parallel", str(os.cpu_count() or 2),
                "--output-on-failure", "--output-junit", report, *selection]
     with locked(directory, "running tests"):
         report.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
+        shutil.rmtree(reports_of_shards, ignore_errors=True)
         exit_code = run_quietly(command, log, environment=os.environ | environment)
         cases = read_junit(report, labels_by_test(directory), variant) if report.exists() else []
+        cases = [case for shard in cases for case in cases_in_shard(shard, reports_of_shards)]
     failed = [case for case in cases if case.outcome == "failed"]
     lines = log.read_text(errors="replace").splitlines()
     for case in failed:
