@@ -43,6 +43,8 @@ def _on_rank(environment: dict[str, str], function: Callable, arguments: tuple) 
 def run_function(function: Callable, ranks: int, *arguments) -> None:
     """Runs a function on every rank, in forks of this process, so that imported modules are there already. If a rank
     fails, its traceback is on standard error, and the other ranks are ended."""
+    import torch._dynamo  # noqa: F401  (each rank would import it in its first optimizer step or DTensor, which takes 2 s)
+
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_on_rank, args=(each, function, arguments)) for each in environments(ranks)]
     for process in processes:

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import torch
-import torch._dynamo  # here, before ranks are forked: each would import it in its first optimizer step
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
