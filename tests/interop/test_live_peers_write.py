@@ -1,14 +1,26 @@
 """The installed versions of PyTorch and safetensors write, and Tessera reads."""
 
 import os
-import subprocess
+import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint  # noqa: F401  (here, before the scripts are forked: each would import it)
+import torch.distributed.fsdp  # noqa: F401
 from ckpt_tools import MAKE, assert_same_state, expectation, listing
+from on_ranks import run_function
 
 SCRIPTS = ("write_torch_zip.py", "write_bin.py", "write_safetensors.py", "write_dcp.py", "write_rank_files.py")
+
+
+def run_script(name, folder):
+    os.environ["TESSERA_FIXTURES"] = str(folder)
+    warnings.simplefilter("ignore")
+    sys.argv = [str(MAKE / name)]
+    sys.path.insert(0, str(MAKE))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture(scope="module")
@@ -16,14 +28,7 @@ def written(tmp_path_factory):
     """Writes all fixtures again with the installed peers: torch.save, safetensors, and DCP from one to four processes."""
     folder = tmp_path_factory.mktemp("written")
     for script in SCRIPTS:
-        process = subprocess.run(
-            [sys.executable, "-B", "-W", "ignore", MAKE / script],
-            env=os.environ | {"TESSERA_FIXTURES": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert process.returncode == 0, process.stderr[-4000:]
+        run_function(run_script, 1, script, folder)
     paths = [Path(str(p).removesuffix(".expect.json")) for p in sorted(folder.glob("*/valid/*.expect.json"))]
     return [path for path in paths if path.exists()]
 
