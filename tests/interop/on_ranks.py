@@ -4,8 +4,10 @@ import multiprocessing
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 TIMEOUT = 300  # seconds, of all ranks together
 
@@ -35,18 +37,29 @@ def run_program(command: list, ranks: int) -> list[str]:
     return [out for out, _ in said]
 
 
-def _on_rank(environment: dict[str, str], function: Callable, arguments: tuple) -> None:
+def _on_rank(environment: dict[str, str], function: Callable, arguments: tuple, only: dict[str, str] | None, log: Path | None) -> None:
+    if only is not None:
+        os.environ.clear()
+        os.environ.update(only)
     os.environ.update(environment)
+    if log:
+        sys.stdout = sys.stderr = open(log, "w")
+        os.dup2(sys.stdout.fileno(), 1)
+        os.dup2(sys.stdout.fileno(), 2)
     function(*arguments)
 
 
-def run_function(function: Callable, ranks: int, *arguments) -> None:
+def run_function(function: Callable, ranks: int, *arguments, only: dict[str, str] | None = None, logs: Path | None = None) -> None:
     """Runs a function on every rank, in forks of this process, so that imported modules are there already. If a rank
-    fails, its traceback is on standard error, and the other ranks are ended."""
+    fails, its traceback is on standard error, and the other ranks are ended.
+
+    `only`: the environment variables of the ranks, if not those of this process. `logs`: a folder for what the ranks
+    print, each in a file `<rank>.log`."""
     import torch._dynamo  # noqa: F401  (each rank would import it in its first optimizer step or DTensor, which takes 2 s)
 
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_on_rank, args=(each, function, arguments)) for each in environments(ranks)]
+    processes = [context.Process(target=_on_rank, args=(each, function, arguments, only, logs and logs / f"{each['RANK']}.log"))
+                 for each in environments(ranks)]
     for process in processes:
         process.start()
     end = time.monotonic() + TIMEOUT
@@ -58,4 +71,5 @@ def run_function(function: Callable, ranks: int, *arguments) -> None:
         for process in processes:
             process.kill()
             process.join()
-    assert [process.exitcode for process in processes] == [0] * ranks
+    printed = [log.read_text() for log in sorted(logs.glob("*.log"))] if logs else []
+    assert [process.exitcode for process in processes] == [0] * ranks, printed
