@@ -450,7 +450,7 @@ class RangeServer:
         return [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "x"} for f in local_files(self.folder)]
 
     def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         return self
 
