@@ -23,6 +23,7 @@ from faulty_proxy import Answer, Proxy, s3_error
 boto3 = pytest.importorskip("boto3")
 botocore_auth = pytest.importorskip("botocore.auth")
 moto_server = pytest.importorskip("moto.server")
+werkzeug = pytest.importorskip("werkzeug.serving")
 
 KEY = "AKIDTESTTESTTESTTEST"
 SECRET = "sEcReT/that+must=never-be-seen"
@@ -82,6 +83,7 @@ def local_files(folder):
 @pytest.fixture(scope="module")
 def moto():
     os.environ["MOTO_S3_DEFAULT_MAX_KEYS"] = "20"  # in a page of a list
+    werkzeug.WSGIRequestHandler.disable_nagle_algorithm = True  # otherwise each answer waits 40 ms
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     yield server.get_host_and_port()
@@ -401,6 +403,7 @@ class RangeServer:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # otherwise each answer waits 40 ms
 
             def do_GET(self):
                 server.requests.append(self.path)
