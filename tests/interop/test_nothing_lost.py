@@ -159,6 +159,30 @@ def move(source, destination, target):
     return kinds | ({"left_files"} if document["left_files"] else set())
 
 
+class Moves:
+    """The checkpoints that an object becomes on its ways through formats. Ways that begin alike share their first moves."""
+
+    def __init__(self, folder, state):
+        folder.mkdir()
+        self.folder, self.made = folder, {(): (folder / "before.pt", set())}
+        torch.save(state, folder / "before.pt")
+
+    def along(self, *way):
+        """Returns the checkpoint at the end of a way, and the kinds of what changed on it."""
+        if way not in self.made:
+            source, told = self.along(*way[:-1])
+            destination = self.folder / "-".join(way)
+            self.made[way] = destination, told | move(source, destination, way[-1])
+        return self.made[way]
+
+
+@pytest.fixture(scope="module")
+def moves(tmp_path_factory):
+    """Returns the moves of each object."""
+    folder = tmp_path_factory.mktemp("moves")
+    return {what: Moves(folder / str(number), make(what)) for number, what in enumerate(OBJECTS)}
+
+
 def check(what, way, kept, told):
     """Expects that `kept`, and the changes that the moves reported, are what the table says of the formats on the way."""
     row = TABLE[what]
@@ -177,18 +201,11 @@ def test_the_table_has_a_row_for_each_thing_and_each_row_is_tested():
 
 @pytest.mark.parametrize("way", [*((target,) for target in FORMATS), *itertools.permutations(FORMATS, 2)], ids=" ".join)
 @pytest.mark.parametrize("what", OBJECTS)
-def test_what_comes_back_is_what_the_table_says(what, way, tmp_path):
+def test_what_comes_back_is_what_the_table_says(what, way, moves):
     """Shows A2, E2. Objects move from torch.save into each format, and through each pair of formats, back to torch.save."""
-    before = make(what)
-    here = tmp_path / "before.pt"
-    torch.save(before, here)
-    told = set()
-    for step, target in enumerate((*way, "torch")):
-        there = tmp_path / f"{step}-{target}"
-        told |= move(here, there, target)
-        here = there
-    after = torch.load(here, weights_only=True)
-    check(what, (*way, "torch"), is_kept(what, before, after), told)
+    back, told = moves[what].along(*way, "torch")
+    after = torch.load(back, weights_only=True)
+    check(what, (*way, "torch"), is_kept(what, make(what), after), told)
 
 
 @pytest.mark.parametrize("what", OBJECTS)
@@ -203,14 +220,11 @@ def test_what_deepspeed_keeps_beside_a_model_is_what_the_table_says(what, tmp_pa
 
 
 @pytest.mark.parametrize("pair", list(itertools.permutations(FORMATS, 2)), ids=" ".join)
-def test_there_and_back_is_the_same_to_diff(pair, tmp_path):
+def test_there_and_back_is_the_same_to_diff(pair, moves):
     """Shows A4. After a move from A to B and back to A, `diff` finds no difference, whatever the table says of B."""
-    for number, what in enumerate(OBJECTS):
-        source = tmp_path / f"{number}.pt"
-        torch.save(make(what), source)
-        first, there, back = (tmp_path / f"{number}-{name}" for name in ("first", "there", "back"))
-        for before, after, target in ((source, first, pair[0]), (first, there, pair[1]), (there, back, pair[0])):
-            reshard(before, after, "--to", target)
+    for what in OBJECTS:
+        first, _ = moves[what].along(pair[0])
+        back, _ = moves[what].along(*pair, pair[0])
         process = run("ckpt-inspect", "diff", first, back)
         assert process.returncode == 0, f"{what}: {process.stdout}{process.stderr}"
 
@@ -437,18 +451,20 @@ def test_a_merge_counts_the_dicts_whose_order_of_keys_is_lost(tmp_path):
     assert list(torch.load(merged)) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)
-def test_each_option_and_each_state_of_an_optimizer_comes_back(way, tmp_path):
-    """Shows A2, E2. Moves the state of every optimizer of torch.optim from A to B and back to A."""
+@pytest.fixture(scope="module")
+def optimizers(tmp_path_factory):
+    """Returns the states of all optimizers, and their moves."""
     before = all_optimizers()
     assert len(before) >= 13
-    here = tmp_path / "before.pt"
-    torch.save(before, here)
-    told = set()
-    for step, target in enumerate((*way, way[0], "torch")):
-        told |= move(here, tmp_path / f"{step}-{target}", target)
-        here = tmp_path / f"{step}-{target}"
-    after = torch.load(here, weights_only=True)
+    return before, Moves(tmp_path_factory.mktemp("optimizers") / "moves", before)
+
+
+@pytest.mark.parametrize("way", [("torch",), *itertools.permutations(FORMATS, 2)], ids=" ".join)
+def test_each_option_and_each_state_of_an_optimizer_comes_back(way, optimizers):
+    """Shows A2, E2. Moves the state of every optimizer of torch.optim from A to B and back to A."""
+    before, moves = optimizers
+    back, told = moves.along(*way, way[0], "torch")
+    after = torch.load(back, weights_only=True)
     through_dcp = "dcp" in way
     for name, state in (with_text_as_numbers(before) if through_dcp else before).items():
         assert same(state, after[name]), name
