@@ -9,7 +9,10 @@ import time
 
 import pytest
 import torch
+import torch._dynamo  # here, before ranks are forked: each would import it with its first DTensor
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from ckpt_tools import BIN
 from on_ranks import environments, run_function, run_program
@@ -29,9 +32,6 @@ def start():
 
 
 def sharded(fill):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Shard
-
     # Calls no collective (as `distribute_tensor` would), because torch's scatter waits for a rank that was killed.
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = state(fill)
