@@ -1,6 +1,6 @@
 """Loads a DCP checkpoint into a fresh FSDP2 model and AdamW, and writes down what they then hold.
 
-Usage: python load_into_fsdp2.py CHECKPOINT WORLD_SIZE RESULT     (writes RESULT.expect.json)
+Every rank of a test calls `load`.
 """
 
 import sys
@@ -12,7 +12,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from expect import flatten, write_expect  # noqa: E402
-from ranks import run, whole  # noqa: E402
+from ranks import whole  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
@@ -20,6 +20,7 @@ from write_dcp import Model, adamw  # noqa: E402
 
 
 def load(checkpoint, result):
+    """Writes `<result>.expect.json`."""
     torch.manual_seed(99)  # other weights than those saved
     model = Model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -36,6 +37,3 @@ def load(checkpoint, result):
     if dist.get_rank() == 0:
         write_expect(result, "dcp", held)
 
-
-if __name__ == "__main__":
-    run(int(sys.argv[2]), load, sys.argv[1], sys.argv[3])
