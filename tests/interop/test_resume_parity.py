@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "bench"))
 from peers_train_step import Transformer  # noqa: E402
 
-MIDDLE, STEPS, ROWS, SEQUENCE, VOCABULARY, WIDTH = 4, 24, 12, 6, 19, 10
+MIDDLE, STEPS, ROWS, SEQUENCE, VOCABULARY, WIDTH = 4, 14, 12, 6, 19, 10
 
 
 class Trainers:
@@ -64,15 +64,22 @@ def test_tessera_goes_on_from_pytorch(trainers, tmp_path, way):
     expect_same_checkpoint(tmp_path / "theirs", tmp_path / "ours")
 
 
+@pytest.fixture(scope="module")
+def ours(trainers, tmp_path_factory):
+    """Returns a checkpoint of Tessera's, and the losses of the steps that follow."""
+    path = tmp_path_factory.mktemp("ours") / "ours"
+    trainers.ours("HYBRID_SHARD", 4, 0, MIDDLE, end=path)
+    return path, trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=path)
+
+
 @pytest.mark.parametrize("way", ["fsdp1", "fsdp2"])
 # Shows C8.
-def test_pytorch_goes_on_from_tessera(trainers, tmp_path, way):
-    trainers.ours("HYBRID_SHARD", 4, 0, MIDDLE, end=tmp_path / "ours")
-    expected = trainers.ours("FULL_SHARD", 2, MIDDLE, STEPS, begin=tmp_path / "ours")
-    losses = trainers.python(way, 3, MIDDLE, STEPS, begin=tmp_path / "ours")
+def test_pytorch_goes_on_from_tessera(trainers, ours, tmp_path, way):
+    checkpoint, expected = ours
+    losses = trainers.python(way, 3, MIDDLE, STEPS, begin=checkpoint)
     assert losses == pytest.approx(expected, rel=1e-5)
-    trainers.python(way, 2, MIDDLE, MIDDLE, begin=tmp_path / "ours", end=tmp_path / "theirs")
-    expect_same_checkpoint(tmp_path / "ours", tmp_path / "theirs")
+    trainers.python(way, 2, MIDDLE, MIDDLE, begin=checkpoint, end=tmp_path / "theirs")
+    expect_same_checkpoint(checkpoint, tmp_path / "theirs")
 
 
 # Shows C7.
