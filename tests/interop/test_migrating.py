@@ -1,12 +1,17 @@
 """Shows A4. The two trainers of docs/migrating.md, exactly as printed there, resume from each other's checkpoints."""
 
 import re
+import runpy
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch.distributed.checkpoint.state_dict  # noqa: F401  (here, before ranks are forked: each would import it)
+import torch.distributed.fsdp  # noqa: F401
 from ckpt_tools import BIN, reshard
-from on_ranks import run_program
+from on_ranks import run_function, run_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 LOSS = re.compile(r"^step (\d+), loss (\S+)$", re.MULTILINE)
@@ -20,21 +25,36 @@ def script(tmp_path_factory) -> Path:
     return path
 
 
-def train(ranks: int, *command) -> dict[int, float]:
-    return {int(step): float(loss) for step, loss in LOSS.findall("".join(run_program(command, ranks)))}
+def losses_in(said: list[str]) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in LOSS.findall("".join(said))}
+
+
+def run_script(*words) -> None:
+    sys.argv = [str(word) for word in words]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def in_python(ranks: int, script: Path, *arguments) -> dict[int, float]:
+    logs = Path(tempfile.mkdtemp())
+    run_function(run_script, ranks, script, *arguments, logs=logs)
+    losses = losses_in([log.read_text() for log in logs.iterdir()])
+    shutil.rmtree(logs)
+    return losses
+
+
+def in_cpp(ranks: int, *arguments) -> dict[int, float]:
+    return losses_in(run_program([BIN / "migrating", *arguments], ranks))
 
 
 # Shows A4.
 def test_the_trainers_of_the_page_go_on_from_each_other(script, tmp_path):
-    in_cpp, in_python = [BIN / "migrating"], [sys.executable, script]
-    expected = train(2, *in_python, "-", tmp_path / "3") | train(2, *in_python, tmp_path / "3", tmp_path / "6")
-    expected |= train(2, *in_python, tmp_path / "6", tmp_path / "9")
+    expected = in_python(2, script, "-", tmp_path / "3") | in_python(2, script, tmp_path / "3", tmp_path / "6")
+    expected |= in_python(2, script, tmp_path / "6", tmp_path / "9")
     assert list(expected) == list(range(1, 10))
-    assert train(4, *in_cpp, tmp_path / "3", tmp_path / "cpp-6") == pytest.approx(
-        {step: expected[step] for step in (4, 5, 6)}, rel=1e-5)
-    assert train(1, *in_python, tmp_path / "cpp-6", tmp_path / "9-again") == pytest.approx(
+    assert in_cpp(4, tmp_path / "3", tmp_path / "cpp-6") == pytest.approx({step: expected[step] for step in (4, 5, 6)}, rel=1e-5)
+    assert in_python(1, script, tmp_path / "cpp-6", tmp_path / "9-again") == pytest.approx(
         {step: expected[step] for step in (7, 8, 9)}, rel=1e-5)
-    assert train(2, *in_cpp, "-", tmp_path / "cpp-3") == pytest.approx(
+    assert in_cpp(2, "-", tmp_path / "cpp-3") == pytest.approx(
         {step: expected[step] for step in (1, 2, 3)}, rel=1e-5)  # the same initial values
 
 
@@ -65,8 +85,8 @@ for step in range(1, 7):
 
 
 def test_a_plain_checkpoint_goes_on_in_cpp_once_its_optimizer_has_names(tmp_path):
-    expected = train(1, sys.executable, "-c", PLAIN_LOOP, tmp_path / "plain.pt")
+    (tmp_path / "plain.py").write_text(PLAIN_LOOP)
+    expected = in_python(1, tmp_path / "plain.py", tmp_path / "plain.pt")
     for form in ("native", "dcp"):
         named = reshard(tmp_path / "plain.pt", tmp_path / form, "--to", form, "--optimizer-params", "auto")
-        assert train(2, BIN / "migrating", named, tmp_path / f"{form}-6") == pytest.approx(
-            {step: expected[step] for step in (4, 5, 6)}, rel=1e-5)
+        assert in_cpp(2, named, tmp_path / f"{form}-6") == pytest.approx({step: expected[step] for step in (4, 5, 6)}, rel=1e-5)
