@@ -278,6 +278,32 @@ def test_a_column_cut_by_columns_is_a_dtensor_on_every_rank(tmp_path):
         assert placed.to_local().equal(torch.arange(4.0).reshape(4, 1)[:, rank:])
 
 
+def test_state_of_a_parameter_whose_name_begins_with_a_number_is_not_joined(tmp_path):
+    """Shows F2. `nn.Sequential` gives such names. If the parameter is whole on each rank, so is its state: no flat vector of FSDP1."""
+    state = {"model": {"0.weight": torch.arange(8.0).reshape(4, 2), "1.bias": torch.arange(3.0)}}
+    state["optim"] = {"state": {name: {"exp_avg": weight + 1} for name, weight in state["model"].items()}}
+    torch.save(state, tmp_path / "source.pt")
+    (tmp_path / "mesh.json").write_text(json.dumps({"schema": 1, "mesh": [2], "rules": [
+        {"names": "*0.weight*", "placements": ["Shard(0)"]}, {"names": "*", "placements": ["Replicate"]}]}))
+    folder = reshard(tmp_path / "source.pt", tmp_path / "ranks", "--to", "rank_files", "--mesh", tmp_path / "mesh.json")
+    found = torch.load(reshard(folder, tmp_path / "back.pt"), weights_only=True)
+    for name, weight in state["model"].items():
+        assert found["optim"]["state"][name]["exp_avg"].equal(weight + 1), name
+
+
+def test_state_under_numbers_that_is_whole_beside_sharded_state_is_not_joined(tmp_path):
+    """Shows F2. FSDP2 shards all state but that of parameters which it ignores."""
+    state = {"model": {"w": torch.ones(4, 2)}, "optim": {"state": {number: {"exp_avg": torch.ones(4, 2)} for number in (0, 1)}}}
+    torch.save(state, tmp_path / "source.pt")
+    folder = reshard(tmp_path / "source.pt", tmp_path / "ranks", "--to", "rank_files", "--world-size", 2)
+    for file in folder.glob("optim*"):
+        optimizer = torch.load(file, weights_only=False)
+        optimizer["state"][1]["exp_avg"] = torch.arange(3.0)
+        torch.save(optimizer, file)
+    found = torch.load(reshard(folder, tmp_path / "back.pt"), weights_only=True)
+    assert found["optim"]["state"][1]["exp_avg"].tolist() == [0, 1, 2]
+
+
 def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
     """Shows F1. If only some items of a list differ between ranks, and if all do. The tensors of a rank are tied."""
     source = tmp_path / "saved"

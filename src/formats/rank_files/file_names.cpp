@@ -113,18 +113,6 @@ std::optional<FileName> parse_file_name(std::string_view name) {
   return parsed;
 }
 
-bool is_numbered_state(std::string_view name) {
-  constexpr std::string_view kState = "state.";
-  std::size_t begin = name.find(kState);
-  while (begin != std::string_view::npos && begin != 0 && name[begin - 1] != '.') {
-    begin = name.find(kState, begin + 1);
-  }
-  if (begin == std::string_view::npos) return false;
-  name.remove_prefix(begin + kState.size());
-  const std::size_t num_digits = std::min(name.find_first_not_of(kDigits), name.size());
-  return num_digits > 0 && name.substr(num_digits).starts_with('.');
-}
-
 bool is_written_item(std::string_view item) {
   return std::ranges::find(kWrittenItems, item) != kWrittenItems.end();
 }

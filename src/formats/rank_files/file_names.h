@@ -47,8 +47,4 @@ bool are_of_a_checkpoint(const std::vector<Item>& items);
 /// item has two files of one rank, or if the files are those of several checkpoints.
 int check_items(const std::vector<Item>& items, const std::string& path);
 
-/// Whether a name is that of optimizer state of a parameter that has a number instead of a name:
-/// `optim.state.3.exp_avg`.
-bool is_numbered_state(std::string_view name);
-
 }  // namespace tessera::formats::rank_files

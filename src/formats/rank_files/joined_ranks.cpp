@@ -41,6 +41,15 @@ struct Gathered {
   bool has_own = false;             // some rank has a non-empty tensor of this name, not an alias
 };
 
+/// Whether the path is that of optimizer state of a parameter that has a number instead of a name:
+/// `optim`, `state`, 3, `exp_avg`. The first word of a name may be a number too (`3.weight`).
+bool is_numbered_state(const KeyPath& path) {
+  const auto state = std::ranges::find(path, Key("state"));
+  if (state == path.end() || state + 1 == path.end()) return false;
+  const auto* const key = std::get_if<NonStringKey>(&state[1]);
+  return key != nullptr && dict_key_value(*key).is<std::int64_t>();
+}
+
 /// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
 /// name.
 class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSource {
@@ -58,7 +67,9 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     for (const auto& [name, gathered] : by_name_) {
       refuse_unreadable_part(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
-      if (is_sharded(gathered)) add_sharded(name, gathered);
+      if (!is_sharded(gathered)) continue;
+      add_sharded(name, gathered);
+      has_sharded_state_ = has_sharded_state_ || is_numbered_state(gathered.key_path);
     }
     for (const auto& [name, gathered] : by_name_) {
       if (!is_sharded(gathered)) add_other(name, gathered);
@@ -360,7 +371,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     } else if (is_tied(gathered)) {
       contents_.aliases.push_back(
           {name, *gathered.targets.begin(), gathered.key_path, gathered.dict_order});
-    } else if (is_flat_state(name, gathered)) {
+    } else if (is_flat_state(gathered)) {
       add_flat_state(name, gathered);
     } else {
       add_plain(name, gathered);
@@ -450,15 +461,16 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
   /// first comes the range of rank 0, then that of rank 1, and so on. These ranges become one
   /// vector, whose pieces are flat ranges. If several ranks have the same shards (HYBRID_SHARD),
-  /// the files do not show which ranks, so the ranges are not joined.
-  bool is_flat_state(const std::string& name, const Gathered& gathered) const {
-    if (has_replicas_ || contents_.tensors.empty()) return false;
+  /// the files do not show which ranks, so the ranges are not joined. Nor are they if other state
+  /// under numbers is sharded, as FSDP2 has it: then a vector is whole on each rank.
+  bool is_flat_state(const Gathered& gathered) const {
+    if (has_replicas_ || has_sharded_state_ || contents_.tensors.empty()) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
     const auto is_vector = [&](const Origin& origin) {
       const TensorMeta& meta = tensor_of(origin).meta;
       return !place_of(origin) && meta.shape.size() == 1 && meta.dtype == dtype;
     };
-    return rank_files::is_numbered_state(name) && std::ranges::all_of(gathered.tensors, is_vector);
+    return is_numbered_state(gathered.key_path) && std::ranges::all_of(gathered.tensors, is_vector);
   }
 
   void add_flat_state(const std::string& name, const Gathered& gathered) {
@@ -678,7 +690,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
   bool has_replicas_ = false;                                        // of sharded tensors
-  std::size_t num_flat_ = 0;                                         // tensors of flat state
+  bool has_sharded_state_ = false;  // some state under a number is a DTensor or ShardedTensor
+  std::size_t num_flat_ = 0;        // tensors of flat state
 };
 
 }  // namespace
