@@ -55,7 +55,7 @@ void replace_keys(const KeyPath& path, std::size_t end, const std::string& text,
     }
   }
   for (std::size_t i = begin; i < end; ++i) {
-    if (!std::holds_alternative<NonStringKey>(path[i])) continue;
+    if (std::holds_alternative<std::string>(path[i])) continue;
     const auto last = path.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     result.text_keys.emplace_back(path.begin(), last);
   }
@@ -117,8 +117,8 @@ class ContainerTree {
       }
     }
     if (entered.empty()) return;
-    const auto is_other = [](const Key& key) { return std::holds_alternative<NonStringKey>(key); };
-    if (std::ranges::any_of(entered, is_other)) renamed.text_keys.clear();
+    const auto is_text = [](const Key& key) { return std::holds_alternative<std::string>(key); };
+    if (!std::ranges::all_of(entered, is_text)) renamed.text_keys.clear();
     if (renamed.made) {
       *renamed.made += entered.size();
       entered.emplace_back(std::string(inside));

@@ -366,6 +366,20 @@ def test_keys_that_differ_only_by_type_are_refused_where_keys_become_text(state,
     assert same(torch.load(tmp_path / "back.pt"), state)
 
 
+@pytest.mark.parametrize("target", FORMATS)
+def test_positions_in_lists_that_renames_make_text_are_counted(target, tmp_path):
+    """Shows A2. The list becomes a dict."""
+    torch.save({"groups": [{"lr": 1}, {"lr": 2}], "w": w(), "others": [[5, w()], [6, w()]]}, tmp_path / "lists.pt")
+    for number, (renames, count) in enumerate((
+            (["groups.0=groups.1", "groups.1=groups.0"], 2), (["groups.0=first", "groups.1=second"], 2), (["groups=mine"], 0),
+            (["groups.0.lr=groups.0.rate"], 0), (["others.0=list"], 1), (["others.0.1=others.0.0"], 1), (["w=groups.0.w"], 0))):
+        options = [option for rename in renames for option in ("--rename", rename)]
+        if renames == ["others.0.1=others.0.0"]:
+            options += ["--only", "!others.0.0"]
+        document = json.loads(succeed("ckpt-reshard", tmp_path / "lists.pt", tmp_path / f"{number}", "--to", target, "--json", *options))
+        assert sum(change["count"] for change in document["changes"] if change["kind"] == "text_keys") == count, renames
+
+
 def test_the_outermost_order_is_kept_or_told_where_ranks_have_several_files(tmp_path):
     """Shows A2. model, optim and extra_state are in separate files, and no file stores the order of all keys."""
     roots = {"optim": {"z": w(), "a": 1}, "model": {"b": w(3.0), "a": w()}, "epoch": 3, "args": {"y": 1, "x": 2}}
