@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <tuple>
 
@@ -304,16 +305,17 @@ bool Spool::replaces_one_object(const std::vector<FilePointer>& files) const {
 }
 
 /// Removes the old objects without which readers find no checkpoint, so that no reader sees a
-/// mixture of old and new files: the index if the new checkpoint has one, else all objects.
+/// mixture of old and new files: the index if the new checkpoint has an index of the same name,
+/// else all objects. So a run that resumes finds files of one format.
 void Spool::remove_old_objects_before(const std::vector<FilePointer>& files) const {
   if (replaces_one_object(files)) return;
   const auto is_index = [&](const std::string& name) {
     return options_.is_index && options_.is_index(name);
   };
   const std::string last = files.empty() ? std::string() : name_of(*files.back());
-  const bool removes_all = !last.empty() && !is_index(last);
-  remove_objects(options_.url, *options_.replaced,
-                 [&](const std::string& name) { return removes_all || is_index(name); });
+  remove_objects(options_.url, *options_.replaced, is_index);
+  if (last.empty() || (is_index(last) && options_.replaced->contains(last))) return;
+  remove_objects(options_.url, *options_.replaced, std::not_fn(is_index));
 }
 
 /// Removes the old objects that the new checkpoint lacks, except indexes, which are removed before.

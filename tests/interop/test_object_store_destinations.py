@@ -649,6 +649,21 @@ def test_a_move_interrupted_at_its_end_is_resumed(proxy, keys, tmp_path):  # noq
     expect_same(keys("new/end"), "new/end", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
 
 
+@pytest.mark.parametrize(("old", "new", "last"), [("dcp", "native", "rank-00001.h5"), ("native", "dcp", "__1_0.distcp"),
+                                                  ("safetensors", "dcp", "__1_0.distcp")])
+def test_a_replacement_by_another_format_is_resumed_after_its_files_began_to_appear(old, new, last, proxy, keys, tmp_path):  # noqa: F811
+    """The old index is gone, and not all new files are there."""
+    url = "s3://checkpoints/new/formats"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", old)
+    arguments = ("ckpt-reshard", SOURCE, url, "--to", new, "--world-size", 2, "--overwrite", "--resume")
+    proxy.refuse = lambda request: s3_error(503, "SlowDown") if request.method == "PUT" and last in request.path else None
+    fail(proxy, *arguments)
+    proxy.refuse = None
+    assert keys("new/formats")
+    succeed(proxy, *arguments)
+    expect_same(keys("new/formats"), "new/formats", reshard(SOURCE, tmp_path / "local", "--to", new, "--world-size", 2))
+
+
 def test_a_dry_run_writes_nothing(proxy, keys):  # noqa: F811
     succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/dry", "--dry-run")
     assert writes(proxy) == [] and keys("new/dry") == {}
