@@ -153,7 +153,7 @@ void ModelRanksReader::check_rule(const std::string& name,
                                   const std::vector<std::vector<Run>>& parts) {
   if (parts.size() == 1 || parts.front().empty() || cuts_->has_rule(name)) return;
   for (std::size_t tensor = 1; tensor < parts.size(); ++tensor) {
-    if (!are_equal({name, parts.front(), parts[tensor]}, kNumelThatTells)) return;
+    if (!are_equal(torch_files::Copy{name, parts.front(), parts[tensor]}, kNumelThatTells)) return;
   }
   equal_parts_.push_back(name);
 }

@@ -9,12 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/tensor_cuts.h"
+#include "formats/torch_files/copies.h"
 #include "formats/torch_files/rank_containers.h"
 
 namespace tessera::formats::deepspeed {
+
+using torch_files::Copies;
 
 /// An entry of a module or of a layer, on one rank.
 struct ModulePart {

@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/family.h"
+#include "formats/torch_files/copies.h"
 
 namespace tessera::formats::deepspeed {
+
+using torch_files::Run;
 
 /// Returns whether the reader turns this member of the model states into something else, such as
 /// `module` into tensors. The reader then shows no value with the member's name.

@@ -10,13 +10,13 @@
 #include <set>
 #include <utility>
 
-#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_ranks_reader.h"
 #include "formats/deepspeed/one_save.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/tensor_cuts.h"
 #include "formats/part_of_check.h"
+#include "formats/torch_files/copies.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -479,9 +479,9 @@ class ParallelReader final : public ModelRanksReader {
       if (entry == nullptr || entry->kind != Entry::Kind::tensor) continue;
       const TensorMeta& copy = layer.file->tensor(*entry);
       if (copy.shape != whole.parts[layer.tensor]->shape || copy.numel() == 0) continue;
-      const Copy both{whole.fqn,
-                      weights_of(whole, layer.tensor),
-                      {{layer.file, entry->index, 0, copy.numel()}}};
+      const torch_files::Copy both{whole.fqn,
+                                   weights_of(whole, layer.tensor),
+                                   {{layer.file, entry->index, 0, copy.numel()}}};
       if (are_equal(both, kNumelThatTells)) return whole.fqn.substr(0, dot + 1);
     }
     return by_number;

@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
+#include "formats/torch_files/copies.h"
 #include "tessera/base/shape.h"
 
 namespace tessera::formats::deepspeed {
+
+using torch_files::Run;
 
 /// A parameter that is trained, and its group.
 struct Parameter {

@@ -11,7 +11,6 @@
 
 #include "base/size_text.h"
 #include "formats/deepspeed.h"
-#include "formats/deepspeed/copies.h"
 #include "formats/deepspeed/files.h"
 #include "formats/deepspeed/model_states_reader.h"
 #include "formats/deepspeed/one_save.h"
@@ -20,6 +19,7 @@
 #include "formats/deepspeed/universal.h"
 #include "formats/deepspeed/without_zero.h"
 #include "formats/part_of_check.h"
+#include "formats/torch_files/copies.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -247,8 +247,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
                  std::move(runs)});
   }
 
-  deepspeed::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",
-                            "the master weights are read"};
+  torch_files::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",
+                              "the master weights are read"};
   std::vector<const File*> optimizer_;  // by rank
   Partition partition_;
 };

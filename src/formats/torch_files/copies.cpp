@@ -1,4 +1,4 @@
-#include "formats/deepspeed/copies.h"
+#include "formats/torch_files/copies.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 #include "base/size_text.h"
 #include "tessera/base/error.h"
 
-namespace tessera::formats::deepspeed {
+namespace tessera::formats::torch_files {
 namespace {
 
 constexpr std::int64_t kMaxElementsCompared = std::int64_t{1} << 22;
@@ -146,4 +146,4 @@ std::string Copies::changed_in_words(const std::vector<std::string>& names) cons
          printable(names.front()) + "'; " + advice_;
 }
 
-}  // namespace tessera::formats::deepspeed
+}  // namespace tessera::formats::torch_files

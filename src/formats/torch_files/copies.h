@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "formats/deepspeed/files.h"
+#include "formats/torch_files/file.h"
 #include "tessera/formats/checkpoint.h"
 
-namespace tessera::formats::deepspeed {
+namespace tessera::formats::torch_files {
 
 /// `numel` consecutive elements of a tensor in a file, starting with element `begin`.
 struct Run {
@@ -67,4 +67,4 @@ class Copies {
   std::string partial_;       // the note about these copies; empty if there are none
 };
 
-}  // namespace tessera::formats::deepspeed
+}  // namespace tessera::formats::torch_files
