@@ -337,6 +337,30 @@ def test_what_a_rank_has_beside_its_optimizer_state_is_there(tmp_path, classes_o
         assert not [name for name in values if name.startswith("per_rank") and name.split(".")[-1] not in ("top", "mine", "overflow", "extra")]
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_what_lies_beside_the_state_of_vectors_is_there(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. An optimizer can keep values and tensors of its own in the dict that has the state of its parameters."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+    for rank, file in enumerate(sorted(copy.glob("*/zero_pp_rank_*_optim_states.pt"))):
+        edit(file, lambda state: state["optimizer_state_dict"].get("base_optimizer_state", state["optimizer_state_dict"].get("optimizer_state_dict"))[
+            "state"].update({"calls": 5, "seen": torch.arange(3) + rank, "none": {}}))
+    for path in (copy, reshard(copy, tmp_path / "again", "--to", "deepspeed")):
+        found = listing(path)
+        where = "deepspeed.optimizer_state_dict.base_optimizer_state.state."
+        assert found["values"][where + "calls"] == 5
+        assert {tensor for tensor in tensors_by_name(found) if where in tensor} >= {where + "seen", "per_rank.1." + where + "seen"}
+
+
+def test_a_tensor_of_the_module_that_only_some_ranks_have_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. `_extra_state` can be a tensor, and is no buffer."""
+    for number, tensors in enumerate(([torch.zeros(2), torch.ones(2), torch.zeros(2)], [None, None, torch.ones(2)])):
+        copy = shutil.copytree(VALID / "zero3", tmp_path / f"{number}", copy_function=shutil.copyfile)
+        for file, tensor in zip(sorted(copy.glob("*/zero_pp_rank_*_model_states.pt")), tensors):
+            edit(file, lambda state: state["module"].update({"seen": torch.zeros(7)} | ({"up._extra_state": tensor} if tensor is not None else {})))
+        assert notes_of_move(copy, tmp_path / f"{number}.pt") == [
+            "ranks: 1 name with other bytes on some rank, such as 'up._extra_state'; the buffers of rank 0 are read"]
+
+
 @pytest.mark.parametrize("of_ranks", [
     [[torch.zeros(1)], [torch.ones(1)] * 2, [torch.ones(1) * 2]], [[1, 2], [torch.ones(2), torch.ones(1)], [1, 2]],
     [{"position": 5}, None, {"position": 6}], [None, {"position": 5}, None], [{}, {"position": torch.ones(1)}, {}],

@@ -56,6 +56,21 @@ bool is_plain_tensor(const Entry& entry) {
   return entry.path.size() == 2 && entry.kind == Entry::Kind::tensor;
 }
 
+/// Returns the paths of values and tensors that lie beside the dicts of the vectors' state.
+std::set<Path> beside_state_of_vectors(const std::vector<const File*>& files, int stage) {
+  std::set<Path> paths;
+  for (const File* const file : files) {
+    const Path state = path_of_state(*file, stage);
+    for (const Entry* const entry : file->below(state)) {
+      if (entry->path.size() > state.size() + 1) continue;
+      const auto value = file->value_of(*entry);
+      const bool is_dict = value && value->get_if<Value::Dict>() != nullptr;
+      if (!is_dict) paths.insert(entry->path);
+    }
+  }
+  return paths;
+}
+
 /// Returns `path`, followed by the keys `entry.keys[begin:]`.
 KeyPath extended(KeyPath path, const Entry& entry, std::size_t begin) {
   path.insert(path.end(), entry.keys.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -145,7 +160,7 @@ void ModelStatesReader::add_rest_of_module(
   }
   note_rounded(num_rounded);
   note_without_elements(without_elements);
-  note_different_buffers(buffers);
+  note_different_buffers(known);
 }
 
 void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
@@ -312,11 +327,11 @@ void ModelStatesReader::add_members_beside_state(const std::vector<const File*>&
     return entry.path.size() > optimizer.size() &&
            std::equal(optimizer.begin(), optimizer.end(), entry.path.begin());
   };
+  const std::set<Path> beside = beside_state_of_vectors(files, stage);
   add_of_each_rank(files, [&](const Entry& entry) {
-    if (!is_below(entry) || has_list || entry.path[2] == "state" ||
-        entry.path[2] == "param_groups") {
-      return Place{};
-    }
+    if (!is_below(entry) || entry.path[2] == "param_groups") return Place{};
+    const bool is_of_state = has_list || entry.path[2] == "state";
+    if (is_of_state && !beside.contains(entry.path)) return Place{};
     return below({"deepspeed", "optimizer_state_dict", "base_optimizer_state"}, entry, 2);
   });
   add_of_each_rank(files, [&](const Entry& entry) {
@@ -417,9 +432,17 @@ void ModelStatesReader::note_without_elements(const std::vector<std::string>& na
            "' (a tied parameter that ZeRO stage 3 does not record?)");
 }
 
-/// Notes buffers that differ between ranks. In stage 3 each rank saves its buffers; Tessera reads
-/// those of rank 0.
-void ModelStatesReader::note_different_buffers(const std::set<std::string>& buffers) {
+/// Notes buffers, and other tensors of the module that are no parameters, that differ between
+/// ranks. In stage 3 each rank saves its own; Tessera reads those of rank 0.
+void ModelStatesReader::note_different_buffers(const std::map<std::string, Shape>& parameters) {
+  std::set<std::string> buffers = buffer_names();
+  for (const File* const file : models_) {
+    if (!is_partitioned()) break;
+    for (const Entry* const entry : file->below({"module"})) {
+      const bool has_elements = is_plain_tensor(*entry) && file->tensor(*entry).numel() > 0;
+      if (has_elements && !parameters.contains(entry->path[1])) buffers.insert(entry->path[1]);
+    }
+  }
   std::vector<std::string> different;
   for (const std::string& name : buffers) {
     const auto differs = [&](const File* other) {

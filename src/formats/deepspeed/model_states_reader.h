@@ -119,7 +119,7 @@ class ModelStatesReader : public EntryReader {
   void add_client_state();
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::map<std::string, Shape>& known);
-  void note_different_buffers(const std::set<std::string>& buffers);
+  void note_different_buffers(const std::map<std::string, Shape>& parameters);
   bool is_same_tensor(const File& other, const Path& path) const;
 
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
