@@ -6,13 +6,14 @@ with a pickle, without elements if the layer does not compute in fp8.
 """
 
 import io
+import json
 import pickle
 import shutil
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import FIXTURES, reshard, run
+from ckpt_tools import FIXTURES, reshard, run, succeed
 
 STATE = {"scale_fwd": torch.tensor([1.0, 2.0, 4.0]), "amax_history_fwd": torch.zeros(4, 3), "extra_fp8_variables": {"num_gemms": 1}}
 
@@ -89,3 +90,30 @@ def test_no_code_of_it_runs(tmp_path):
     torch.save({"fc1._extra_state": torch.frombuffer(bytearray(pickle.dumps(Payload())), dtype=torch.uint8)}, tmp_path / "source.pt")
     reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "native")
     assert run("ckpt-inspect", "ls", tmp_path / "moved").returncode == 0 and not (tmp_path / "written").exists()
+
+
+def notes_of_changed(name, tmp_path, file, change):
+    """Changes the file of the first rank that has it, and returns the notes of a move."""
+    run_folder = shutil.copytree(FIXTURES / "megatron" / "valid" / name, tmp_path / "run", copy_function=shutil.copyfile)
+    path = sorted(run_folder.glob(f"*/mp_rank_*/{file}"))[0]
+    state = torch.load(path, weights_only=False)
+    change(state)
+    torch.save(state, path)
+    document = json.loads(succeed("ckpt-reshard", run_folder, tmp_path / "moved.pt", "--only", "!args", "--json"))
+    return [note["rule"] + ": " + note["found"] for note in document["notes"]]
+
+
+@pytest.mark.parametrize("name", ["tp2_fp16", "tp2_pp2_distributed_bf16", "dp2_distributed"])
+def test_a_weight_of_the_model_with_other_numbers_than_the_optimizers_is_noted(name, tmp_path):
+    """Shows F3, E13. The first numbers are equal: they prove the order of the parameters."""
+    weight = "decoder.layers.0.mlp.linear_fc1.weight"
+    found = notes_of_changed(name, tmp_path, "model_optim_rng.pt", lambda state: state["model"][weight].view(-1)[-1].add_(1))
+    assert f"copies: 1 name with different numbers in the copies, such as 'model.{weight}'; the fp32 weights of the optimizer are read" in found
+
+
+def test_values_beside_the_vectors_of_the_optimizer_are_noted(tmp_path):
+    """Shows F3, E13. Megatron itself writes sizes there, which are not noted."""
+    assert any(note.endswith("distrib_optim.pt: left out") for note in notes_of_changed(
+        "tp2_pp2_distributed_bf16", tmp_path / "a", "distrib_optim.pt", lambda state: state.update(mine=5)))
+    assert not any(note.startswith("members") for note in notes_of_changed(
+        "tp2_pp2_distributed_bf16", tmp_path / "b", "distrib_optim.pt", lambda state: None))

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <utility>
@@ -10,6 +11,8 @@
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/megatron/rank_folders.h"
+#include "formats/part_of_check.h"
+#include "formats/torch_files/copies.h"
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"
 #include "tessera/base/error.h"
@@ -37,6 +40,9 @@ using torch_files::refuse;
 using torch_files::text_keys;
 
 constexpr std::uint64_t kMaxTrackerNbytes = 4096;
+// What Megatron writes beside the flat vectors: sizes that follow from the model and the ranks.
+constexpr std::array<std::string_view, 4> kBesideVectors{
+    "buckets_coalesced", "numel_unpadded", "per_bucket_numel", "per_bucket_numel_unpadded"};
 
 /// A Megatron file holds the run's arguments as an object of argparse.Namespace, which is read as a
 /// dict.
@@ -79,9 +85,24 @@ class MegatronReader final : public EntryReader {
     if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
     add_rest();
     note_copies();
+    note_values_beside_vectors();
     finish();
+    for (const Finding& finding : copies_.compare(this->path())) {
+      note(finding.rule, finding.expected, finding.found);
+    }
     names_ = nullptr;
     parts_.clear();
+  }
+
+  /// Also compares all elements of the weights in the model that opening compared only in part.
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    const auto without_partial = [&](const Finding& finding) {
+      if (!copies_.is_about_rest(finding)) sink(finding);
+    };
+    EntryReader::verify_part(without_partial, progress, num_threads, part);
+    if (!part.takes(copies_.rest_nbytes())) return;
+    for (const Finding& finding : copies_.compare_rest(path())) sink(finding);
   }
 
  private:
@@ -271,6 +292,16 @@ class MegatronReader final : public EntryReader {
     const bool has_masters = std::ranges::any_of(parts, has_weights);
     const DType dtype = tensor_of(parts.front()).meta().dtype;
     num_copies_ += std::size_t{has_masters && dtype != DType::float32};
+    torch_files::Copy copy{.fqn = spell({"model", name}), .read = {}, .left_out = {}};
+    for (const Part& part : parts) {
+      if (!has_weights(part)) continue;
+      const Elements& weights = *state_of(part)->weights;
+      const Parameter& left_out = tensor_of(part);
+      const std::int64_t numel = left_out.meta().numel();
+      copy.read.push_back({weights.file, weights.tensor, weights.begin, numel});
+      copy.left_out.push_back({left_out.file, left_out.entry->index, 0, numel});
+    }
+    if (has_masters) copies_.add(std::move(copy));
     const Parameter& first = tensor_of(parts.front());
     const std::uint32_t order = order_in(*first.file, first.entry->dict_order);
     add_joined({"model", name}, order, parts, *joint,
@@ -500,6 +531,28 @@ class MegatronReader final : public EntryReader {
              " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
+  /// Notes values that lie beside the flat vectors of the distributed optimizer. An optimizer whose
+  /// vectors another rank has saved is None or an empty dict.
+  void note_values_beside_vectors() {
+    std::vector<std::string> names;
+    const auto is_known = [](const std::string& key) {
+      return std::ranges::find(kBesideVectors, key) != kBesideVectors.end();
+    };
+    for (const File* const file : vectors_) {
+      if (file == nullptr) continue;
+      for (const Entry& entry : file->entries()) {
+        const auto value = file->value_of(entry);
+        const bool is_empty = value && (*value == Value() || *value == Value(Value::Dict()));
+        const bool is_kept = entry.kind == Entry::Kind::tensor || is_empty;
+        if (is_kept || std::ranges::any_of(entry.path, is_known)) continue;
+        names.push_back("'" + printable(spell(entry.keys)) + "' in " + file->name());
+      }
+    }
+    if (names.empty()) return;
+    note("members", "only flat vectors in " + std::string(megatron::kOptimizerFile),
+         counted(names.size(), "value") + " beside them, such as " + names.front() + ": left out");
+  }
+
   const FileSystem& fs_;
   RankFolders folders_;
   std::vector<const File*> files_;    // indexed by rank
@@ -508,6 +561,9 @@ class MegatronReader final : public EntryReader {
   std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
   std::size_t num_copies_ = 0;
+  torch_files::Copies copies_{"copies",
+                              "weights in the model that equal the optimizer's fp32 weights",
+                              "the fp32 weights of the optimizer are read"};
   // Only while opening.
   const megatron::WholeNames* names_ = nullptr;
   std::map<std::string, std::vector<Part>> parts_;  // key: name in the whole model
