@@ -154,7 +154,7 @@ TEST(HostileTablesTest, RanksThatDifferAreToldSo) {
     if (mesh.rank() == 1) other.optimizer = RowWiseAdagrad{.lr = 0.1};
     EXPECT_THAT(refusal_with(plan("row_wise", 2), other, false), told);
     EXPECT_THAT(refusal_with(plan("row_wise", 2), same, mesh.rank() == 1), told);
-    EXPECT_EQ(refusal_with(plan("row_wise", 2), same, true), "nothing was thrown");
+    EXPECT_EQ(refusal_with(plan("row_wise", 2), same, true), "none");
   });
 }
 
@@ -269,7 +269,7 @@ TEST(HostileTablesTest, ABatchThatOneRankCannotReadIsAnErrorOnAllAndTheNextOnesP
     ASSERT_EQ(said.size(), 4);
     EXPECT_THAT(said[1],
                 HasSubstr(mesh.rank() == 0 ? "a torn record" : "an invalid batch on rank 0"));
-    for (const std::size_t step : {0U, 2U, 3U}) EXPECT_EQ(said[step], "nothing was thrown") << step;
+    for (const std::size_t step : {0U, 2U, 3U}) EXPECT_EQ(said[step], "none") << step;
   });
 }
 
@@ -280,7 +280,7 @@ TEST(HostileTablesTest, TablesDoNotAskForADefaultDtype) {
   const auto tables = sharded_collection(alone, "table_wise");
   const at::Tensor pooled = tables->forward(ids_of({1, 1, 1, 1})).values();
   EXPECT_EQ(pooled.scalar_type(), at::kFloat);
-  EXPECT_EQ(error_of([&] { pooled.sum().backward(); }), "nothing was thrown");
+  EXPECT_EQ(error_of([&] { pooled.sum().backward(); }), "none");
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
 }
 

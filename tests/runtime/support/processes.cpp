@@ -72,7 +72,9 @@ std::vector<std::string> run_processes(int world_size, const std::string& disabl
       for (const auto& [name, value] : options.environment) {
         ::setenv(name.c_str(), value.c_str(), 1);
       }
-      ::unsetenv("GTEST_TOTAL_SHARDS");  // else the test may be of another shard than the parent
+      // Else the test may be of another shard than the parent.
+      ::unsetenv("GTEST_TOTAL_SHARDS");
+      ::unsetenv("GTEST_SHARD_INDEX");
       ::execl("/proc/self/exe", "runtime_tests", "--gtest_also_run_disabled_tests",
               ("--gtest_filter=" + disabled_test).c_str(), "--gtest_brief=1", nullptr);
       ::_exit(127);
