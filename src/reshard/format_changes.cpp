@@ -11,6 +11,7 @@
 #include "formats/own_annotations.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/reshard/job_state.h"
 
 namespace tessera::reshard {
 namespace {
@@ -187,6 +188,17 @@ std::string_view format_change_name(FormatChange change) {
   }
   TESSERA_CHECK(false && "unnamed FormatChange");
   return {};
+}
+
+std::vector<FormatChangeCount> count_save_changes(const CheckpointContents& contents,
+                                                  std::size_t num_aliases, formats::Format format) {
+  const FormatTraits traits = formats::traits_of(format);
+  Counts counts;
+  if (!traits.holds_key_types) count_keys(contents, counts);
+  if (!traits.holds_aliases && num_aliases > 0) counts[FormatChange::split_ties] = num_aliases;
+  std::vector<FormatChangeCount> found;
+  for (const auto& [change, count] : counts) found.push_back({.change = change, .count = count});
+  return found;
 }
 
 std::vector<FormatChangeCount> count_format_changes(const Plan& plan,

@@ -161,6 +161,16 @@ def test_keys_that_are_tuples_stay_keys(tmp_path, format):
     assert_same(loaded, state)
 
 
+@pytest.mark.parametrize("format, changes", [("native", {}), ("torch", {}), ("dcp", {"text_keys": 3, "optimizer_keys": 1, "split_ties": 1})])
+def test_changes_by_the_format_are_counted(tmp_path, format, changes):
+    """Shows E13."""
+    weight = torch.ones(2)
+    state = {"a": {(1, 2): 4, None: weight, 7: {"x": 1}}, "optim": {"state": {0: {"step": torch.ones(())}}}, "tied": weight}
+    assert tessera.save(state, tmp_path / f"one{SUFFIX[format]}", format=format).changes == changes
+    saving = tessera.async_save(state, tmp_path / f"two{SUFFIX[format]}", format=format)
+    assert saving.result().changes == changes
+
+
 def test_keys_that_are_tuples_in_other_files_stay_keys(tmp_path):
     state = {"d": {(2,): torch.ones(2), ("a", 1): 3}, (1,): torch.ones(1), "list": [torch.ones(1), 2]}
     torch.save(state, tmp_path / "torch.pt")

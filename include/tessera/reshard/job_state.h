@@ -49,6 +49,12 @@ struct JobState {
 /// no aliases, each alias becomes a tensor.
 formats::CheckpointContents share_out(const JobState& state, const formats::FormatTraits& traits);
 
+/// Counts what a save of these contents in the format changes: keys of dicts that become text, and
+/// tied tensors that are stored under each name. `num_aliases`: of the job. Returns only kinds that
+/// occur.
+std::vector<FormatChangeCount> count_save_changes(const formats::CheckpointContents& contents,
+                                                  std::size_t num_aliases, formats::Format format);
+
 /// Returns a SHA-256, in hex digits, of the world size, the tensors, the aliases and the format
 /// (not of `units` and `has_kinds_by_name`). Ranks compare this digest instead of the whole state.
 std::string layout_digest(const JobState& state, formats::Format format);

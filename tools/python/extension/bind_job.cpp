@@ -197,6 +197,7 @@ class SavePlan {
     const auto regions = regions_of(contents_, held);
     plan_ = reshard::plan_save(contents_, regions, rank);
     held_contents_ = reshard::held_contents(contents_, regions, rank);
+    num_aliases_ = job.state().aliases.size();
   }
 
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
@@ -217,6 +218,7 @@ class SavePlan {
   }
 
   const CheckpointContents& contents() const { return contents_; }
+  std::size_t num_aliases() const { return num_aliases_; }  // of the job
   const reshard::Plan& plan() const { return plan_; }
   JobMemory memory(const Addresses& addresses, const nb::callable& read) const {
     return {held_contents_, addresses, read};
@@ -225,6 +227,7 @@ class SavePlan {
  private:
   CheckpointContents contents_;       // the pieces of the checkpoint
   CheckpointContents held_contents_;  // the boxes in this rank's memory
+  std::size_t num_aliases_ = 0;
   reshard::Plan plan_;
 };
 
@@ -288,6 +291,10 @@ class Save {
       stored.push_back(std::move(entry.second));
     }
     const std::string where = string_of(directory);
+    for (const auto& counted :
+         reshard::count_save_changes(contents, plan.num_aliases(), save_->options().format)) {
+      changes_.emplace(format_change_name(counted.change), counted.count);
+    }
     const nb::gil_scoped_release without_gil;
     save_->set_contents(where, std::move(contents), std::move(stored));
   }
@@ -314,6 +321,8 @@ class Save {
     save_->link_equal_pieces(texts);
   }
   std::uint64_t linked_nbytes() const { return save_->linked_nbytes(); }
+  /// Returns how often the format makes each kind of change.
+  const std::map<std::string, std::size_t>& changes() const { return changes_; }
   nb::list left_checkpoints() const {
     nb::list lines;
     for (const std::string& line : save_->left_checkpoints()) lines.append(text_to_python(line));
@@ -338,7 +347,8 @@ class Save {
   }
 
  private:
-  std::optional<reshard::RankSave> save_;         // empty after `abandon`
+  std::optional<reshard::RankSave> save_;  // empty after `abandon`
+  std::map<std::string, std::size_t> changes_;
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
 };
 
@@ -472,6 +482,7 @@ void bind_job(nb::module_& module) {
            nb::arg("read"))
       .def("link_equal_pieces", &Save::link_equal_pieces, nb::arg("texts"))
       .def_prop_ro("linked_nbytes", &Save::linked_nbytes)
+      .def_prop_ro("changes", &Save::changes)
       .def_prop_ro("left_checkpoints", &Save::left_checkpoints)
       .def("write", &Save::write, nb::arg("plan"), nb::arg("addresses"), nb::arg("read"))
       .def("join", &Save::join)

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
@@ -38,6 +39,7 @@ class Saved(NamedTuple):
     has_planned: bool  # False: reused the plan of an earlier save of the same layout
     stalled: float  # seconds for which the call blocked the trainer
     linked_nbytes: int = 0  # of tensors of this rank that stay in files of the base; nbytes does not count them
+    changes: Mapping[str, int] = MappingProxyType({})  # how often the format makes each kind of change, as in Resharded
 
 
 def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = None, format: str = "native",
@@ -303,8 +305,7 @@ class _Job(SaveSteps):
 
     def report(self, begin: float) -> Saved:
         written = self.plan.nbytes if self.failure is None else 0
-        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin)
-
+        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin, changes=self.save.changes)
 
     def with_linked(self, report: Saved) -> Saved:
         """Returns the report with `linked_nbytes`, the bytes that stay in files of the base. Subtracts them from `nbytes`."""
