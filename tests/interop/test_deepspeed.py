@@ -506,6 +506,53 @@ def test_a_copy_in_the_module_with_other_numbers_is_noted(name, tmp_path, classe
         *plain, "copies: 1 name with different numbers in the copies, such as 'up.weight'; the master weights are read"]
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero2_bf16"])
+def test_a_copy_under_a_tied_name_with_other_numbers_is_noted(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+    plain = notes_of_move(copy, tmp_path / "plain.pt")
+
+    def untie(state):
+        state["shared_params"] = {"again.weight": "up.weight"}
+        state["module"]["again.weight"] = state["module"]["up.weight"] + 1
+
+    edit(next(copy.glob("*/mp_rank_00_model_states.pt")), untie)
+    assert sorted({*notes_of_move(copy, tmp_path / "whole.pt")} - {*plain})[0] == (
+        "copies: 1 name with different numbers in the copies, such as 'again.weight'; the master weights are read")
+
+
+def test_a_frozen_fragment_with_other_numbers_than_the_module_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Stage 2 saves frozen parameters twice, stage 3 as parts only."""
+    copy = shutil.copytree(VALID / "zero2_bf16", tmp_path / "run", copy_function=shutil.copyfile)
+    (file,) = copy.glob("*/mp_rank_00_model_states.pt")
+    plain = notes_of_move(copy, tmp_path / "plain.pt")
+    edit(file, lambda state: state["frozen_param_fragments"].update(frozen=state["module"]["up.weight"].clone()))
+    edit(file, lambda state: state["module"].update(frozen=state["module"]["up.weight"].clone()))
+    assert notes_of_move(copy, tmp_path / "same.pt") == plain
+    edit(file, lambda state: state["module"]["frozen"].view(-1)[3].add_(1))
+    assert notes_of_move(copy, tmp_path / "other.pt") == [
+        *plain, "copies: 1 tensor that 'module' does not have, such as 'frozen_param_fragments.frozen'; 'module' is read"]
+
+
+def test_buffers_without_checksums_are_compared_between_ranks(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. The archive has one checksum for each storage, so a part of a storage has none."""
+    copy = shutil.copytree(VALID / "zero3", tmp_path / "run", copy_function=shutil.copyfile)
+    for rank, file in enumerate(sorted(copy.glob("*/*_model_states.pt"))):
+        edit(file, lambda state: state["module"].update(extra=torch.tensor([7.0, float(rank)])[rank:][:1]))
+    assert any("such as 'extra'" in note for note in notes_of_move(copy, tmp_path / "moved.pt"))
+
+
+def test_what_differs_between_data_ranks_with_tensor_parallelism_is_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. Stage 3 saves model states of each data rank; those of the first are read."""
+    copy = shutil.copytree(VALID / "autotp_zero3", tmp_path / "run", copy_function=shutil.copyfile)
+    for rank, file in enumerate(sorted(copy.glob("*/zero_pp_rank_*_mp_rank_01_model_states.pt"))):
+        edit(file, lambda state: state["module"].update(extra=torch.full((2,), float(rank))))
+        edit(file, lambda state: state["universal_checkpoint_info"].update(universal_checkpoint_version=0.4 + rank))
+    notes = notes_of_move(copy, tmp_path / "moved.pt")
+    assert any("with other bytes on some rank, such as 'extra'" in note for note in notes), notes
+    assert any("different rules in zero_pp_rank_1_mp_rank_01_model_states.pt" in note for note in notes), notes
+
+
 def test_a_rank_of_another_run_in_16_bits_is_noted(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Both runs have the same configuration, groups and step, but other numbers."""
     copy = shutil.copytree(VALID / "zero2_bf16", tmp_path / "run", copy_function=shutil.copyfile)
@@ -673,6 +720,28 @@ def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_d
         "other copies are per_rank.<rank>.<name>)"]
     values = listing(folder)["values"]
     assert values["epoch"] == 3 and values["per_rank.1.epoch"] == 8
+
+
+@pytest.mark.parametrize("name", ["universal_autotp", "universal_autotp_zero3"])
+def test_copies_in_the_modules_of_tensor_ranks_are_told(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. A tensor rank has a part of a weight, and the file of the parameter has the whole."""
+    notes = notes_of_move(VALID / name, tmp_path / "moved.pt")
+    assert not any("different numbers" in note for note in notes), notes
+    assert any("whose copies were not compared" in note for note in notes) == (name == "universal_autotp"), notes
+
+
+def test_a_copy_in_the_module_of_a_universal_checkpoint_is_compared(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13."""
+    run_folder = reshard(VALID / "zero1_bf16", tmp_path / "run", "--to", "deepspeed")
+    (folder,) = run_folder.glob("global_step*")
+    weight = torch.load(folder / "zero" / "up.weight" / "fp32.pt", weights_only=False)["param"]
+    file = folder / "mp_rank_00_model_states.pt"
+    edit(file, lambda state: state["module"].update({"up.weight": weight.bfloat16()}))
+    plain = notes_of_move(folder, tmp_path / "same.pt")
+    assert not any("different numbers" in note for note in plain)
+    edit(file, lambda state: state["module"]["up.weight"].view(-1)[39].add_(1))
+    assert notes_of_move(folder, tmp_path / "other.pt") == [
+        *plain, "copies: 1 name with different numbers in the copies, such as 'up.weight'; the files of parameters are read"]
 
 
 def left_and_carried(source, destination, *options):

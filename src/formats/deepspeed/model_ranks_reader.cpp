@@ -129,11 +129,13 @@ void ModelRanksReader::note_other_rules() {
   const File& first = model_of(0, 0);
   const auto rules = CutRules::rules_of(first);
   for (const std::vector<const File*>& of_rank : model_ranks_) {
-    if (CutRules::rules_of(*of_rank.front()) == rules) continue;
-    note(kUniversalCheckpointInfo, "the same rules in all model states",
-         "different rules in " + printable(of_rank.front()->name()) + "; the rules in " +
-             printable(first.name()) + " are applied");
-    return;
+    for (const File* const file : of_rank) {
+      if (CutRules::rules_of(*file) == rules) continue;
+      note(kUniversalCheckpointInfo, "the same rules in all model states",
+           "different rules in " + printable(file->name()) + "; the rules in " +
+               printable(first.name()) + " are applied");
+      return;
+    }
   }
 }
 
@@ -213,6 +215,12 @@ void ModelRanksReader::add_modules() {
   for (const auto& [name, parts] : rest_) add_rest(parts);
   add_ties_of_parameters();
   note_rounded(rounded_.size());
+  if (is_partitioned()) {
+    note_different_buffers(model_ranks_, [&](const std::string& name) {
+      return is_trained(name) || model_of(0, 0).find({"frozen_param_shapes", name}) != nullptr ||
+             model_of(0, 0).find({"shared_params", name}) != nullptr;
+    });
+  }
   note_without_elements(without_elements);
 }
 
@@ -250,7 +258,8 @@ void ModelRanksReader::add_frozen_fragments(const std::string& name) {
     const std::vector<VectorPart> parts = fragments_of(name, tensor, numel_of(shapes[tensor]));
     add_pieces(whole, joint, tensor, parts);
     std::vector<Run>& runs = all.emplace_back();
-    for (const VectorPart& part : parts) runs.push_back({part.file, part.tensor, 0, part.numel});
+    for (const VectorPart& part : parts)
+      runs.push_back({&part.file->reader(), part.tensor, 0, part.numel});
     if (tensor > 0 && joint.kind != Joint::Kind::cut) replicas_.add({name, all.front(), runs});
   }
   check_rule(name, all);
@@ -381,7 +390,7 @@ void ModelRanksReader::add_frozen(const std::string& name, const std::vector<Mod
 void ModelRanksReader::add_replica(const std::string& name, const ModulePart& first,
                                    const ModulePart& again) {
   const auto run_of = [](const ModulePart& part) {
-    return Run{part.file, part.entry->index, 0, part.file->tensor(*part.entry).numel()};
+    return Run{&part.file->reader(), part.entry->index, 0, part.file->tensor(*part.entry).numel()};
   };
   replicas_.add({name, {run_of(first)}, {run_of(again)}});
 }

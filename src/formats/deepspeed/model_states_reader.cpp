@@ -160,7 +160,8 @@ void ModelStatesReader::add_rest_of_module(
   }
   note_rounded(num_rounded);
   note_without_elements(without_elements);
-  note_different_buffers(known);
+  if (!is_partitioned()) return;
+  note_different_buffers({models_}, [&](const std::string& name) { return known.contains(name); });
 }
 
 void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
@@ -171,6 +172,21 @@ void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
     const Shape shape = known.at(*name);
     if (known.emplace(entry->path[1], shape).second) add_alias(entry->path[1], *name);
   }
+}
+
+std::vector<std::string> ModelStatesReader::names_in_module(const std::string& parameter) const {
+  std::vector<std::string> names{parameter};
+  const Entry* const first = model().find({"module", parameter});
+  for (const Entry* const entry : model().below({"shared_params"})) {
+    const auto target = model().value_of(*entry);
+    const auto* const name = target ? target->get_if<std::string>() : nullptr;
+    if (entry->path.size() != 2 || name == nullptr || *name != parameter) continue;
+    const Entry* const tied = model().find({"module", entry->path[1]});
+    const bool is_same = first != nullptr && tied != nullptr && first->kind == tied->kind &&
+                         first->index == tied->index;
+    if (tied != nullptr && !is_same) names.push_back(entry->path[1]);
+  }
+  return names;
 }
 
 std::set<std::string> ModelStatesReader::buffer_names() const {
@@ -206,8 +222,8 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
     std::int64_t end = 0;
     int rank = 0;
     for (const Run& run : runs) {
+      tensor.pieces.push_back({models_[static_cast<std::size_t>(rank)], run.tensor, 0});
       tensor.entry.pieces.push_back({FlatRange{end, end + run.numel}, rank++});
-      tensor.pieces.push_back({run.file, run.tensor, 0});
       end += run.numel;
     }
     add(std::move(tensor));
@@ -238,7 +254,7 @@ std::vector<Run> ModelStatesReader::runs_of_frozen(const std::string& name,
     dtype = found;
     const std::int64_t taken = std::min(expected, numel - end);
     if (taken == 0) continue;
-    runs.push_back({file, part->index, 0, taken});
+    runs.push_back({&file->reader(), part->index, 0, taken});
     end += taken;
   }
   return runs;
@@ -310,8 +326,28 @@ void ModelStatesReader::add_client_state() {
   }
 }
 
+/// Compares the frozen parameters of stages 1 and 2 with the module's, which are read.
+void ModelStatesReader::note_frozen_fragments() {
+  std::vector<std::string> different;
+  for (const File* const file : models_) {
+    if (file == nullptr || is_partitioned(*file)) continue;
+    for (const Entry* const entry : file->below({"frozen_param_fragments"})) {
+      Path path = entry->path;
+      path.front() = "module";
+      const Entry* const read = file->find(path);
+      const bool is_read = read != nullptr && are_equal(*file, *entry, *file, *read);
+      if (!is_read) different.push_back(spell(entry->keys));
+    }
+  }
+  if (different.empty()) return;
+  note("copies", "in 'module' the tensors of 'frozen_param_fragments'",
+       counted(different.size(), "tensor") + " that 'module' does not have, such as '" +
+           printable(different.front()) + "'; 'module' is read");
+}
+
 void ModelStatesReader::finish() {
   add_client_state();
+  note_frozen_fragments();
   EntryReader::finish();
 }
 
@@ -432,41 +468,33 @@ void ModelStatesReader::note_without_elements(const std::vector<std::string>& na
            "' (a tied parameter that ZeRO stage 3 does not record?)");
 }
 
-/// Notes buffers, and other tensors of the module that are no parameters, that differ between
-/// ranks. In stage 3 each rank saves its own; Tessera reads those of rank 0.
-void ModelStatesReader::note_different_buffers(const std::map<std::string, Shape>& parameters) {
-  std::set<std::string> buffers = buffer_names();
-  for (const File* const file : models_) {
-    if (!is_partitioned()) break;
-    for (const Entry* const entry : file->below({"module"})) {
-      const bool has_elements = is_plain_tensor(*entry) && file->tensor(*entry).numel() > 0;
-      if (has_elements && !parameters.contains(entry->path[1])) buffers.insert(entry->path[1]);
+void ModelStatesReader::note_different_buffers(
+    const std::vector<std::vector<const File*>>& of_ranks,
+    const std::function<bool(const std::string& name)>& is_parameter) {
+  std::set<std::string> different;
+  for (const std::vector<const File*>& files : of_ranks) {
+    const File& first = *files.front();
+    std::set<Path> tensors;
+    for (const File* const file : files) {
+      for (const Entry* const entry : file->below({"module"})) {
+        const bool has_elements = is_plain_tensor(*entry) && file->tensor(*entry).numel() > 0;
+        if (has_elements && !is_parameter(entry->path[1])) tensors.insert(entry->path);
+      }
     }
-  }
-  std::vector<std::string> different;
-  for (const std::string& name : buffers) {
-    const auto differs = [&](const File* other) {
-      return !is_same_tensor(*other, {"module", name});
-    };
-    if (std::ranges::any_of(models_, differs)) different.push_back(name);
+    for (const Path& path : tensors) {
+      const Entry* const read = first.find(path);
+      const auto differs = [&](const File* file) {
+        const Entry* const other = file->find(path);
+        if (read == nullptr || other == nullptr) return read != other;
+        return !are_equal(first, *read, *file, *other);
+      };
+      if (std::ranges::any_of(files, differs)) different.insert(path.back());
+    }
   }
   if (different.empty()) return;
   note("ranks", "equal buffers on all ranks",
        counted(different.size(), "name") + " with other bytes on some rank, such as '" +
-           printable(different.front()) + "'; the buffers of rank 0 are read");
-}
-
-/// Compares the tensor at `path` in `other` with rank 0's by their stored checksums. Without stored
-/// checksums it counts as equal.
-bool ModelStatesReader::is_same_tensor(const File& other, const Path& path) const {
-  const Entry* const mine = model().find(path);
-  const Entry* const its = other.find(path);
-  const bool are_tensors = mine != nullptr && its != nullptr && mine->kind == Entry::Kind::tensor &&
-                           its->kind == Entry::Kind::tensor;
-  if (!are_tensors) return mine == nullptr && its == nullptr;
-  const auto expected = model().reader().crc32_of(mine->index);
-  const auto found = other.reader().crc32_of(its->index);
-  return !expected || !found || *expected == *found;
+           printable(*different.begin()) + "'; the buffers of rank 0 are read");
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -92,6 +92,14 @@ class ModelStatesReader : public EntryReader {
   void add_place_in_module(const std::string& name, std::uint32_t order) {
     places_in_module_.emplace(name, order);
   }
+  /// Returns a parameter's name, followed by those tied to it whose tensors in the module are not
+  /// the parameter's.
+  std::vector<std::string> names_in_module(const std::string& parameter) const;
+  /// Notes buffers, and other tensors of the module that are no parameters, that differ between
+  /// files of a list in `of_ranks`. In stage 3 each data rank saves its own; Tessera reads those in
+  /// the first file of each list.
+  void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
+                              const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);
   /// Returns the ranks' parts of a frozen parameter of stage 3, one for each rank that has elements
   /// of it. Throws Error(corruption) if a rank has no part, or one of another size or dtype.
@@ -110,6 +118,7 @@ class ModelStatesReader : public EntryReader {
   std::uint32_t place_of(const KeyPath& path, std::uint32_t order) final;
   static Place below(KeyPath path, const Entry& entry, std::size_t begin);
   void add_ties(std::map<std::string, Shape>& known);
+  void note_frozen_fragments();
   bool is_of_user(const std::string& member) const;
   /// Returns the user's members that clash with other entries ([Note: Members that clash]).
   std::set<std::string> clashing_members() const;
@@ -119,8 +128,6 @@ class ModelStatesReader : public EntryReader {
   void add_client_state();
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::map<std::string, Shape>& known);
-  void note_different_buffers(const std::map<std::string, Shape>& parameters);
-  bool is_same_tensor(const File& other, const Path& path) const;
 
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
   bool has_state_ = false;           // whether state of a parameter was added

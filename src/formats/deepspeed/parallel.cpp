@@ -456,8 +456,9 @@ class ParallelReader final : public ModelRanksReader {
     std::vector<Run> weights = weights_of(trained, part.tensor);
     if (weights.empty()) return false;
     const Run& first = weights.front();
-    const DType dtype = first.file->reader().contents().tensors[first.tensor].meta.dtype;
-    copies_.add({name, std::move(weights), {{part.file, part.entry->index, 0, copy.numel()}}});
+    const DType dtype = first.reader->contents().tensors[first.tensor].meta.dtype;
+    copies_.add(
+        {name, std::move(weights), {{&part.file->reader(), part.entry->index, 0, copy.numel()}}});
     return dtype != copy.dtype;
   }
 
@@ -481,7 +482,7 @@ class ParallelReader final : public ModelRanksReader {
       if (copy.shape != whole.parts[layer.tensor]->shape || copy.numel() == 0) continue;
       const torch_files::Copy both{whole.fqn,
                                    weights_of(whole, layer.tensor),
-                                   {{layer.file, entry->index, 0, copy.numel()}}};
+                                   {{&layer.file->reader(), entry->index, 0, copy.numel()}}};
       if (are_equal(both, kNumelThatTells)) return whole.fqn.substr(0, dot + 1);
     }
     return by_number;

@@ -387,7 +387,7 @@ std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& pa
     std::vector<std::string> path = path_of_weights(partition.stage);
     path.push_back(slice.vector);
     const std::size_t vector = vector_at(file, partition.stage, path, slice, parameter.fqn);
-    runs.push_back({&file, vector, slice.begin, slice.numel});
+    runs.push_back({&file.reader(), vector, slice.begin, slice.numel});
   }
   return runs;
 }

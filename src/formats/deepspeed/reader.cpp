@@ -113,7 +113,9 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     add_members_of_model_states(left_out);
     add_configurations(optimizer_);
     finish();
-    for (const Parameter& parameter : partition_.parameters) add_copy(parameter);
+    for (const Parameter& parameter : partition_.parameters) {
+      for (const std::string& name : names_in_module(parameter.fqn)) add_copy(parameter, name);
+    }
     for (Finding& finding : copies_.compare(this->path())) note(std::move(finding));
   }
 
@@ -229,22 +231,22 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     return file.tensor(*file.find(path)).dtype != copy;
   }
 
-  /// If the module has a copy of the parameter in the shape of the weights, or the parameter is
-  /// also saved as a frozen one, adds this copy to `copies_` to be compared.
-  void add_copy(const Parameter& parameter) {
-    const Entry* const copy = model().find({"module", parameter.fqn});
+  /// If the module has a copy of the parameter under `name`, in the shape of the weights, or the
+  /// parameter is also saved as a frozen one, adds this copy to `copies_` to be compared.
+  void add_copy(const Parameter& parameter, const std::string& name) {
+    const Entry* const copy = model().find({"module", name});
     const TensorEntry* const weights = contents().find_tensor(spell({"model", parameter.fqn}));
     const std::int64_t numel = weights->meta.numel();
     std::vector<deepspeed::Run> runs;
     if (copy != nullptr && copy->kind == Entry::Kind::tensor &&
         model().tensor(*copy).shape == weights->meta.shape) {
-      runs.push_back({&model(), copy->index, 0, numel});
-    } else if (is_partitioned() && model().find({"frozen_param_shapes", parameter.fqn})) {
-      runs = runs_of_frozen(parameter.fqn, numel);
+      runs.push_back({&model().reader(), copy->index, 0, numel});
+    } else if (is_partitioned() && model().find({"frozen_param_shapes", name})) {
+      runs = runs_of_frozen(name, numel);
     }
     if (runs.empty()) return;
-    copies_.add({parameter.fqn, deepspeed::runs_of_weights(partition_, parameter, optimizer_),
-                 std::move(runs)});
+    copies_.add(
+        {name, deepspeed::runs_of_weights(partition_, parameter, optimizer_), std::move(runs)});
   }
 
   torch_files::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",

@@ -12,6 +12,7 @@
 #include "formats/deepspeed/model_ranks_reader.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal_members.h"
+#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -163,6 +164,7 @@ class UniversalReader final : public ModelRanksReader {
         const auto dtype = dtypes_.find(name);  // has no second names of tied parameters
         return dtype != dtypes_.end() && dtype->second != copy;
       });
+      remember_copies();
     }
     std::set<std::string> left_out = added_.neutral_below(kOfModelStates);
     if (cuts()) left_out.insert(kUniversalCheckpointInfo);
@@ -178,6 +180,20 @@ class UniversalReader final : public ModelRanksReader {
       set_order(added_.order);
     } else if (added_.groups) {
       drop_order();  // Tessera wrote the checkpoint, in the order of names
+    }
+    compare_copies();
+  }
+
+  /// Also compares all elements of the copies that opening compared only in part.
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    const auto without_partial = [&](const Finding& finding) {
+      if (!copies_.is_about_rest(finding) && !replicas().is_about_rest(finding)) sink(finding);
+    };
+    ModelRanksReader::verify_part(without_partial, progress, num_threads, part);
+    for (const Copies* const copies : {&copies_, &replicas()}) {
+      if (!part.takes(copies->rest_nbytes())) continue;
+      for (const Finding& finding : copies->compare_rest(path())) sink(finding);
     }
   }
 
@@ -267,7 +283,49 @@ class UniversalReader final : public ModelRanksReader {
 
   bool is_trained(const std::string& name) const override { return dtypes_.contains(name); }
   bool is_rounded_copy(const std::string& name, const ModulePart& copy) override {
+    remembered_.push_back({name, name, copy.file, copy.entry});
     return copy.file->tensor(*copy.entry).dtype != dtypes_.at(name);
+  }
+
+  // --- copies in the module
+
+  /// A copy of a parameter, under its name or one that is tied to it.
+  struct InModule {
+    std::string parameter;
+    std::string name;
+    const File* file;
+    const Entry* entry;
+  };
+
+  void remember_copies() {
+    for (const Parameter& parameter : parameters_) {
+      for (const std::string& name : names_in_module(parameter.fqn)) {
+        const Entry* const copy = model().find({"module", name});
+        const bool is_tensor = copy != nullptr && copy->kind == Entry::Kind::tensor;
+        if (is_tensor && model().tensor(*copy).numel() > 0) {
+          remembered_.push_back({parameter.fqn, name, &model(), copy});
+        }
+      }
+    }
+  }
+
+  /// Compares the module's copies with the weights in the parameters' files, which are read.
+  void compare_copies() {
+    for (const InModule& copy : remembered_) {
+      const TensorEntry* const weights = contents().find_tensor(spell({"model", copy.parameter}));
+      const std::int64_t numel = weights->meta.numel();
+      if (copy.file->tensor(*copy.entry).shape != weights->meta.shape) {
+        copies_.add_not_compared(copy.name, "tensor ranks have parts of them");
+        continue;
+      }
+      const auto tensor = static_cast<std::size_t>(weights - contents().tensors.data());
+      copies_.add({copy.name,
+                   {{this, tensor, 0, numel}},
+                   {{&copy.file->reader(), copy.entry->index, 0, numel}}});
+    }
+    for (Copies* const copies : {&copies_, &replicas()}) {
+      for (Finding& finding : copies->compare(path())) note(std::move(finding));
+    }
   }
 
   /// Adds a note that the buffers and frozen parameters of a pipeline's layers are missing, because
@@ -561,6 +619,9 @@ class UniversalReader final : public ModelRanksReader {
   std::map<std::string, DType> dtypes_;                 // of the weights, by name
   std::map<std::string, std::set<std::string>> kinds_;  // of state, by name of the parameter
   std::vector<std::string> members_left_;
+  std::vector<InModule> remembered_;
+  Copies copies_{"copies", "copies in 'module' that equal the weights in files of parameters",
+                 "the files of parameters are read"};
   const File* optimizer_ = nullptr;
   Added added_;
 };

@@ -298,8 +298,8 @@ class MegatronReader final : public EntryReader {
       const Elements& weights = *state_of(part)->weights;
       const Parameter& left_out = tensor_of(part);
       const std::int64_t numel = left_out.meta().numel();
-      copy.read.push_back({weights.file, weights.tensor, weights.begin, numel});
-      copy.left_out.push_back({left_out.file, left_out.entry->index, 0, numel});
+      copy.read.push_back({&weights.file->reader(), weights.tensor, weights.begin, numel});
+      copy.left_out.push_back({&left_out.file->reader(), left_out.entry->index, 0, numel});
     }
     if (has_masters) copies_.add(std::move(copy));
     const Parameter& first = tensor_of(parts.front());

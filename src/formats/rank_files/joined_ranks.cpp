@@ -439,7 +439,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
             "a part that rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
-  /// Adds a note for each replica whose stored checksum differs from the first replica's.
+  /// Adds a note for each replica whose bytes differ from the first replica's.
   void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
     std::map<Region, std::size_t> first_of;  // key: region
     for (std::size_t i = 0; i < origins.size(); ++i) {
@@ -447,9 +447,10 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       if (is_new) continue;
       has_replicas_ = true;
       const Origin& first = origins[found->second];
-      const auto crc = reader_of(origins[i]).crc32_of(origins[i].index);
-      const auto first_crc = reader_of(first).crc32_of(first.index);
-      if (!crc || !first_crc || *crc == *first_crc) continue;
+      if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
+                               origins[i].index)) {
+        continue;
+      }
       contents_.opening_findings.push_back({.severity = Finding::Severity::note,
                                             .rule = "replicas",
                                             .where = where(origins[i], tensor.meta.fqn),

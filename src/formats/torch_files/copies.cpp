@@ -14,10 +14,11 @@ namespace {
 constexpr std::int64_t kMaxElementsCompared = std::int64_t{1} << 22;
 constexpr std::int64_t kBeginNumel = 8192;  // of each run
 constexpr std::int64_t kBlockNumel = std::int64_t{1} << 18;
+constexpr const char* kDamaged = "they cannot be read (see verify)";
 constexpr std::int64_t kWholeRuns = std::numeric_limits<std::int64_t>::max();
 
 DType dtype_of(const Run& run) {
-  return run.file->reader().contents().tensors[run.tensor].meta.dtype;
+  return run.reader->contents().tensors[run.tensor].meta.dtype;
 }
 
 std::int64_t numel_of_runs(const std::vector<Run>& runs) {
@@ -32,7 +33,7 @@ std::vector<std::byte> elements(const Run& run, std::int64_t begin, std::int64_t
   const auto count = static_cast<std::size_t>(numel);
   std::vector<std::byte> bytes(count * itemsize(dtype_of(run)));
   const FlatRange range{run.begin + begin, run.begin + begin + numel};
-  run.file->reader().read_piece(run.tensor, 0, range, bytes);
+  run.reader->read_piece(run.tensor, 0, range, bytes);
   if (dtype_of(run) == dtype) return bytes;
   std::vector<std::byte> cast(count * itemsize(dtype));
   cast_elements(dtype_of(run), bytes, dtype, cast);
@@ -80,32 +81,35 @@ bool are_equal(const Copy& copy, std::int64_t max_numel) {
   return true;
 }
 
-bool Copies::differs(const Copy& copy, std::int64_t max_numel) {
+Copies::Result Copies::compared(const Copy& copy, std::int64_t max_numel) {
   try {
-    return !are_equal(copy, max_numel);
+    return are_equal(copy, max_numel) ? Result::equal : Result::different;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::corruption) throw;
-    return false;
+    return Result::not_known;
   }
 }
 
 std::vector<Finding> Copies::compare(const std::string& path) {
   std::int64_t left = kMaxElementsCompared;
   std::vector<std::string> changed;
+  NamesByReason not_compared = std::move(not_compared_);
   std::vector<Copy> partly;
   for (Copy& copy : copies_) {
     const std::int64_t numel = numel_of_runs(copy.read);
     const bool is_whole = numel <= left;
     if (is_whole) left -= numel;
-    if (differs(copy, is_whole ? kWholeRuns : kBeginNumel)) {
+    const Result result = compared(copy, is_whole ? kWholeRuns : kBeginNumel);
+    if (result == Result::different) {
       changed.push_back(copy.fqn);
+    } else if (result == Result::not_known) {
+      not_compared[kDamaged].push_back(copy.fqn);
     } else if (!is_whole) {
       partly.push_back(std::move(copy));
     }
   }
   copies_ = std::move(partly);
-  std::vector<Finding> notes;
-  if (!changed.empty()) notes.push_back(note(path, changed_in_words(changed)));
+  std::vector<Finding> notes = notes_of(path, changed, not_compared);
   if (copies_.empty()) return notes;
   partial_ = "only the first " + std::to_string(kBeginNumel) +
              " elements of each rank compared, in " + counted(copies_.size(), "name") +
@@ -126,11 +130,13 @@ std::uint64_t Copies::rest_nbytes() const {
 
 std::vector<Finding> Copies::compare_rest(const std::string& path) const {
   std::vector<std::string> changed;
+  NamesByReason not_compared;
   for (const Copy& copy : copies_) {
-    if (differs(copy, kWholeRuns)) changed.push_back(copy.fqn);
+    const Result result = compared(copy, kWholeRuns);
+    if (result == Result::different) changed.push_back(copy.fqn);
+    if (result == Result::not_known) not_compared[kDamaged].push_back(copy.fqn);
   }
-  if (changed.empty()) return {};
-  return {note(path, changed_in_words(changed))};
+  return notes_of(path, changed, not_compared);
 }
 
 Finding Copies::note(const std::string& path, std::string found) const {
@@ -141,9 +147,21 @@ Finding Copies::note(const std::string& path, std::string found) const {
           .found = std::move(found)};
 }
 
-std::string Copies::changed_in_words(const std::vector<std::string>& names) const {
-  return counted(names.size(), "name") + " with different numbers in the copies, such as '" +
-         printable(names.front()) + "'; " + advice_;
+std::vector<Finding> Copies::notes_of(const std::string& path,
+                                      const std::vector<std::string>& changed,
+                                      const NamesByReason& not_compared) const {
+  std::vector<Finding> notes;
+  if (!changed.empty()) {
+    notes.push_back(note(path, counted(changed.size(), "name") +
+                                   " with different numbers in the copies, such as '" +
+                                   printable(changed.front()) + "'; " + advice_));
+  }
+  for (const auto& [reason, names] : not_compared) {
+    notes.push_back(note(path, counted(names.size(), "name") +
+                                   " whose copies were not compared, such as '" +
+                                   printable(names.front()) + "': " + reason + "; " + advice_));
+  }
+  return notes;
 }
 
 }  // namespace tessera::formats::torch_files

@@ -2,17 +2,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "formats/torch_files/file.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::torch_files {
 
-/// `numel` consecutive elements of a tensor in a file, starting with element `begin`.
+/// `numel` consecutive elements of a tensor that is one piece, starting with element `begin`.
 struct Run {
-  const File* file;
+  const CheckpointReader* reader;  // of one file, or the reader that compares copies
   std::size_t tensor;
   std::int64_t begin = 0;
   std::int64_t numel = 0;
@@ -42,6 +43,10 @@ class Copies {
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
+  /// Adds a copy that is not compared. A note says so, with the reason.
+  void add_not_compared(std::string fqn, const std::string& reason) {
+    not_compared_[reason].push_back(std::move(fqn));
+  }
   /// Compares the copies. Returns the notes.
   std::vector<Finding> compare(const std::string& path);
   /// Compares all elements of the copies that `compare` found equal in part. Returns the notes.
@@ -54,17 +59,22 @@ class Copies {
   }
 
  private:
-  /// Returns whether the copies differ. Counts a copy that cannot be read because its file is
-  /// damaged as equal: `verify`, and moves that read this copy, report the damage.
-  static bool differs(const Copy& copy, std::int64_t max_numel);
+  enum class Result { equal, different, not_known };
+  using NamesByReason = std::map<std::string, std::vector<std::string>>;
+
+  /// Returns `not_known` if a copy cannot be read because its file is damaged.
+  static Result compared(const Copy& copy, std::int64_t max_numel);
   Finding note(const std::string& path, std::string found) const;
-  std::string changed_in_words(const std::vector<std::string>& names) const;
+  /// Returns the notes about copies that differ, and about those that were not compared.
+  std::vector<Finding> notes_of(const std::string& path, const std::vector<std::string>& changed,
+                                const NamesByReason& not_compared) const;
 
   std::string rule_;
   std::string expected_;
   std::string advice_;
-  std::vector<Copy> copies_;  // after `compare`: the copies that it found equal, but only in part
-  std::string partial_;       // the note about these copies; empty if there are none
+  NamesByReason not_compared_;  // from `add_not_compared`
+  std::vector<Copy> copies_;    // after `compare`: the copies that it found equal, but only in part
+  std::string partial_;         // the note about these copies; empty if there are none
 };
 
 }  // namespace tessera::formats::torch_files
