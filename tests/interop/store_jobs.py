@@ -34,7 +34,7 @@ def save(format, saves):
             assert expected and expected in str(error), error
             print(error)
             continue
-        assert expected is None, url
+        assert expected is None, f"the save to {url} did not fail"
         if rank == 0:
             found = tessera.latest_valid(url.rsplit("/", 1)[0])
             assert found.path == url and not found.skipped, found

@@ -258,8 +258,9 @@ void ModelRanksReader::add_frozen_fragments(const std::string& name) {
     const std::vector<VectorPart> parts = fragments_of(name, tensor, numel_of(shapes[tensor]));
     add_pieces(whole, joint, tensor, parts);
     std::vector<Run>& runs = all.emplace_back();
-    for (const VectorPart& part : parts)
+    for (const VectorPart& part : parts) {
       runs.push_back({&part.file->reader(), part.tensor, 0, part.numel});
+    }
     if (tensor > 0 && joint.kind != Joint::Kind::cut) replicas_.add({name, all.front(), runs});
   }
   check_rule(name, all);

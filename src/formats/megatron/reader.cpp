@@ -531,8 +531,8 @@ class MegatronReader final : public EntryReader {
              " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
-  /// Notes values that lie beside the flat vectors of the distributed optimizer. An optimizer whose
-  /// vectors another rank has saved is None or an empty dict.
+  /// Notes values that lie beside the flat vectors of the distributed optimizer. None and an empty
+  /// dict are no such values: they stand where another rank has saved an optimizer's vectors.
   void note_values_beside_vectors() {
     std::vector<std::string> names;
     const auto is_known = [](const std::string& key) {
