@@ -35,8 +35,8 @@ dev_t device_of(const std::string& path) {
 std::shared_ptr<const BaseCheckpoint> BaseCheckpoint::open(const FileSystem& fs,
                                                            const std::string& path, Format format) {
   if (object_store::is_url(path)) {
-    throw Error::expected(ErrorKind::unsupported, {.path = path}, "base", "a local path", "a URL",
-                          "hard links need the file system of the destination");
+    throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "base", "a local path",
+                          "a URL", "hard links need the file system of the destination");
   }
   auto base = writer_of(format).open_base(fs, path);
   if (base) return base;
