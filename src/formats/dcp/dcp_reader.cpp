@@ -537,6 +537,9 @@ void DcpReader::verify_nested(const std::vector<bool>& is_readable, ItemCheck& c
 
 void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progress,
                             int /*num_threads*/, PartOfCheck& part) const {
+  if (part.takes(0)) {
+    for (const Finding& finding : metadata_.contents.opening_findings) sink(finding);
+  }
   ItemCheck check(path_, sink, progress);
   std::vector<bool> is_readable(metadata_.storage.files.size());
   for (std::uint32_t f = 0; f < is_readable.size(); ++f) {

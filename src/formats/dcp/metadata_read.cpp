@@ -267,17 +267,31 @@ class Parser final : public pickle::EntryTaker {
     result_.is_flattened = planner_data && !planner_data->is(ObjectKind::none);
     if (planner_data) parse_key_paths(*planner_data);
     assign_ranks();
+    note_other_attributes(state);
     return std::move(result_);
   }
 
  private:
   static constexpr std::string_view kItems = "state_dict_metadata";
   static constexpr std::string_view kPlaces = "storage_data";
+  static constexpr std::array<std::string_view, 5> kMetadataAttributes{
+      kItems, kPlaces, "planner_data", "storage_meta", "version"};
 
   [[noreturn]] void fail(std::string_view fqn, std::string_view rule, std::string_view expected,
                          std::string_view found, std::string_view likely_cause = {}) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = std::string(fqn)}, rule,
                           expected, found, likely_cause);
+  }
+
+  void note_other_attributes(Object state) {
+    const std::string others = names_but(state, kMetadataAttributes);
+    if (others.empty()) return;
+    result_.contents.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = "attributes",
+         .where = {.path = path_},
+         .expected = "a Metadata of known attributes",
+         .found = "also " + others + ": left out" + std::string(kNewerTorch)});
   }
 
   // Tensors and values
