@@ -361,6 +361,27 @@ def test_a_tensor_of_the_module_that_only_some_ranks_have_is_noted(tmp_path, cla
             "ranks: 1 name with other bytes on some rank, such as 'up._extra_state'; the buffers of rank 0 are read"]
 
 
+@pytest.mark.parametrize("name", ["zero3", "autotp_zero3"])
+def test_a_parameter_in_the_module_of_a_later_rank_is_noted(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E13."""
+    path = shutil.copytree(VALID / name, tmp_path / name)
+    plain = notes_of_move(path, tmp_path / "plain.pt")
+    parameter, shape = next(iter(torch.load(next(path.glob("*/zero_pp_rank_1_*_model_states.pt")), weights_only=False)["param_shapes"][0].items()))
+    edit(next(path.glob("*/zero_pp_rank_1_*_model_states.pt")), lambda state: state["module"].update({parameter: torch.ones(shape)}))
+    assert set(notes_of_move(path, tmp_path / "moved.pt")) - set(plain) == {
+        f"ranks: 1 name with other bytes on some rank, such as '{parameter}'; the copies are left out"}
+
+
+@pytest.mark.parametrize("item", [torch.ones(3), torch.zeros(0), 5], ids=["vector", "empty", "value"])
+def test_a_vector_that_only_a_later_rank_has_is_refused(item, tmp_path, classes_of_deepspeed):
+    """Shows F2, E7."""
+    path = shutil.copytree(VALID / "zero1", tmp_path / "zero1")
+    edit(path / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+         lambda state: state["optimizer_state_dict"]["single_partition_of_fp32_groups"].append(item))
+    result = run("ckpt-reshard", path, tmp_path / "moved.pt", "--to", "torch")
+    assert result.returncode == 3 and "fp32 weights: expected flat vector 2" in result.stderr
+
+
 @pytest.mark.parametrize("of_ranks", [
     [[torch.zeros(1)], [torch.ones(1)] * 2, [torch.ones(1) * 2]], [[1, 2], [torch.ones(2), torch.ones(1)], [1, 2]],
     [{"position": 5}, None, {"position": 6}], [None, {"position": 5}, None], [{}, {"position": torch.ones(1)}, {}],
@@ -607,10 +628,11 @@ def test_a_step_that_is_a_number_becomes_a_tensor_and_is_counted(tmp_path):
         assert document["changes"] == changes
 
 
-def test_a_group_without_parameters_comes_back(tmp_path):
-    """Shows F2. A universal checkpoint keeps the fields of such a group."""
+@pytest.mark.parametrize("groups", [[{"lr": 0.1, "params": ["w"]}, {"lr": 0.2, "params": []}], [{"lr": 0.1}, {"lr": 0.2}]], ids=["empty", "unlisted"])
+def test_a_group_without_parameters_comes_back(groups, tmp_path):
+    """Shows F2. A universal checkpoint keeps the fields of a group that lists no parameters, and of one without a list, as
+    Megatron's distributed optimizer has them."""
     state = {"w": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": torch.tensor(7.0)}}
-    groups = [{"lr": 0.1, "params": ["w"]}, {"lr": 0.2, "params": []}]
     torch.save({"model": {"w": torch.ones(2)}, "optim": {"state": state, "param_groups": groups}}, tmp_path / "source.pt")
     moved = reshard(tmp_path / "source.pt", tmp_path / "run", "--to", "deepspeed")
     back = reshard(moved, tmp_path / "back.pt", "--to", "torch")
@@ -728,6 +750,19 @@ def test_copies_in_the_modules_of_tensor_ranks_are_told(name, tmp_path, classes_
     notes = notes_of_move(VALID / name, tmp_path / "moved.pt")
     assert not any("different numbers" in note for note in notes), notes
     assert any("whose copies were not compared" in note for note in notes) == (name == "universal_autotp"), notes
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3", "tensor", "autotp_zero3", "universal_tensor_pipeline"])
+def test_a_tied_name_without_its_tensor_is_noted(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E16."""
+    path = shutil.copytree(VALID / name, tmp_path / name)
+    plain = notes_of_move(path, tmp_path / "plain.pt")
+    assert not any("shared_params" in note for note in plain)
+    files = sorted(path.glob("*/*mp_rank_00_model_states.pt"))
+    for file in files:
+        edit(file, lambda state: state.update(shared_params={"second.weight": "first.weight"}))
+    notes = notes_of_move(path, tmp_path / "moved.pt")
+    assert "ties: 1 name without one, such as 'second.weight': left out" in notes, notes
 
 
 def test_a_copy_in_the_module_of_a_universal_checkpoint_is_compared(tmp_path, classes_of_deepspeed):

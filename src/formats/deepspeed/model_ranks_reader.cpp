@@ -398,8 +398,10 @@ void ModelRanksReader::add_replica(const std::string& name, const ModulePart& fi
 
 void ModelRanksReader::add_ties_of_parameters() {
   std::set<std::string> known;
+  std::vector<const File*> files;
   for (const std::vector<const File*>& of_rank : model_ranks_) {
     const File& file = *of_rank.front();
+    files.push_back(&file);
     for (const Entry* const entry : file.below({"shared_params"})) {
       const auto target = file.value_of(*entry);
       const auto* const name = target ? target->get_if<std::string>() : nullptr;
@@ -407,6 +409,8 @@ void ModelRanksReader::add_ties_of_parameters() {
       if (known.insert(entry->path[1]).second) add_alias(entry->path[1], *name);
     }
   }
+  note_ties_without_tensor(
+      files, [&](const std::string& name) { return known.contains(name) || is_trained(name); });
 }
 
 void ModelRanksReader::note_padding() {

@@ -159,6 +159,8 @@ void ModelStatesReader::add_rest_of_module(
     }
   }
   note_rounded(num_rounded);
+  note_ties_without_tensor({&model()},
+                           [&](const std::string& name) { return known.contains(name); });
   note_without_elements(without_elements);
   if (!is_partitioned()) return;
   note_different_buffers({models_}, [&](const std::string& name) { return known.contains(name); });
@@ -422,10 +424,9 @@ void ModelStatesReader::add_state_without_items(const File& file, const Path& pa
   add_value({std::string("optim"), std::string("state")}, Value(Value::Dict()));
 }
 
-void ModelStatesReader::add_param_groups(
-    const File& file, const Path& path,
-    const std::function<std::vector<std::string>(std::int64_t)>& names,
-    std::optional<std::size_t> num_groups) {
+void ModelStatesReader::add_param_groups(const File& file, const Path& path,
+                                         const NamesInVector& names,
+                                         std::optional<std::size_t> num_groups) {
   if (!num_groups && file.below(path).empty()) {
     note("groups", "the parameter groups of the optimizer",
          "none in " + file.name() +
@@ -445,13 +446,34 @@ void ModelStatesReader::add_param_groups(
       continue;
     }
     Value::List all;
+    bool lists_params = true;
     for (const Value& item : *numbers) {
       const auto* const vector = item.get_if<std::int64_t>();
       if (vector == nullptr) continue;
-      for (std::string& name : names(*vector)) all.emplace_back(std::move(name));
+      const auto listed = names(*vector);
+      lists_params = lists_params && listed.has_value();
+      if (listed) all.insert(all.end(), listed->begin(), listed->end());
     }
-    add_value(std::move(target), Value(std::move(all)));
+    if (lists_params) add_value(std::move(target), Value(std::move(all)));
   }
+}
+
+void ModelStatesReader::note_ties_without_tensor(
+    const std::vector<const File*>& files, const std::function<bool(const std::string&)>& is_read) {
+  std::set<std::string> names;
+  for (const File* const file : files) {
+    for (const Entry* const entry : file->below({"shared_params"})) {
+      const std::string& name = entry->path[1];
+      const Entry* const own = file->find({"module", name});
+      const bool is_of_module =
+          own != nullptr && own->kind == Entry::Kind::tensor && file->tensor(*own).numel() > 0;
+      if (!is_read(name) && !is_of_module) names.insert(name);
+    }
+  }
+  if (names.empty()) return;
+  note("ties", "a tensor for each name in 'shared_params'",
+       counted(names.size(), "name") + " without one, such as '" + printable(*names.begin()) +
+           "': left out");
 }
 
 void ModelStatesReader::note_rounded(std::size_t num_rounded) {
@@ -472,13 +494,14 @@ void ModelStatesReader::note_different_buffers(
     const std::vector<std::vector<const File*>>& of_ranks,
     const std::function<bool(const std::string& name)>& is_parameter) {
   std::set<std::string> different;
+  std::set<std::string> different_copies;  // of parameters
   for (const std::vector<const File*>& files : of_ranks) {
     const File& first = *files.front();
     std::set<Path> tensors;
     for (const File* const file : files) {
       for (const Entry* const entry : file->below({"module"})) {
         const bool has_elements = is_plain_tensor(*entry) && file->tensor(*entry).numel() > 0;
-        if (has_elements && !is_parameter(entry->path[1])) tensors.insert(entry->path);
+        if (has_elements) tensors.insert(entry->path);
       }
     }
     for (const Path& path : tensors) {
@@ -488,13 +511,20 @@ void ModelStatesReader::note_different_buffers(
         if (read == nullptr || other == nullptr) return read != other;
         return !are_equal(first, *read, *file, *other);
       };
-      if (std::ranges::any_of(files, differs)) different.insert(path.back());
+      if (!std::ranges::any_of(files, differs)) continue;
+      (is_parameter(path.back()) ? different_copies : different).insert(path.back());
     }
   }
-  if (different.empty()) return;
-  note("ranks", "equal buffers on all ranks",
-       counted(different.size(), "name") + " with other bytes on some rank, such as '" +
-           printable(*different.begin()) + "'; the buffers of rank 0 are read");
+  const auto note_names = [&](const std::set<std::string>& names, const std::string& expected,
+                              const std::string& read) {
+    if (names.empty()) return;
+    note("ranks", expected,
+         counted(names.size(), "name") + " with other bytes on some rank, such as '" +
+             printable(*names.begin()) + "'; " + read);
+  };
+  note_names(different, "equal buffers on all ranks", "the buffers of rank 0 are read");
+  note_names(different_copies, "equal copies of parameters in the modules of all ranks",
+             "the copies are left out");
 }
 
 }  // namespace tessera::formats::deepspeed

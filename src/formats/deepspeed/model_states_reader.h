@@ -77,10 +77,11 @@ class ModelStatesReader : public EntryReader {
                        const std::function<void(const Path& target)>& add_parts);
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
-  /// parameters in vector `i`. Adds the first `num_groups` groups, or all without a number. Makes a
-  /// note if there are no groups, unless a number is given.
-  void add_param_groups(const File& file, const Path& path,
-                        const std::function<std::vector<std::string>(std::int64_t)>& names,
+  /// parameters in vector `i`, or nothing if the group is to have no `params`. Adds the first
+  /// `num_groups` groups, or all without a number. Makes a note if there are no groups, unless a
+  /// number is given.
+  using NamesInVector = std::function<std::optional<std::vector<std::string>>(std::int64_t)>;
+  void add_param_groups(const File& file, const Path& path, const NamesInVector& names,
                         std::optional<std::size_t> num_groups = {});
 
   using EntryReader::note;
@@ -95,12 +96,16 @@ class ModelStatesReader : public EntryReader {
   /// Returns a parameter's name, followed by those tied to it whose tensors in the module are not
   /// the parameter's.
   std::vector<std::string> names_in_module(const std::string& parameter) const;
-  /// Notes buffers, and other tensors of the module that are no parameters, that differ between
-  /// files of a list in `of_ranks`. In stage 3 each data rank saves its own; Tessera reads those in
-  /// the first file of each list.
+  /// Notes tensors of the module that differ between files of a list in `of_ranks`. In stage 3 each
+  /// data rank saves its own; Tessera reads those in the first file of each list, except
+  /// parameters, which it reads from other members.
   void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
                               const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);
+  /// Notes the names in `shared_params` of `files` under which nothing is read. `is_read`: whether
+  /// a parameter or a tie has the name; tensors in `module` with elements are read, too.
+  void note_ties_without_tensor(const std::vector<const File*>& files,
+                                const std::function<bool(const std::string&)>& is_read);
   /// Returns the ranks' parts of a frozen parameter of stage 3, one for each rank that has elements
   /// of it. Throws Error(corruption) if a rank has no part, or one of another size or dtype.
   std::vector<Run> runs_of_frozen(const std::string& name, std::int64_t numel) const;

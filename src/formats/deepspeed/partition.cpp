@@ -4,6 +4,8 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/checked_math.h"
@@ -171,10 +173,16 @@ void cut_in_order(Partition& partition, const File& model,
     }
     vectors.finish(model);
   }
-  for (const Entry* const entry : optimizer.front()->below(path_of_weights(partition.stage))) {
-    const std::string& vector = entry->path.back();
-    const auto of_vector = std::ranges::find(partition.parameters, vector, &Parameter::vector);
-    if (of_vector != partition.parameters.end()) continue;
+  const std::vector<std::string> weights = path_of_weights(partition.stage);
+  std::set<std::string> others;  // vectors without a parameter
+  for (const File* const file : optimizer) {
+    for (const Entry* const entry : file->below(weights)) {
+      const std::string& vector = entry->path[weights.size()];
+      const auto of_vector = std::ranges::find(partition.parameters, vector, &Parameter::vector);
+      if (of_vector == partition.parameters.end()) others.insert(vector);
+    }
+  }
+  for (const std::string& vector : others) {
     JoinedVectors(optimizer, partition.stage, vector).finish(model);
   }
 }

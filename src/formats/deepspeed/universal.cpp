@@ -37,7 +37,9 @@ std::vector<std::string> model_files(std::vector<std::string> names, const std::
 /// Entries that Tessera's writer added to the checkpoint, because DeepSpeed needs them and the
 /// source did not have them. See [Note: What Tessera adds].
 struct Added {
-  std::optional<std::vector<std::vector<std::string>>> groups{};  // nothing if Tessera wrote none
+  using Group = std::optional<std::vector<std::string>>;  // nothing if it has no `params`
+
+  std::optional<std::vector<Group>> groups{};  // nothing if Tessera wrote none
   std::set<std::string> neutral{};
   std::vector<KeyPath> empty_dicts{};
   std::vector<KeyPath> empty_lists{};
@@ -116,10 +118,11 @@ Added read_added(const File& optimizer) {
   added.groups.emplace();
   for (const Value& group : *groups) {
     const auto* const names = group.get_if<Value::List>();
-    if (names == nullptr) {
+    if (names == nullptr && group != Value()) {
       refuse_added(optimizer, kGroups, "a list of names for each group", value_to_string(group));
     }
-    added.groups->push_back(read_names(optimizer, kGroups, *names));
+    added.groups->push_back(
+        names == nullptr ? Added::Group() : Added::Group(read_names(optimizer, kGroups, *names)));
   }
   const auto names_in = [&](std::string_view member) {
     return read_names(optimizer, member, read_list(optimizer, member).value_or(Value::List()));
@@ -597,8 +600,9 @@ class UniversalReader final : public ModelRanksReader {
     }
   }
 
-  /// Returns the names of the parameters that a group lists as the number `vector`.
-  std::vector<std::string> names_in(std::int64_t vector) const {
+  /// Returns the names of the parameters that a group lists as the number `vector`; nothing if the
+  /// group that Tessera wrote has no `params`.
+  std::optional<std::vector<std::string>> names_in(std::int64_t vector) const {
     if (added_.groups) {
       const bool is_there =
           vector >= 0 && vector < static_cast<std::int64_t>(added_.groups->size());

@@ -356,7 +356,7 @@ class Sorter {
       }
       groups_[group].params.push_back(*parameter);
     }
-    groups_.try_emplace(group);
+    groups_[group].lists_params = true;
   }
 
   void require_of_user(const std::string& name, const Key& key) const {

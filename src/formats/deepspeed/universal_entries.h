@@ -25,6 +25,7 @@ struct Leaf {
 /// A group of an optimizer's parameters.
 struct ParamGroup {
   std::vector<std::string> params;  // names
+  bool lists_params = false;        // whether the group has the field `params`
   std::vector<Leaf> fields;         // all but `params`
 };
 

@@ -493,9 +493,11 @@ class UniversalFiles::Builder {
       archive.add_value(joined(group, keys({"params"})), params);
       archive.add_value(joined(of_stage_3, keys({"params"})), params);
       if (i >= entries_.groups.size()) continue;
-      names.emplace_back(
-          Value::List(entries_.groups[i].params.begin(), entries_.groups[i].params.end()));
-      for (const Leaf& leaf : entries_.groups[i].fields) {
+      const ParamGroup& source = entries_.groups[i];
+      names.push_back(source.lists_params
+                          ? Value(Value::List(source.params.begin(), source.params.end()))
+                          : Value());
+      for (const Leaf& leaf : source.fields) {
         archive.add(joined(group, leaf.path), leaf);
         archive.add(joined(of_stage_3, leaf.path), leaf);
       }

@@ -24,7 +24,8 @@ inline constexpr std::string_view kWeights = "fp32";                       // th
 // them, the writer adds neutral ones. The member `tessera` of optimizer_state.pt lists these, so
 // that the reader can leave them out again. DeepSpeed ignores this member:
 //
-//     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source
+//     {"groups": [["up.weight", …], …],   names of the parameters in each group of the source; None
+//                         for a group without a list `params`
 //      "neutral": ["state", "model_states.global_steps", …],      names of what the writer added
 //      "empty_dicts": [["optim", "state"], …], "empty_lists": …,  key paths of dicts and lists that
 //                         are empty in the source (SGD's state). No other member can keep them
