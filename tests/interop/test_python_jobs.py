@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType
@@ -277,6 +278,32 @@ def test_a_checkpoint_that_is_replaced_during_a_load_is_refused(tmp_path, monkey
     with pytest.raises(tessera.Error, match="expected the file as it was before it was opened") as raised:
         tessera.load({"w": torch.zeros(100)}, tmp_path / "step-1")
     assert raised.value.kind == "mismatch"
+
+
+@pytest.mark.parametrize("way", ["state_dict", "StorageReader"])
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypatch, format, way):
+    import tessera.dcp
+
+    for step in (1, 2):
+        tessera.save({"w": torch.full((100,), float(step))}, tmp_path / f"step-{step}", format=format)
+    entry = tessera.Checkpoint._entry
+
+    def replace(checkpoint, name):  # called when the checkpoint is open and the tensors have not been read
+        if (tmp_path / "step-2").exists():
+            os.rename(tmp_path / "step-1", tmp_path / "old")
+            os.rename(tmp_path / "step-2", tmp_path / "step-1")
+        return entry(checkpoint, name)
+
+    monkeypatch.setattr(tessera.Checkpoint, "_entry", replace)
+    with pytest.raises(tessera.Error, match="expected the file as it was before it was opened"):
+        if way == "state_dict":
+            tessera.open(tmp_path / "step-1").state_dict()
+        else:
+            reader = tessera.dcp.StorageReader(tmp_path / "step-1")
+            plan = DefaultLoadPlanner()
+            plan.set_up_planner({"w": torch.zeros(100)}, reader.read_metadata(), True)
+            reader.read_data(plan.create_local_plan(), plan)
 
 
 def test_a_backward_after_a_load_does_not_use_the_new_elements(tmp_path):

@@ -222,6 +222,7 @@ class TrainState::Impl::Load {
   LoadOptions options_;
   NameSelection only_;
   LoadSummary summary_;
+  reshard::SourceFiles files_;  // the files of `reader_`, unless the options give a file system
   std::unique_ptr<formats::CheckpointReader> reader_;
   reshard::Plan plan_;
   std::optional<OptimizerLoad> optimizer_load_;
@@ -235,8 +236,8 @@ void TrainState::Impl::Load::prepare() {
   state::check_file_system(options_.file_system);
   state_.check_mesh();
   object_store::forget(path_);
-  reader_ = formats::open_checkpoint(
-      object_store::is_url(path_) ? object_store::files() : *options_.file_system, path_);
+  const bool is_own = object_store::is_url(path_) || options_.file_system == &FileSystem::posix();
+  reader_ = formats::open_checkpoint(is_own ? files_.file_system() : *options_.file_system, path_);
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;
@@ -450,6 +451,7 @@ void TrainState::Impl::Load::read() {
   };
   reshard::execute(plan_, *reader_, writer,
                    {.memory_nbytes = options_.memory_nbytes, .underflowed = note});
+  files_.require_unchanged();
 }
 
 void TrainState::Impl::Load::take_over() {

@@ -488,6 +488,26 @@ TEST(TrainStateTest, AValueOfAnotherTypeIsNamed) {
 }
 
 // Shows E4.
+TEST(TrainStateTest, ACheckpointThatIsReplacedDuringALoadIsRefused) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(2, 2);
+  TrainState state(model);
+  std::int64_t step = 3;
+  state.with("step", step);
+  for (const char* const name : {"/a", "/b"}) save(state, directory.path() + name);
+  // Called when the checkpoint is open and the tensors have not been read.
+  Stateful replacing = stateful(step);
+  replacing.check = [&](const Value&) {
+    std::filesystem::rename(path, directory.path() + "/old");
+    std::filesystem::rename(directory.path() + "/b", path);
+  };
+  TrainState other(model);
+  EXPECT_THAT(error_of([&] { load(other.with("step", replacing), path); }),
+              HasSubstr("expected the file as it was before it was opened"));
+}
+
+// Shows E4.
 TEST(TrainStateTest, ReplacingTakesCheckpointsAlone) {
   const test::TemporaryDirectory directory;
   torch::nn::Linear model(2, 2);

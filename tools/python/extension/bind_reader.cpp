@@ -25,6 +25,7 @@
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
 #include "tessera/inspect/tensor_reader.h"
+#include "tessera/reshard/executor.h"
 #include "watched_work.h"
 
 namespace tessera::python {
@@ -48,8 +49,9 @@ std::span<std::byte> bytes_of(const Buffer& buffer) {
 /// One tensor of a checkpoint. Keeps the checkpoint open. Immutable.
 class TensorSource {
  public:
-  TensorSource(std::shared_ptr<const CheckpointReader> reader, std::size_t tensor_index)
-      : reader_(std::move(reader)), tensor_(*reader_, tensor_index) {}
+  TensorSource(std::shared_ptr<const reshard::SourceFiles> files,
+               std::shared_ptr<const CheckpointReader> reader, std::size_t tensor_index)
+      : files_(std::move(files)), reader_(std::move(reader)), tensor_(*reader_, tensor_index) {}
 
   /// Fills `buffer` with a box of the tensor, in the box's own row-major order.
   void read(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& sizes,
@@ -79,6 +81,7 @@ class TensorSource {
                  });
   }
 
+  std::shared_ptr<const reshard::SourceFiles> files_;
   std::shared_ptr<const CheckpointReader> reader_;
   inspect::TensorReader tensor_;
 };
@@ -91,7 +94,7 @@ class Reader {
     const nb::gil_scoped_release without_gil;
     const std::string path = object_store::keep_query(url_or_path);
     object_store::forget(path);
-    auto opened = formats::open_checkpoint(object_store::files(), path, options);
+    auto opened = formats::open_checkpoint(files_->file_system(), path, options);
     formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
     if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
       opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
@@ -173,7 +176,13 @@ class Reader {
 
   TensorSource tensor(std::size_t tensor_index) const {
     const nb::gil_scoped_release without_gil;
-    return TensorSource(reader_, tensor_index);
+    return TensorSource(files_, reader_, tensor_index);
+  }
+
+  /// Throws if a file that has been opened was changed or replaced since.
+  void require_unchanged() const {
+    const nb::gil_scoped_release without_gil;
+    files_->require_unchanged();
   }
 
   nb::object read_value(std::size_t value_index) const {
@@ -197,6 +206,9 @@ class Reader {
     return reader_->read_value(value_index);
   }
 
+  // Shared with the tensors, which may live longer than this object.
+  std::shared_ptr<const reshard::SourceFiles> files_ =
+      std::make_shared<const reshard::SourceFiles>();
   std::shared_ptr<const CheckpointReader> reader_;
 };
 
@@ -237,6 +249,7 @@ void bind_reader(nb::module_& module) {
       .def("opened_classes", &Reader::opened_classes)
       .def("part", &Reader::part)
       .def("tensor", &Reader::tensor, nb::arg("tensor_index"))
+      .def("require_unchanged", &Reader::require_unchanged)
       .def("read_value", &Reader::read_value, nb::arg("value_index"))
       .def(
           "nearest_name",

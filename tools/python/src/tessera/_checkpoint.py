@@ -108,13 +108,18 @@ class Checkpoint(Mapping[str, Any]):
             tensors, which may be on the meta device.
         lazy: leave tensors unread, as `Tensor`. A module's `load_state_dict` takes them, and reads one at a time.
 
-        Raises Error with a list of all names that do not fit `like`, or if Tessera never reads a value.
+        Raises Error with a list of all names that do not fit `like`, if Tessera never reads a value, or if the checkpoint
+        is replaced while it is open.
         """
         take = (lambda tensor: tensor) if flag("lazy", lazy) else Tensor.torch
+        reader = self._open_reader()
         if like is not None:
-            return Likeness(self, take).of(like)
-        names = [*self._metas, *self._values, *self.aliases]
-        return whole(self, dict(zip(names, self._open_reader().paths())), take)
+            found = Likeness(self, take).of(like)
+        else:
+            names = [*self._metas, *self._values, *self.aliases]
+            found = whole(self, dict(zip(names, reader.paths())), take)
+        reader.require_unchanged()
+        return found
 
     def close(self) -> None:
         """Closes the files. Names and shapes can still be used afterwards, but no tensor can be read."""

@@ -39,7 +39,7 @@ class StorageReader(DcpStorageReader):
     """Reads a checkpoint of any format and sharding for `torch.distributed.checkpoint.load`.
 
     DCP's planner decides what each rank reads. Each rank reads only these elements, and checks every checksum that
-    covers them. `options`: the options of `tessera.open`.
+    covers them. Raises Error if the checkpoint is replaced while it is read. `options`: the options of `tessera.open`.
     """
 
     def __init__(self, path: CheckpointId = None, **options: Any):
@@ -106,6 +106,7 @@ class StorageReader(DcpStorageReader):
                 targets.append((item, planner.resolve_tensor(item).detach()))
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
             list(pool.map(lambda target: _read(checkpoint, *target), targets))
+        checkpoint._open_reader().require_unchanged()
         for item, target in targets:
             planner.commit_tensor(item, target)
         future: Future[None] = Future()
