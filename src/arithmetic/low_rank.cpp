@@ -11,7 +11,7 @@ namespace tessera::arithmetic {
 namespace {
 
 /// The maximum number of elements of a matrix in memory at a time. Only a longer row exceeds it.
-constexpr std::int64_t kPartNumel = std::int64_t{1} << 19;
+constexpr std::int64_t kProductNumel = std::int64_t{1} << 19;
 
 /// Consecutive elements of one row of the term, and the index of the first one in the sum's memory.
 struct Segment {
@@ -109,7 +109,7 @@ class Addition {
         sum_(sum) {}
 
   std::int64_t num_columns() const { return num_columns_; }
-  std::int64_t rows_at_once() const { return std::max<std::int64_t>(1, kPartNumel / rank_); }
+  std::int64_t rows_at_once() const { return std::max<std::int64_t>(1, kProductNumel / rank_); }
 
   /// Adds the product's elements in `segments` to the sum. Requires: at most rows_at_once() rows
   /// from the first segment to the last one.
@@ -126,7 +126,7 @@ class Addition {
       columns.begin = std::min(columns.begin, segment.columns.begin);
       columns.end = std::max(columns.end, segment.columns.end);
     }
-    const std::int64_t at_once = std::max<std::int64_t>(1, kPartNumel / rank_);
+    const std::int64_t at_once = std::max<std::int64_t>(1, kProductNumel / rank_);
     for (std::int64_t begin = columns.begin; begin < columns.end; begin += at_once) {
       add_tile(left, rows.begin, {begin, std::min(begin + at_once, columns.end)}, segments);
     }

@@ -18,7 +18,7 @@ namespace {
 
 /// Returns the path with its links resolved. If nothing exists at `path`, resolves only its parent
 /// directory; if that does not exist either, returns `path` unchanged.
-std::string resolved(const FileSystem& fs, const std::string& path) {
+std::string resolved_path(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path)) return fs.resolve_links(path);
   const std::string parent = directory_of(path);
   return fs.kind_of(parent) ? join_path(fs.resolve_links(parent), last_component(path)) : path;
@@ -95,8 +95,8 @@ std::uint64_t linked_nbytes_of(const LinkedPieces& linked, const CheckpointConte
 }
 
 void check_base(const FileSystem& fs, const std::string& base, const std::string& destination) {
-  const std::string from = resolved(fs, base) + "/";
-  const std::string to = resolved(fs, without_trailing_slashes(destination)) + "/";
+  const std::string from = resolved_path(fs, base) + "/";
+  const std::string to = resolved_path(fs, without_trailing_slashes(destination)) + "/";
   if (from.starts_with(to) || to.starts_with(from)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = base}, "base",
                           "another checkpoint than the destination",

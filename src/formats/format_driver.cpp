@@ -9,13 +9,13 @@
 namespace tessera::formats {
 namespace {
 
-std::vector<const FormatDriver*>& registered() {
+std::vector<const FormatDriver*>& registered_drivers() {
   static std::vector<const FormatDriver*> drivers = built_in_drivers();
   return drivers;
 }
 
 const FormatDriver* find_driver(std::string_view name) {
-  const auto& drivers = registered();
+  const auto& drivers = registered_drivers();
   const auto found = std::ranges::find_if(
       drivers, [&](const FormatDriver* driver) { return driver->format().name() == name; });
   return found == drivers.end() ? nullptr : *found;
@@ -38,7 +38,7 @@ std::vector<std::string> FormatDriver::own_files(const FileSystem& /*fs*/,
 }
 
 const std::vector<const FormatDriver*>& format_drivers() {
-  return registered();
+  return registered_drivers();
 }
 
 void register_format(const FormatDriver& driver) {
@@ -46,12 +46,13 @@ void register_format(const FormatDriver& driver) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "name of a format",
                           "a name that no other format has", driver.format().name());
   }
-  registered().push_back(&driver);
+  registered_drivers().push_back(&driver);
 }
 
 const FormatDriver& driver_of(Format format) {
   if (const FormatDriver* driver = find_driver(format.name())) return *driver;
-  throw Error::expected(ErrorKind::unsupported, {}, "format", "a registered format", format.name());
+  throw Error::expected(ErrorKind::unsupported, {}, "format", "a registered_drivers format",
+                        format.name());
 }
 
 FormatTraits traits_of(Format format) {
@@ -69,7 +70,7 @@ std::optional<Format> parse_format(std::string_view name) {
 
 std::vector<std::string> writable_format_names() {
   std::vector<std::string> names;
-  for (const FormatDriver* driver : registered()) {
+  for (const FormatDriver* driver : registered_drivers()) {
     if (driver->traits().can_be_written) names.emplace_back(driver->format().name());
   }
   return names;
@@ -77,7 +78,7 @@ std::vector<std::string> writable_format_names() {
 
 std::string writable_formats_in_words(bool (*suits)(const FormatTraits&)) {
   std::vector<std::string_view> names;
-  for (const FormatDriver* driver : registered()) {
+  for (const FormatDriver* driver : registered_drivers()) {
     const FormatTraits traits = driver->traits();
     if (traits.can_be_written && (suits == nullptr || suits(traits))) {
       names.push_back(driver->format().name());
@@ -87,7 +88,7 @@ std::string writable_formats_in_words(bool (*suits)(const FormatTraits&)) {
 }
 
 Format format_for_destination(const std::string& path) {
-  for (const FormatDriver* driver : registered()) {
+  for (const FormatDriver* driver : registered_drivers()) {
     if (!driver->traits().can_be_written) continue;
     for (const std::string_view suffix : driver->file_suffixes()) {
       if (path.ends_with(suffix)) return driver->format();

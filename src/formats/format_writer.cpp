@@ -7,7 +7,7 @@
 namespace tessera::formats {
 namespace {
 
-std::vector<const FormatWriter*>& registered() {
+std::vector<const FormatWriter*>& registered_writers() {
   static std::vector<const FormatWriter*> writers{
       &native_writer(),    &dcp_writer(),        &safetensors_writer(), &torch_zip_writer(),
       &deepspeed_writer(), &rank_files_writer(), &megatron_writer()};
@@ -15,7 +15,7 @@ std::vector<const FormatWriter*>& registered() {
 }
 
 const FormatWriter* find_writer(Format format) {
-  const auto& writers = registered();
+  const auto& writers = registered_writers();
   const auto found = std::ranges::find(writers, format, &FormatWriter::format);
   return found == writers.end() ? nullptr : *found;
 }
@@ -27,7 +27,7 @@ void register_format_writer(const FormatWriter& writer) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "writer of a format",
                           "a format without a writer", writer.format().name());
   }
-  registered().push_back(&writer);
+  registered_writers().push_back(&writer);
 }
 
 const FormatWriter& writer_of(Format format) {

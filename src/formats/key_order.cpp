@@ -14,7 +14,7 @@ namespace tessera::formats {
 namespace {
 
 /// An entry of the nested state dict. Refers to the contents.
-struct Entry {
+struct KeyedEntry {
   const std::string* name;
   const SharedKeyPath* key_path;
   std::uint32_t dict_order;
@@ -27,7 +27,7 @@ struct Entry {
 };
 
 /// Compares two keys at one depth, as Key does. An entry without a path has its name as key.
-std::weak_ordering compare_keys(const Entry& a, const Entry& b, std::size_t depth) {
+std::weak_ordering compare_keys(const KeyedEntry& a, const KeyedEntry& b, std::size_t depth) {
   if (!a.key_path->empty() && !b.key_path->empty()) {
     return (*a.key_path)[depth] <=> (*b.key_path)[depth];
   }
@@ -37,7 +37,7 @@ std::weak_ordering compare_keys(const Entry& a, const Entry& b, std::size_t dept
   return text == nullptr ? std::weak_ordering::greater : *text <=> *b.name;
 }
 
-bool is_before(const Entry& a, const Entry& b) {
+bool is_before(const KeyedEntry& a, const KeyedEntry& b) {
   const std::size_t num_common = std::min(a.num_keys(), b.num_keys());
   for (std::size_t depth = 0; depth < num_common; ++depth) {
     const std::weak_ordering order = compare_keys(a, b, depth);
@@ -47,8 +47,8 @@ bool is_before(const Entry& a, const Entry& b) {
 }
 
 /// Returns all entries, sorted by their paths.
-std::vector<Entry> sorted_entries(const CheckpointContents& contents) {
-  std::vector<Entry> entries;
+std::vector<KeyedEntry> sorted_entries(const CheckpointContents& contents) {
+  std::vector<KeyedEntry> entries;
   entries.reserve(contents.tensors.size() + contents.aliases.size() + contents.values.size());
   const auto add = [&](const std::string& name, const auto& entry) {
     const auto number = static_cast<std::uint32_t>(entries.size());
@@ -67,8 +67,8 @@ struct WalkResult {
 };
 
 /// An item of a dict or a list: its entries, and the smallest `dict_order` among them.
-struct Item {
-  std::span<const Entry> entries;
+struct KeyedItem {
+  std::span<const KeyedEntry> entries;
   std::uint32_t dict_order;
 };
 
@@ -82,7 +82,7 @@ class Walk {
   Walk& operator=(const Walk&) = delete;
 
   /// Requires: all entries have the same first `depth` keys, and are sorted.
-  void visit(std::span<const Entry> entries, std::size_t depth) {
+  void visit(std::span<const KeyedEntry> entries, std::size_t depth) {
     // This entry is a tensor or a value where others have a dict. Writers refuse such paths.
     while (!entries.empty() && entries.front().num_keys() <= depth) {
       result_.numbers.push_back(entries.front().number);
@@ -90,11 +90,11 @@ class Walk {
     }
     if (entries.size() == 1) return result_.numbers.push_back(entries.front().number);
     if (entries.empty()) return;
-    std::vector<Item> items = items_of(entries, depth);
+    std::vector<KeyedItem> items = items_of(entries, depth);
     if (!entries.front().is_list_position(depth) && arrange(items, depth)) {
       ++result_.num_reordered_dicts;
     }
-    for (const Item& item : items) visit(item.entries, depth + 1);
+    for (const KeyedItem& item : items) visit(item.entries, depth + 1);
   }
 
   WalkResult result() && { return std::move(result_); }
@@ -102,13 +102,13 @@ class Walk {
  private:
   /// Puts the items of a dict, which are in the order of Key, in the order of the walk. Returns
   /// whether the dict counts as reordered.
-  virtual bool arrange(std::vector<Item>& items, std::size_t depth) const = 0;
+  virtual bool arrange(std::vector<KeyedItem>& items, std::size_t depth) const = 0;
 
-  static std::vector<Item> items_of(std::span<const Entry> entries, std::size_t depth) {
-    std::vector<Item> items;
+  static std::vector<KeyedItem> items_of(std::span<const KeyedEntry> entries, std::size_t depth) {
+    std::vector<KeyedItem> items;
     for (std::size_t i = 0; i < entries.size(); ++i) {
       if (i > 0 && compare_keys(entries[i - 1], entries[i], depth) == 0) {
-        Item& item = items.back();
+        KeyedItem& item = items.back();
         item.entries = {item.entries.data(), item.entries.size() + 1};
         item.dict_order = std::min(item.dict_order, entries[i].dict_order);
       } else {
@@ -127,9 +127,9 @@ class OrderedWalk final : public Walk {
   using Walk::Walk;
 
  private:
-  bool arrange(std::vector<Item>& items, std::size_t /*depth*/) const override {
-    if (std::ranges::is_sorted(items, {}, &Item::dict_order)) return false;
-    std::ranges::stable_sort(items, {}, &Item::dict_order);
+  bool arrange(std::vector<KeyedItem>& items, std::size_t /*depth*/) const override {
+    if (std::ranges::is_sorted(items, {}, &KeyedItem::dict_order)) return false;
+    std::ranges::stable_sort(items, {}, &KeyedItem::dict_order);
     return true;
   }
 };
@@ -147,23 +147,24 @@ class MergeWalk final : public Walk {
   /// The smallest `dict_order` of an item's entries in each source that has some.
   using Places = std::map<std::size_t, std::uint32_t>;
   struct Placed {
-    Item item;
+    KeyedItem item;
     Places places;
   };
 
   /// Returns the sources from which the merge takes entries of a dict. Leaves out a source whose
   /// entries are all taken from other sources.
-  std::set<std::size_t> sources_of(const std::vector<Item>& items) const {
+  std::set<std::size_t> sources_of(const std::vector<KeyedItem>& items) const {
     std::set<std::size_t> sources;
-    for (const Item& item : items) {
-      for (const Entry& entry : item.entries) sources.insert(places_[entry.number].front().source);
+    for (const KeyedItem& item : items) {
+      for (const KeyedEntry& entry : item.entries)
+        sources.insert(places_[entry.number].front().source);
     }
     return sources;
   }
 
-  Places places_of(const Item& item, const std::set<std::size_t>& sources) const {
+  Places places_of(const KeyedItem& item, const std::set<std::size_t>& sources) const {
     Places found;
-    for (const Entry& entry : item.entries) {
+    for (const KeyedEntry& entry : item.entries) {
       for (const PlaceInSource& place : places_[entry.number]) {
         if (!sources.contains(place.source)) continue;
         const auto [known, is_new] = found.emplace(place.source, place.dict_order);
@@ -187,23 +188,23 @@ class MergeWalk final : public Walk {
   /// Whether the dict is the outermost one of all its sources. Then its keys can follow each other
   /// as the sources do. Returns false if two sources have tensors as its items: such files are
   /// parts of one state dict, and no file tells the order of parameters in it.
-  bool is_outermost_dict(const std::vector<Item>& items, const std::set<std::size_t>& sources,
+  bool is_outermost_dict(const std::vector<KeyedItem>& items, const std::set<std::size_t>& sources,
                          std::size_t depth) const {
     const auto has_it_inside = [&](std::size_t source) { return root_depths_[source] < depth; };
     if (std::ranges::any_of(sources, has_it_inside)) return false;
     std::set<std::size_t> with_tensors;
-    for (const Item& item : items) {
-      const Entry& entry = item.entries.front();
+    for (const KeyedItem& item : items) {
+      const KeyedEntry& entry = item.entries.front();
       const bool is_tensor = entry.num_keys() == depth + 1 && entry.number < num_named_;
       if (is_tensor) with_tensors.insert(places_[entry.number].front().source);
     }
     return with_tensors.size() < 2;
   }
 
-  bool arrange(std::vector<Item>& items, std::size_t depth) const override {
+  bool arrange(std::vector<KeyedItem>& items, std::size_t depth) const override {
     const std::set<std::size_t> sources = sources_of(items);
     std::vector<Placed> wanted;
-    for (const Item& item : items) wanted.push_back({item, places_of(item, sources)});
+    for (const KeyedItem& item : items) wanted.push_back({item, places_of(item, sources)});
     const auto has_all = [&](std::size_t source) {
       return std::ranges::all_of(wanted,
                                  [&](const Placed& item) { return item.places.contains(source); });
@@ -231,7 +232,7 @@ class MergeWalk final : public Walk {
 };
 
 WalkResult walk_through(const CheckpointContents& contents) {
-  const std::vector<Entry> entries = sorted_entries(contents);
+  const std::vector<KeyedEntry> entries = sorted_entries(contents);
   OrderedWalk walk(entries.size());
   walk.visit(entries, 0);
   return std::move(walk).result();
@@ -336,7 +337,7 @@ bool set_key_order(CheckpointContents& contents, std::string_view text) {
 std::size_t merge_key_orders(CheckpointContents& contents,
                              const std::vector<std::vector<PlaceInSource>>& places,
                              std::span<const std::size_t> root_depths) {
-  const std::vector<Entry> entries = sorted_entries(contents);
+  const std::vector<KeyedEntry> entries = sorted_entries(contents);
   TESSERA_CHECK(places.size() == entries.size());
   MergeWalk walk(contents.tensors.size() + contents.aliases.size(), places, root_depths);
   walk.visit(entries, 0);

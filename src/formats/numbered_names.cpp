@@ -20,8 +20,8 @@ struct Mark {
   std::string_view word;
   Unit unit;
 };
-constexpr std::array kMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
-                            Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
+constexpr std::array kUnitMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
+                                Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
 /// Only Meta's models have such names. So a file of rank 1 or later is a part, even if no other
 /// file is beside it.
@@ -42,7 +42,7 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
 /// word.
 std::optional<Unit> unit_before(std::string_view before) {
   if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
-  for (const Mark& mark : kMarks) {
+  for (const Mark& mark : kUnitMarks) {
     if (!before.ends_with(mark.word)) continue;
     const std::string_view rest = before.substr(0, before.size() - mark.word.size());
     if (rest.empty() || is_separator(rest.back())) return mark.unit;

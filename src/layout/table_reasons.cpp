@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr double kAnySeconds = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;
 
 std::string percent_text(double share) {
@@ -61,7 +61,7 @@ std::string reason_of(const Assignment& assignment, std::size_t t, const Planner
   const double slowest = assignment.score().slowest_seconds;
   Assignment other = assignment;
   other.take(t);
-  auto choice = other.find_ranks(t, 0, kNoLimit, LoadOrder::by_seconds);
+  auto choice = other.find_ranks(t, 0, kAnySeconds, LoadOrder::by_seconds);
   if (!choice) {
     return name + "no room for " + iec_size(cheapest.largest_nbytes()) +
            " next to the other tables";

@@ -11,19 +11,19 @@ namespace {
 
 constexpr std::uint64_t kMaxProfileFileNbytes = std::uint64_t{4} << 20;
 
-std::string_view trimmed(std::string_view text) {
+std::string_view without_blanks(std::string_view text) {
   constexpr std::string_view kSpaces = " \t\r";
   const std::size_t begin = text.find_first_not_of(kSpaces);
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-/// Returns a setting's value, trimmed, without a comment (from ` #` or ` ;` on).
+/// Returns a setting's value, without_blanks, without a comment (from ` #` or ` ;` on).
 std::string_view without_comment(std::string_view value) {
   for (const std::string_view mark : {" #", " ;", "\t#", "\t;"}) {
     value = value.substr(0, value.find(mark));
   }
-  return trimmed(value);
+  return without_blanks(value);
 }
 
 ProfileFile read_profile_file(const std::string& path) {
@@ -130,19 +130,19 @@ ProfileFile parse_profile_file(std::string_view text) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     const std::string_view whole_line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    const std::string_view line = trimmed(whole_line);
+    const std::string_view line = without_blanks(whole_line);
     if (line.empty() || line.front() == '#' || line.front() == ';') continue;
     if (line.front() == '[') {
       const std::size_t bracket = line.find(']');
       section = bracket == std::string_view::npos
                     ? nullptr
-                    : &file[std::string(trimmed(line.substr(1, bracket - 1)))];
+                    : &file[std::string(without_blanks(line.substr(1, bracket - 1)))];
       continue;
     }
     const bool is_nested = whole_line.front() == ' ' || whole_line.front() == '\t';
     const std::size_t equals = line.find('=');
     if (section == nullptr || is_nested || equals == std::string_view::npos) continue;
-    std::string key(trimmed(line.substr(0, equals)));
+    std::string key(without_blanks(line.substr(0, equals)));
     std::ranges::transform(key, key.begin(), [](unsigned char c) { return std::tolower(c); });
     section->insert_or_assign(key, std::string(without_comment(line.substr(equals + 1))));
   }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMaxAnswerNbytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxTokenNbytes = 4096;
-constexpr std::size_t kMaxPages = 1000;
+constexpr std::size_t kMaxHubPages = 1000;
 constexpr const char* kHub = "https://huggingface.co";
 constexpr const char* kApi = "tessera-api";  // marks an API request in a Query; never sent
 
@@ -156,9 +156,9 @@ std::optional<std::vector<Entry>> HubServer::list(const std::string& url) {
   const std::size_t folder_nbytes = folder.empty() ? 0 : folder.size() + 1;
   std::vector<Entry> entries;
   for (std::size_t page = 0; !page_url.empty(); ++page) {
-    if (page == kMaxPages) {
+    if (page == kMaxHubPages) {
       throw Error::expected(ErrorKind::unsupported, {.path = url}, "list of the hub",
-                            "at most " + std::to_string(kMaxPages) + " pages", "more");
+                            "at most " + std::to_string(kMaxHubPages) + " pages", "more");
     }
     const auto [response, body] = ask(url, {{kApi, page_url}}, kMaxAnswerNbytes);
     if (response.status == 404) return entries;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
 constexpr std::size_t kMaxEntries = 2'000'000;
-constexpr std::size_t kMaxPages = 20'000;  // of a list; S3's have up to 1000 entries
+constexpr std::size_t kMaxListPages = 20'000;  // of a list; S3's have up to 1000 entries
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
 /// The signature has this text in place of the body's SHA-256. HTTPS and a checksum protect the
@@ -185,9 +185,9 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
                             "give the URL of one checkpoint");
     }
     if (page.continuation_token.empty()) break;
-    if (++num_pages == kMaxPages) {
+    if (++num_pages == kMaxListPages) {
       throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the bucket",
-                            "at most " + std::to_string(kMaxPages) + " pages", "more");
+                            "at most " + std::to_string(kMaxListPages) + " pages", "more");
     }
     std::erase_if(query, [](const auto& entry) { return entry.first == "continuation-token"; });
     query.emplace_back("continuation-token", page.continuation_token);

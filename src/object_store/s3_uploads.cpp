@@ -24,7 +24,7 @@ constexpr std::string_view kCompletion = "completion of the upload";
 constexpr int kMaxMismatches = 3;  // wrong checksums before an upload fails
 constexpr const char* kCrc32Header = "x-amz-checksum-crc32";
 constexpr std::uint64_t kMaxParts = 10'000;  // of an upload, the limit of S3
-constexpr int kMaxPages = 10'000;            // of a list
+constexpr int kMaxUploadPages = 10'000;      // of a list
 // The time in which S3 joins the parts of a large object.
 constexpr std::chrono::seconds kMaxCompletion{600};
 
@@ -73,7 +73,7 @@ int part_number_in(const std::string& url, const std::string& text) {
 
 [[noreturn]] void refuse_long_list(const std::string& url) {
   throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
-                        "a list of at most " + std::to_string(kMaxPages) + " pages", "more");
+                        "a list of at most " + std::to_string(kMaxUploadPages) + " pages", "more");
 }
 
 }  // namespace
@@ -363,7 +363,7 @@ ListedParts S3Uploads::list_parts(const std::string& url, const std::string& id)
       if (path == "IsTruncated") is_truncated = text == "true";
     });
     if (!is_truncated || next.empty()) return listed;
-    if (listed.parts.size() > kMaxParts || ++num_pages == kMaxPages) refuse_long_list(url);
+    if (listed.parts.size() > kMaxParts || ++num_pages == kMaxUploadPages) refuse_long_list(url);
     query = {{"part-number-marker", next}, {"uploadId", id}};
   }
 }
@@ -401,7 +401,7 @@ std::vector<UnfinishedUpload> S3Uploads::list_unfinished(const std::string& url)
       uploads[i].key = decoded(uploads[i].key);
     }
     if (!is_truncated || next_key.empty()) break;
-    if (++num_pages == kMaxPages) refuse_long_list(url);
+    if (++num_pages == kMaxUploadPages) refuse_long_list(url);
     query = wanted;
     query.emplace_back("key-marker", decoded(next_key));
     query.emplace_back("upload-id-marker", next_id);

@@ -20,7 +20,7 @@ using formats::BaseCheckpoint;
 using formats::CheckpointContents;
 using formats::PiecePair;
 
-constexpr std::int64_t kBlockNbytes = std::int64_t{1} << 20;
+constexpr std::int64_t kComparedNbytes = std::int64_t{1} << 20;
 
 /// Compares the pieces of a new checkpoint with the pieces of its base. Writes nothing.
 class ComparingWriter final : public formats::CheckpointWriter {
@@ -44,7 +44,7 @@ class ComparingWriter final : public formats::CheckpointWriter {
   const CheckpointContents& contents() const override { return contents_; }
   std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override {
-    const std::int64_t numel = kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
+    const std::int64_t numel = kComparedNbytes / static_cast<std::int64_t>(size_of(piece));
     const auto candidate = candidates_.find(piece);
     if (candidate == candidates_.end()) return numel;
     const std::int64_t row_numel = candidate->second.rows.row_numel;

@@ -26,7 +26,7 @@ using formats::ExtraFile;
 using formats::Finding;
 using formats::MergePreference;
 
-constexpr std::string_view kRule = "extra files";
+constexpr std::string_view kExtraFilesRule = "extra files";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 
 /// The extra entries of all folders: for each name, the folders that have it, and the entry there.
@@ -75,7 +75,7 @@ Found find_in_folder(const FileSystem& fs, const std::string& folder) {
   const auto kind = fs.kind_of(folder);
   if (kind != FileKind::directory) {
     throw Error::expected(kind ? ErrorKind::invalid_argument : ErrorKind::not_found,
-                          {.path = folder}, kRule, "a folder that contains extra files",
+                          {.path = folder}, kExtraFilesRule, "a folder that contains extra files",
                           kind ? "a file" : "nothing");
   }
   Found found;
@@ -187,7 +187,7 @@ class Sorter {
         preferred_.size() == 1 ? "" : " and " + std::to_string(preferred_.size() - 1) + " more";
     result_.notes.push_back(
         {.severity = Finding::Severity::note,
-         .rule = std::string(kRule),
+         .rule = std::string(kExtraFilesRule),
          .where = {},
          .expected = "equal files under one name in all sources",
          .found = "different files (the file of the " + std::string(is_last ? "last" : "first") +
@@ -195,7 +195,7 @@ class Sorter {
   }
 
   void refuse_name(const std::string& path) {
-    result_.problems.push_back({.rule = std::string(kRule),
+    result_.problems.push_back({.rule = std::string(kExtraFilesRule),
                                 .where = {.path = path},
                                 .expected = "a name that no file of the new checkpoint has",
                                 .found = "'" + printable(last_component(path)) + "'",
@@ -260,7 +260,7 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   }
   if (!edit.why_not.empty()) {
     files.notes.push_back({.severity = Finding::Severity::note,
-                           .rule = std::string(kRule),
+                           .rule = std::string(kExtraFilesRule),
                            .where = {.path = config->path},
                            .expected = "JSON of at most " + iec_size(kMaxConfigNbytes) +
                                        ", so that the new dtype can be written into it",
@@ -268,7 +268,7 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   }
   if (!edit.left.empty()) {
     files.notes.push_back({.severity = Finding::Severity::note,
-                           .rule = std::string(kRule),
+                           .rule = std::string(kExtraFilesRule),
                            .where = {.path = config->path},
                            .expected = "the old dtype of a cast tensor",
                            .found = edit.left + " (left unchanged)"});
@@ -289,7 +289,7 @@ void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
   }
   if (!without) {
     files.notes.push_back({.severity = Finding::Severity::note,
-                           .rule = std::string(kRule),
+                           .rule = std::string(kExtraFilesRule),
                            .where = {.path = config->path},
                            .expected = "a JSON object of at most " + iec_size(kMaxConfigNbytes) +
                                        ", so that quantization_config can be removed from it",
@@ -314,7 +314,7 @@ Finding refused(const Found& found, const std::string& path) {
     names += (names.empty() ? "" : ", ") + printable(name);
   }
   if (found.size() > kMaxNamed) names += ", …";
-  return {.rule = std::string(kRule),
+  return {.rule = std::string(kExtraFilesRule),
           .where = {.path = path},
           .expected = "none beside the checkpoint",
           .found = std::to_string(found.size()) + ": " + names,

@@ -21,7 +21,7 @@ using formats::CheckpointContents;
 using formats::Piece;
 using formats::TensorEntry;
 
-constexpr std::int64_t kBlockNbytes = std::int64_t{4} << 20;
+constexpr std::int64_t kJobBlockNbytes = std::int64_t{4} << 20;
 
 /// Returns the regions of a tensor, each with its ranks. An empty tensor gets one empty shard, on
 /// one of the ranks that have it.
@@ -98,7 +98,7 @@ class MemoryWriter final : public InMemoryWriter {
   const CheckpointContents& contents() const override { return contents_; }
   std::span<const PieceId> write_order() const override { return order_; }
   std::int64_t block_numel(PieceId piece) const override {
-    return kBlockNbytes / static_cast<std::int64_t>(size_of(piece));
+    return kJobBlockNbytes / static_cast<std::int64_t>(size_of(piece));
   }
   std::span<std::byte> memory_of(PieceId piece, FlatRange window) override {
     return {data_[piece.tensor_index][piece.piece_index] +

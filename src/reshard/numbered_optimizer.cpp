@@ -21,7 +21,7 @@ constexpr std::string_view kState = "state";
 constexpr std::string_view kGroups = "param_groups";
 constexpr std::string_view kParams = "params";
 constexpr std::string_view kParamNames = "param_names";
-constexpr std::string_view kRule = "numbers of optimizer state";
+constexpr std::string_view kStateNumbersRule = "numbers of optimizer state";
 
 /// Returns whether a text is a number without leading zeros, as Python writes it.
 bool is_number(std::string_view text) {
@@ -73,7 +73,7 @@ std::vector<Component> components_of(std::string_view name, const KeyPath& path)
 }
 
 /// The values of a checkpoint that hold an optimizer's `param_groups`, as indices of values.
-struct Groups {
+struct GroupValues {
   std::optional<std::size_t> whole;              // `param_groups`, a list of dicts
   std::map<std::uint64_t, std::size_t> params;   // `param_groups.<g>.params`, by group
   std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
@@ -81,8 +81,8 @@ struct Groups {
 
 /// Finds the `param_groups` of all optimizers. The key of the map is the part of the names before
 /// `param_groups`: `optim.`
-std::map<std::string, Groups> find_groups(const CheckpointReader& reader) {
-  std::map<std::string, Groups> found;
+std::map<std::string, GroupValues> find_groups(const CheckpointReader& reader) {
+  std::map<std::string, GroupValues> found;
   const auto& values = reader.contents().values;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].name.find(kGroups) == std::string::npos) continue;
@@ -110,7 +110,7 @@ bool has_numbers(const Value& params) {
 /// Reads the `param_groups` of one optimizer.
 class GroupsReader {
  public:
-  GroupsReader(const CheckpointReader& reader, const std::string& root, const Groups& groups)
+  GroupsReader(const CheckpointReader& reader, const std::string& root, const GroupValues& groups)
       : reader_(reader), groups_(groups) {
     optimizer_.root = root;
   }
@@ -183,12 +183,12 @@ class GroupsReader {
   [[noreturn]] void fail(std::size_t index, std::string_view expected,
                          const std::string& found) const {
     const std::string& name = reader_.contents().values[index].name;
-    throw Error::expected(ErrorKind::mismatch, {.path = reader_.path(), .fqn = name}, kRule,
-                          expected, found);
+    throw Error::expected(ErrorKind::mismatch, {.path = reader_.path(), .fqn = name},
+                          kStateNumbersRule, expected, found);
   }
 
   const CheckpointReader& reader_;
-  const Groups& groups_;
+  const GroupValues& groups_;
   NumberedOptimizer optimizer_;
   bool any_number_ = false;
   std::size_t num_named_ = 0;                                   // groups with `param_names`
@@ -229,7 +229,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
       if (is_new) continue;
       throw Error::expected(ErrorKind::mismatch,
                             {.path = reader.path(), .fqn = optimizer.root + std::string(kGroups)},
-                            kRule, "each number once",
+                            kStateNumbersRule, "each number once",
                             number + " in group " + std::to_string(known->second) +
                                 " and in group " + std::to_string(g));
     }
@@ -237,8 +237,9 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
   for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace& place) {
     if (place.root(name) != optimizer.root) return;
     if (group_of.contains(std::string(place.number(name)))) return;
-    throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = name}, kRule,
-                          numbers_in_words(optimizer), std::string(place.number(name)));
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = name},
+                          kStateNumbersRule, numbers_in_words(optimizer),
+                          std::string(place.number(name)));
   });
   for (const auto& tensor : reader.contents().tensors) {
     const std::string& name = tensor.meta.fqn;
@@ -256,13 +257,13 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
     if (numbered.empty()) numbered = name;
   });
   if (numbered.empty()) {
-    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kStateNumbersRule,
                           "an optimizer whose param_groups hold numbers", "none",
                           "does its state have names already?");
   }
-  throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = numbered}, kRule,
-                        "param_groups beside the state, to know the order of the numbers",
-                        "none with numbers");
+  throw Error::expected(
+      ErrorKind::mismatch, {.path = reader.path(), .fqn = numbered}, kStateNumbersRule,
+      "param_groups beside the state, to know the order of the numbers", "none with numbers");
 }
 
 /// Returns the first value such as `optim.param_groups.up.weight.lr`: a field that is stored for
@@ -324,7 +325,7 @@ template <class Optimizer>
     found += (found.empty() ? "" : ", ") + printable(name);
     if (!root.empty()) last = name;
   }
-  throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kRule,
+  throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, kStateNumbersRule,
                         "one optimizer at a time", std::to_string(optimizers.size()) + ": " + found,
                         {Remedy::Action::leave_out, glob_of(last)});
 }
@@ -343,7 +344,7 @@ bool add_names(const Value& params, std::vector<std::string>& names) {
 
 /// Returns the optimizer; nothing if `params` of a group is not a list of names, or all are empty.
 std::optional<NamedOptimizer> read_named(const CheckpointReader& reader, const std::string& root,
-                                         const Groups& groups) {
+                                         const GroupValues& groups) {
   NamedOptimizer optimizer{.root = root, .names = {}, .values = {}};
   bool are_names = true;
   if (groups.whole) {

@@ -25,7 +25,7 @@ using formats::Key;
 using formats::KeyPath;
 using formats::NonStringKey;
 
-constexpr std::string_view kRule = "numbers for parameters";
+constexpr std::string_view kNumbersRule = "numbers for parameters";
 
 /// Numbers by name.
 using Numbers = std::map<std::string, std::int64_t, std::less<>>;
@@ -34,9 +34,9 @@ Numbers numbers_of(const CheckpointReader& reader, const NamedOptimizer& optimiz
   Numbers numbers;
   for (const std::string& name : optimizer.names) {
     if (numbers.emplace(name, static_cast<std::int64_t>(numbers.size())).second) continue;
-    throw Error::expected(ErrorKind::mismatch,
-                          {.path = reader.path(), .fqn = optimizer.root + "param_groups"}, kRule,
-                          "each name in one list of params", "'" + printable(name) + "' twice");
+    throw Error::expected(
+        ErrorKind::mismatch, {.path = reader.path(), .fqn = optimizer.root + "param_groups"},
+        kNumbersRule, "each name in one list of params", "'" + printable(name) + "' twice");
   }
   return numbers;
 }
@@ -84,7 +84,7 @@ class NumberedParamsReader final : public RenamedEntries {
     if (!name.starts_with(front_)) return false;
     const auto parameter = parameter_in(std::string_view(name).substr(front_.size()));
     if (!parameter) {
-      throw Error::expected(ErrorKind::mismatch, {.path = this->path(), .fqn = name}, kRule,
+      throw Error::expected(ErrorKind::mismatch, {.path = this->path(), .fqn = name}, kNumbersRule,
                             "state of a parameter that a list params of param_groups names (" +
                                 std::to_string(numbers_.size()) + " names in all)",
                             "state of a parameter in none of these lists");

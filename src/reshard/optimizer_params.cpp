@@ -27,7 +27,7 @@ using formats::Finding;
 using formats::KeyPath;
 using formats::TensorEntry;
 
-constexpr std::string_view kRule = "names of parameters";
+constexpr std::string_view kNamesRule = "names of parameters";
 constexpr std::uint64_t kMaxListNbytes = std::uint64_t{64} << 20;
 
 /// The names of the parameters, all groups one after another, and where they are from.
@@ -38,7 +38,7 @@ struct ParamNames {
 
 [[noreturn]] void refuse(ErrorKind kind, const ErrorWhere& where, std::string_view expected,
                          const std::string& found, std::string_view likely_cause = {}) {
-  throw Error::expected(kind, where, kRule, expected, found, likely_cause);
+  throw Error::expected(kind, where, kNamesRule, expected, found, likely_cause);
 }
 
 std::vector<std::string> parse_list(const OptimizerParams& params) {
@@ -364,7 +364,7 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
       std::ranges::all_of(parameters, [](const TensorEntry* found) { return found == nullptr; });
   if (none_found && find_candidates(contents).size() < parameters.size()) {
     return Finding{.severity = Finding::Severity::note,
-                   .rule = std::string(kRule),
+                   .rule = std::string(kNamesRule),
                    .where = {.path = reader.path()},
                    .expected = "the parameters, to compare their shapes with the state",
                    .found = "none of them in this checkpoint: the shapes are not checked"};

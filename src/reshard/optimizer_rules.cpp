@@ -96,25 +96,25 @@ class ParameterNames {
   std::unordered_map<std::string_view, std::vector<Named>> by_name_;
 };
 
-struct StateName {
+struct ParameterState {
   std::optional<std::size_t> parameter_index;
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
 /// Returns whether a name is a number. Then the optimizer has numbered its parameters, and a tensor
 /// that has this number as its name is not the parameter.
-bool is_number(std::string_view name) {
+bool has_only_digits(std::string_view name) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
 /// Splits `<parameter>.<name>` at the longest parameter that exists. If none exists, tries
 /// `<name>.<parameter>`. If that parameter does not exist either, the last component is the name.
-StateName split_state_name(std::string_view state, std::string_view rest,
-                           const ParameterNames& parameters) {
+ParameterState split_state_name(std::string_view state, std::string_view rest,
+                                const ParameterNames& parameters) {
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest.rfind('.', dot - 1)) {
     const std::string_view parameter = rest.substr(0, dot);
-    if (is_number(parameter)) continue;
+    if (has_only_digits(parameter)) continue;
     if (const auto index = parameters.find(parameter, state)) {
       return {index, rest.substr(dot + 1)};
     }
@@ -152,7 +152,7 @@ bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
 
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
-  const StateName split = split_state_name(state.meta.fqn, rest, parameters);
+  const ParameterState split = split_state_name(state.meta.fqn, rest, parameters);
   StateRole role{StateKind::opaque, split.parameter_index};
   if (split.parameter_index) {
     const TensorEntry& parameter = contents.tensors[*split.parameter_index];

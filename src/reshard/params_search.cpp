@@ -13,7 +13,7 @@ namespace {
 
 using Groups = std::vector<std::vector<NumberedParam>>;
 
-constexpr std::string_view kRule = "parameters of the optimizer";
+constexpr std::string_view kParamsRule = "parameters of the optimizer";
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 std::string in_words(const NumberedParam& param) {
@@ -40,7 +40,7 @@ Shape key_of(const NumberedParam& param) {
 
 [[noreturn]] void refuse(const std::string& path, std::string_view expected,
                          const std::string& found) {
-  throw Error::expected(ErrorKind::mismatch, {.path = path}, kRule, expected, found,
+  throw Error::expected(ErrorKind::mismatch, {.path = path}, kParamsRule, expected, found,
                         {Remedy::Action::name_params});
 }
 

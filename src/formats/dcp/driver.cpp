@@ -25,7 +25,7 @@ bool begins_as_item(std::string_view begin) {
          begin.starts_with(kPickleProtocol);
 }
 
-constexpr std::array kMarks{
+constexpr std::array kDcpMarks{
     FileMark{".metadata", "metadata of a checkpoint", {}, begins_as_metadata},
     FileMark{".distcp", "items of a distributed checkpoint", {}, begins_as_item},
 };
@@ -96,7 +96,7 @@ class DcpDriver final : public IndexedFormatDriver {
   bool writes_file(std::string_view name) const override {
     return name == ".metadata" || is_name_like(name, "__#_#.distcp");
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kDcpMarks; }
   std::string_view index_name() const override { return ".metadata"; }
 };
 

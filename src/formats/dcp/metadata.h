@@ -16,6 +16,8 @@
 namespace tessera::formats::dcp {
 
 inline constexpr const char* kMetadataFile = ".metadata";
+inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 
 /// The place of one item (a chunk of a tensor, or a value): DCP's `_StorageInfo`. Units: bytes.
 /// Small, because a large checkpoint has millions of items.

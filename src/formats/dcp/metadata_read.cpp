@@ -47,8 +47,6 @@ constexpr std::uint32_t number(MetadataGlobal global) {
   return static_cast<std::uint32_t>(global);
 }
 
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 constexpr std::string_view kShardedTensorModule =  // up to torch 2.2
     "torch.distributed._shard.sharded_tensor.metadata";
 

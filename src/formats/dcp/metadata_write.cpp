@@ -50,9 +50,6 @@ class TextPickler {
   std::vector<std::uint32_t> memo_of_tensor_;
 };
 
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
-
 /// Pushes an instance of a dataclass. The caller then pushes its state and calls `build`.
 void new_instance(Pickler& pickler, std::string_view module, std::string_view name) {
   pickler.global(module, name);

@@ -46,7 +46,7 @@ bool begins_as_archive(std::string_view begin) {
   return begin.starts_with(detail::kZipSignature) || detail::kZipSignature.starts_with(begin);
 }
 
-constexpr std::array kMarks{
+constexpr std::array kDeepSpeedMarks{
     FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
 };
 
@@ -120,7 +120,7 @@ class DeepSpeedDriver final : public FormatDriver {
     return {.num_nested_keys = deepspeed::num_keys_into_model(contents),
             .num_model_names = deepspeed::num_bare_tensors(contents)};
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kDeepSpeedMarks; }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!deepspeed::is_file_name(last_component(path))) return false;

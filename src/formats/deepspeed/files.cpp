@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kModelOfAll = "mp_rank_#_model_states.pt";
 constexpr std::string_view kModelOfRank = "zero_pp_rank_#_mp_rank_#_model_states.pt";
-constexpr std::array<std::string_view, 3> kOptimizer = {
+constexpr std::array<std::string_view, 3> kOptimizerFiles = {
     "zero_pp_rank_#_mp_rank_#_optim_states.pt", "bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt",
     "fp#_zero_pp_rank_#_mp_rank_#_optim_states.pt"};
 
@@ -39,7 +39,7 @@ constexpr std::string_view kTensorRank = "-model_";
 constexpr std::size_t kMaxRanks = 1 << 20;
 
 bool is_optimizer(std::string_view name) {
-  return std::ranges::any_of(kOptimizer,
+  return std::ranges::any_of(kOptimizerFiles,
                              [&](std::string_view pattern) { return is_name_like(name, pattern); });
 }
 

@@ -18,9 +18,8 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
-constexpr std::string_view kSuffix = ".pt";
 const std::string kStateOfStage3 = "optimizer_state_dict";
-const std::string kParamGroups = "param_groups";
+const std::string kGroupsMember = "param_groups";
 /// Members of a parameter's file that tell DeepSpeed how to cut its tensor for tensor parallelism.
 const std::set<std::string> kOfTensorParallelism = {"cat_dim", "vocab_tensor", "param_n_sub_params",
                                                     "sub_param_shape"};
@@ -267,8 +266,8 @@ class UniversalReader final : public ModelRanksReader {
         if (error.kind() != ErrorKind::unsupported) throw;
       }
     }
-    const std::string path =
-        join_path(std::string(kZero), name + "/" + std::string(kWeights) + std::string(kSuffix));
+    const std::string path = join_path(
+        std::string(kZero), name + "/" + std::string(kWeights) + std::string(kMemberSuffix));
     if (!is_plain_name(name) || !fs_.kind_of(join_path(folder(), path))) return parts.front();
     require_contained(fs_, folder(), path);
     const File file = look_at(path);
@@ -393,8 +392,8 @@ class UniversalReader final : public ModelRanksReader {
     bool has_step = false;
     if (fs_.kind_of(directory) == FileKind::directory) {
       for (const std::string& name : fs_.list_directory(directory)) {
-        if (!name.ends_with(kSuffix)) continue;
-        const std::string kind = name.substr(0, name.size() - kSuffix.size());
+        if (!name.ends_with(kMemberSuffix)) continue;
+        const std::string kind = name.substr(0, name.size() - kMemberSuffix.size());
         if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
         add_file(parameter, kind, join_path(within, name));
         if (kind != kWeights) kinds_[parameter.fqn].insert(kind);
@@ -404,8 +403,8 @@ class UniversalReader final : public ModelRanksReader {
     if (!dtypes_.contains(parameter.fqn)) {
       throw Error::expected(ErrorKind::corruption, {.path = folder(), .fqn = parameter.fqn},
                             "files of parameters",
-                            join_path(within, std::string(kWeights) + std::string(kSuffix)), "none",
-                            "not copied whole?");
+                            join_path(within, std::string(kWeights) + std::string(kMemberSuffix)),
+                            "none", "not copied whole?");
     }
     if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
   }
@@ -448,7 +447,7 @@ class UniversalReader final : public ModelRanksReader {
 
   [[noreturn]] void refuse_missing_state(const std::string& fqn, const std::string& kind,
                                          const std::string& reason) const {
-    const std::string file = fqn + "/" + kind + std::string(kSuffix);
+    const std::string file = fqn + "/" + kind + std::string(kMemberSuffix);
     throw Error::expected(
         ErrorKind::corruption, {.path = folder(), .fqn = fqn}, "files of parameters",
         join_path(std::string(kZero), file) + ", " + reason, "none", "not copied whole?");
@@ -559,7 +558,7 @@ class UniversalReader final : public ModelRanksReader {
         return file != nullptr && (file->find({"module", name}) != nullptr ||
                                    file->find({"shared_params", name}) != nullptr);
       };
-      const bool is_known = name.ends_with(kSuffix) || dtypes_.contains(name) ||
+      const bool is_known = name.ends_with(kMemberSuffix) || dtypes_.contains(name) ||
                             std::ranges::any_of(models(), has_name);
       if (is_known) continue;
       throw Error::expected(ErrorKind::unsupported, {.path = join_path(zero, name)},
@@ -572,18 +571,18 @@ class UniversalReader final : public ModelRanksReader {
   void add_groups_and_members() {
     std::optional<std::size_t> num_groups;
     if (added_.groups) num_groups = added_.groups->size();
-    const bool has_groups = !optimizer_->below({kParamGroups}).empty();
-    const Path path = has_groups ? Path{kParamGroups} : Path{kStateOfStage3, kParamGroups};
+    const bool has_groups = !optimizer_->below({kGroupsMember}).empty();
+    const Path path = has_groups ? Path{kGroupsMember} : Path{kStateOfStage3, kGroupsMember};
     if (num_groups) {
       require_names_of_groups(path, *num_groups);
     } else if (optimizer_->below(path).empty()) {
-      refuse(*optimizer_, {}, kParamGroups, "the parameter groups of the optimizer",
+      refuse(*optimizer_, {}, kGroupsMember, "the parameter groups of the optimizer",
              "none (another file under this name?)");
     }
     add_param_groups(
         *optimizer_, path, [&](std::int64_t vector) { return names_in(vector); }, num_groups);
     std::set<std::string> used = added_.neutral_below(kOfOptimizerState);
-    used.insert({kParamGroups, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
+    used.insert({kGroupsMember, kStateOfStage3, "fp32_flat_groups", std::string(kTessera)});
     add_members_of_optimizer({optimizer_}, {},
                              [&](const Entry& entry) { return used.contains(entry.path.front()); });
   }

@@ -29,7 +29,6 @@ constexpr std::string_view kModule = "module";
 constexpr std::string_view kStep = "step";
 constexpr std::array<std::string_view, 2> kAdamsMoments = {"exp_avg", "exp_avg_sq"};
 constexpr std::size_t kMaxNameNbytes = 255;
-constexpr std::string_view kSuffix = ".pt";
 
 const std::string kNumber("\0\0\0\0", sizeof(float));  // zero
 
@@ -281,9 +280,9 @@ class UniversalFiles::Builder {
              "a name that a folder can have (DeepSpeed makes a folder of each name)",
              "'" + printable(name) + "'");
     }
-    if (name.size() <= kMaxNameNbytes - kSuffix.size()) return;
+    if (name.size() <= kMaxNameNbytes - kMemberSuffix.size()) return;
     refuse(entry, "names",
-           "at most " + std::to_string(kMaxNameNbytes - kSuffix.size()) +
+           "at most " + std::to_string(kMaxNameNbytes - kMemberSuffix.size()) +
                " bytes, because DeepSpeed makes a folder with this name",
            std::to_string(name.size()));
   }
@@ -317,7 +316,8 @@ class UniversalFiles::Builder {
 
   void require_kind(const std::string& name, const Leaf& leaf) const {
     const std::string kind = spell(leaf.path);
-    if (!is_plain_name(kind) || kind == kWeights || kind.size() > kMaxNameNbytes - kSuffix.size()) {
+    if (!is_plain_name(kind) || kind == kWeights ||
+        kind.size() > kMaxNameNbytes - kMemberSuffix.size()) {
       refuse(leaf.name, "state", "a name that a file can have beside fp32.pt",
              "'" + printable(kind) + "'");
     }
@@ -541,7 +541,7 @@ class UniversalFiles::Builder {
     const std::string folder = join_path(zero, name);
     files_.folders_.push_back(folder);
     const auto path_of = [&](std::string_view kind) {
-      return join_path(folder, std::string(kind) + std::string(kSuffix));
+      return join_path(folder, std::string(kind) + std::string(kMemberSuffix));
     };
     const Leaf& leaf = weight(target);
     const TensorMeta& meta = meta_of(leaf);

@@ -16,6 +16,7 @@ inline constexpr std::string_view kLatestUniversal = "latest_universal";
 /// The file with the user's rules for tensor parallelism, in the folder of a step.
 inline constexpr std::string_view kRulesFile = "universal_checkpoint_info.json";
 inline constexpr std::string_view kZero = "zero";
+inline constexpr std::string_view kMemberSuffix = ".pt";  // of the files in the folder of a tensor
 inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in `zero`
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
 

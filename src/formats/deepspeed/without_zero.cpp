@@ -16,7 +16,7 @@ namespace tessera::formats::deepspeed {
 namespace {
 
 constexpr std::int64_t kMaxNumData = 65536;
-const std::string kOptimizer = "optimizer";
+const std::string kOptimizerMember = "optimizer";
 
 class WithoutZeroReader final : public ModelRanksReader {
  public:
@@ -30,7 +30,7 @@ class WithoutZeroReader final : public ModelRanksReader {
     set_world_size(files.model.size() * num_data());
     add_layers(files);
     add_modules();
-    std::set<std::string> left_out{kOptimizer, "ds_config"};
+    std::set<std::string> left_out{kOptimizerMember, "ds_config"};
     if (cuts()) left_out.insert(kUniversalCheckpointInfo);
     add_members_of_model_states(left_out);
     add_configurations(models());
@@ -68,8 +68,9 @@ class WithoutZeroReader final : public ModelRanksReader {
       refuse(file, {}, member, expected ? value_to_string(*expected) : "none",
              found ? value_to_string(*found) : "none");
     }
-    const bool is_of_zero = lists_parameters(file) ||
-                            !file.below({kOptimizer, "single_partition_of_fp32_groups"}).empty();
+    const bool is_of_zero =
+        lists_parameters(file) ||
+        !file.below({kOptimizerMember, "single_partition_of_fp32_groups"}).empty();
     if (!is_of_zero) return;
     throw Error::expected(ErrorKind::corruption, {.path = file.reader().path()}, "files of ranks",
                           "optimizer states of ZeRO, *_optim_states.pt", "none",
@@ -133,7 +134,7 @@ class WithoutZeroReader final : public ModelRanksReader {
 
   /// Lists the optimizer as a value that cannot be read.
   void refuse_optimizer() {
-    if (model().below({kOptimizer}).empty()) return;
+    if (model().below({kOptimizerMember}).empty()) return;
     add_refused(
         {std::string("optim")},
         Error::expected(ErrorKind::unsupported, {.path = model().reader().path(), .fqn = "optim"},

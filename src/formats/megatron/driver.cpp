@@ -24,7 +24,7 @@ bool begins_as_config(std::string_view begin) {
   return begin.find("\"sharded_backend\"") != std::string_view::npos;
 }
 
-constexpr std::array kMarks{
+constexpr std::array kMegatronMarks{
     FileMark{megatron::kConfigFile, "the metadata.json of Megatron", {}, begins_as_config},
 };
 
@@ -82,7 +82,7 @@ class MegatronDriver final : public FormatDriver {
     const bool is_torch_dist = std::ranges::find(names, megatron::kConfigFile) != names.end();
     return is_torch_dist && (name == megatron::kCommonFile || name == megatron::kConfigFile);
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kMegatronMarks; }
 };
 
 }  // namespace

@@ -7,6 +7,9 @@
 
 namespace tessera::formats::megatron {
 
+/// The end of the names of layers' extra state, which is pickled bytes beside the tensors.
+inline constexpr std::string_view kExtraState = "_extra_state";
+
 /// How tensor parallelism cuts a tensor.
 enum class Cut {
   first_dimension,   // ColumnParallelLinear, embeddings of the vocabulary

@@ -15,15 +15,14 @@ using torch_files::refuse;
 
 namespace {
 
-constexpr std::string_view kModel = "model";
-constexpr std::string_view kExtraState = "_extra_state";
+constexpr std::string_view kModelMember = "model";
 constexpr std::size_t kMaxChunks = 1024;
 
 }  // namespace
 
 std::optional<std::size_t> chunk_number(std::string_view member) {
-  if (!member.starts_with(kModel)) return std::nullopt;
-  member.remove_prefix(kModel.size());
+  if (!member.starts_with(kModelMember)) return std::nullopt;
+  member.remove_prefix(kModelMember.size());
   if (member.empty()) return 0;
   std::size_t number = 0;
   const auto [end, error] = std::from_chars(member.data(), member.data() + member.size(), number);

@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "base/text_parts.h"
+#include "formats/megatron/layer_names.h"
 #include "formats/megatron/torch_dist_names.h"
 #include "tessera/base/error.h"
 
@@ -19,12 +20,11 @@ namespace {
 using tessera::detail::split_at_dots;
 using tessera::detail::take_prefix;
 
-constexpr std::string_view kModel = "model.";
+constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kParamGroups = "param_groups";
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kStep = "step";
 constexpr std::string_view kScaler = "grad_scaler.";
-constexpr std::string_view kExtraState = "_extra_state";
 /// Names of the fp32 copy of a weight in the state of optimizers.
 constexpr std::array<std::string_view, 3> kCopies = {"param", "fp32_param", "master_param"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
@@ -105,12 +105,12 @@ class Sorter {
 
   void find_weights() {
     const bool is_bare = std::ranges::none_of(contents_.tensors, [](const TensorEntry& tensor) {
-      return tensor.meta.fqn.starts_with(kModel);
+      return tensor.meta.fqn.starts_with(kModelPrefix);
     });
     for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
       std::string_view name = contents_.tensors[t].meta.fqn;
       if (is_rank_or_extra_state(name) || is_of_optimizer(name)) continue;
-      if (!is_bare && !take_prefix(name, kModel)) continue;
+      if (!is_bare && !take_prefix(name, kModelPrefix)) continue;
       weights_.emplace(name, contents_.tensors[t].meta);
       weight_tensors_.emplace(name, t);
       are_weights_[t] = true;
@@ -279,7 +279,7 @@ class Sorter {
     std::string_view rest = entry.name;
     const bool is_object = rest.find(kShard) != std::string_view::npos || has_common_file_;
     if (!is_object && rest.ends_with(kExtraState) && value.is<Value::None>()) return;
-    if (is_object || is_rank_or_extra_state(rest) || rest.starts_with(kModel) ||
+    if (is_object || is_rank_or_extra_state(rest) || rest.starts_with(kModelPrefix) ||
         rest == "optimizer") {
       add_object(entry.name, value);
     } else if (entry.name == "args" && value.is<Value::Dict>()) {

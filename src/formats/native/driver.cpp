@@ -16,7 +16,7 @@ bool begins_as_native(std::string_view begin) {
          signature.starts_with(begin);  // the file may be shorter than the signature
 }
 
-constexpr std::array kMarks{
+constexpr std::array kNativeMarks{
     FileMark{".h5", "a file of a native checkpoint", detail::kNativeSignature, begins_as_native}};
 
 /// Whether a name is like `base-0123456789abcdef-00003.h5`.
@@ -77,7 +77,7 @@ class NativeDriver final : public IndexedFormatDriver {
   bool writes_file(std::string_view name) const override {
     return name == "index.h5" || is_name_like(name, "rank-#.h5") || is_linked_name(name);
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kNativeMarks; }
   std::string_view index_name() const override { return "index.h5"; }
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<unsigned char, 8> kHdf5Magic = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n'};
 constexpr std::size_t kChecksumAt = kHeaderNbytes - 8;
-constexpr std::size_t kReadNbytes = std::size_t{1} << 20;
+constexpr std::size_t kHeaderReadNbytes = std::size_t{1} << 20;
 
 bool starts_with(std::span<const std::byte> bytes, const std::array<unsigned char, 8>& magic) {
   return bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
@@ -220,7 +220,7 @@ std::uint64_t structure_checksum(const ReadableFile& file, std::span<const ByteR
   const auto add = [&](ByteRange range) {
     while (!range.empty()) {
       const auto nbytes =
-          static_cast<std::size_t>(std::min<std::uint64_t>(range.nbytes(), kReadNbytes));
+          static_cast<std::size_t>(std::min<std::uint64_t>(range.nbytes(), kHeaderReadNbytes));
       if (buffer.size() < nbytes) buffer.resize(nbytes);
       const auto block = std::span(buffer).first(nbytes);
       file.read_at(range.begin, block);

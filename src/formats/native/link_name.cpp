@@ -26,7 +26,7 @@ std::string tensor_link_name(std::string_view fqn, std::size_t number) {
   std::size_t prefix_nbytes = 0;  // of the name, up to the end of a character
   for (std::size_t i = 0; i < fqn.size();) {
     const auto byte = static_cast<unsigned char>(fqn[i]);
-    const std::size_t nbytes = detail::utf8_sequence_nbytes(fqn, i);
+    const std::size_t nbytes = tessera::detail::utf8_sequence_nbytes(fqn, i);
     if (nbytes == 0 || !is_plain(byte) || is_dots) {
       append_escaped(name, byte);
       ++i;

@@ -20,7 +20,7 @@
 namespace tessera::formats::native {
 namespace {
 
-constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kVerifyNbytes = std::uint64_t{1} << 20;
 
 using Findings = std::vector<Finding>;
 
@@ -143,7 +143,7 @@ class FileCheck {
       // Read consecutive blocks together.
       std::size_t end = i + 1;
       while (end < blocks.size() && blocks[end].range.begin == blocks[end - 1].range.end &&
-             blocks[end].range.end - blocks[i].range.begin <= kReadNbytes) {
+             blocks[end].range.end - blocks[i].range.begin <= kVerifyNbytes) {
         ++end;
       }
       const ByteRange range{blocks[i].range.begin, blocks[end - 1].range.end};

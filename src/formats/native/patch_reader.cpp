@@ -11,7 +11,7 @@ namespace tessera::formats::native {
 namespace {
 
 constexpr std::uint64_t kNumbersPerBlock = kPlainBlockNbytes / sizeof(std::uint64_t);
-constexpr std::uint64_t kReadNbytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kRowsNbytes = std::uint64_t{1} << 20;
 
 /// Reads block `block` of the numbers.
 void read_number_block(const ReadableFile& file, const TensorMeta& meta, const StoredPatch& patch,
@@ -87,7 +87,7 @@ void PatchReader::read_rows(std::uint64_t first, std::span<const std::uint64_t> 
   thread_local tessera::detail::ByteBuffer buffer;
   const std::uint64_t row_nbytes = rows_.row_nbytes;
   const auto rows_per_read =
-      static_cast<std::size_t>(std::max<std::uint64_t>(kReadNbytes / row_nbytes, 1));
+      static_cast<std::size_t>(std::max<std::uint64_t>(kRowsNbytes / row_nbytes, 1));
   for (std::size_t i = 0; i < numbers.size(); i += rows_per_read) {
     const auto part = numbers.subspan(i, std::min(rows_per_read, numbers.size() - i));
     const std::uint64_t at = (first + i) * row_nbytes;

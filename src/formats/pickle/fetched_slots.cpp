@@ -11,9 +11,9 @@ namespace tessera::formats::pickle {
 namespace {
 
 /// Walks over the opcodes of a pickle.
-class Walk {
+class SlotWalk {
  public:
-  explicit Walk(PickleBytes& pickle) : pickle_(pickle) {}
+  explicit SlotWalk(PickleBytes& pickle) : pickle_(pickle) {}
 
   std::vector<bool> find(std::size_t pickle_begin) {
     const bool was_loaded = pickle_.is_loaded();
@@ -101,7 +101,7 @@ class Walk {
 }  // namespace
 
 std::vector<bool> fetched_slots(PickleBytes& pickle, std::size_t begin) {
-  return Walk(pickle).find(begin);
+  return SlotWalk(pickle).find(begin);
 }
 
 }  // namespace tessera::formats::pickle

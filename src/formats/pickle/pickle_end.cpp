@@ -14,9 +14,9 @@ namespace tessera::formats::pickle {
 namespace {
 
 /// Walks over the bytes of a pickle.
-class Walk {
+class EndWalk {
  public:
-  Walk(const ReadableFile& file, std::uint64_t begin, std::uint64_t max_nbytes)
+  EndWalk(const ReadableFile& file, std::uint64_t begin, std::uint64_t max_nbytes)
       : file_(file),
         begin_(begin),
         position_(begin),
@@ -93,7 +93,7 @@ class Walk {
 
 std::uint64_t pickle_end(const ReadableFile& file, std::uint64_t begin, std::uint64_t max_nbytes) {
   TESSERA_CHECK(begin <= file.nbytes());
-  return Walk(file, begin, max_nbytes).find_end();
+  return EndWalk(file, begin, max_nbytes).find_end();
 }
 
 }  // namespace tessera::formats::pickle

@@ -106,9 +106,9 @@ double half_to_double(std::uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-class Walk {
+class ValueWalk {
  public:
-  explicit Walk(WalkBudget& budget) : budget_(budget) {}
+  explicit ValueWalk(WalkBudget& budget) : budget_(budget) {}
 
   Value value(Object object) {
     budget_.spend(object, 64);
@@ -559,11 +559,11 @@ WalkBudget::Descent::Descent(WalkBudget& budget, Object object) : budget_(budget
 }
 
 Value to_value(Object object, WalkBudget& budget) {
-  return Walk(budget).value(object);
+  return ValueWalk(budget).value(object);
 }
 
 Value to_key(Object object, WalkBudget& budget) {
-  return Walk(budget).key(object);
+  return ValueWalk(budget).key(object);
 }
 
 }  // namespace tessera::formats::pickle

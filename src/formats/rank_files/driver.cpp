@@ -21,7 +21,7 @@ bool begins_as_archive(std::string_view begin) {
   return begin.starts_with(detail::kZipSignature) || detail::kZipSignature.starts_with(begin);
 }
 
-constexpr std::array kMarks{
+constexpr std::array kRankFilesMarks{
     FileMark{".pt", "a file that torch.save wrote", {}, begins_as_archive},
 };
 
@@ -86,7 +86,7 @@ class RankFilesDriver final : public FormatDriver {
     return parsed && parsed->num_ranks && name.ends_with(".pt") &&
            rank_files::is_written_item(parsed->item);
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kRankFilesMarks; }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!parse_file_name(last_component(path))) return false;

@@ -41,7 +41,7 @@ bool begins_as_json_object(std::string_view begin) {
   return begin.substr(std::min(begin.find_first_not_of(" \t\r\n"), begin.size())).starts_with('{');
 }
 
-constexpr std::array kMarks{
+constexpr std::array kSafetensorsMarks{
     FileMark{".safetensors", "safetensors", {}, begins_as_safetensors},
     FileMark{kIndexSuffix, "an index of safetensors", {}, begins_as_json_object},
     FileMark{detail::kValuesSuffix, "values of a checkpoint", {}, detail::begins_as_values_file},
@@ -199,7 +199,7 @@ class SafetensorsDriver final : public FormatDriver {
     });
     return own;
   }
-  std::span<const FileMark> file_marks() const override { return kMarks; }
+  std::span<const FileMark> file_marks() const override { return kSafetensorsMarks; }
 
   /// If the header is longer than the file, accepts the file only if its name ends in
   /// `.safetensors`: it is then a safetensors file that was cut short.

@@ -30,10 +30,10 @@ constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 /// The names of the files that are written: `model…`, or for an adapter `adapter_model…`, because
 /// PEFT looks for these names. The checkpoint is an adapter if `adapter_config.json` is copied
 /// beside it, and the options do not say that it is the adapter's base model.
-class FileNames {
+class ShardNames {
  public:
-  FileNames() = default;
-  explicit FileNames(const CreateOptions& options) {
+  ShardNames() = default;
+  explicit ShardNames(const CreateOptions& options) {
     if (options.safetensors.is_base_model) return;
     const bool is_adapter = std::ranges::any_of(options.extra_files, [](const ExtraFile& file) {
       return file.name == "adapter_config.json";
@@ -202,7 +202,7 @@ class FileLayout {
 
   FileLayout(const std::string& destination, SharedContents contents,
              const std::vector<Value>& values, const SafetensorsWriteOptions& options,
-             FileNames names)
+             ShardNames names)
       : contents_(std::move(contents)), names_(std::move(names)) {
     require_whole_tensors(contents_, destination, "safetensors");
     refuse_what_safetensors_lacks(contents_, destination);
@@ -234,7 +234,7 @@ class FileLayout {
   }
 
   const CheckpointContents& contents() const { return *contents_; }
-  const FileNames& names() const { return names_; }
+  const ShardNames& names() const { return names_; }
   /// Returns the names of all files in a directory.
   std::set<std::string> all_names() const {
     return names_.all(shards_.size(), !texts_.values.empty());
@@ -345,7 +345,7 @@ class FileLayout {
   }
 
   SharedContents contents_;
-  FileNames names_;
+  ShardNames names_;
   OtherTexts texts_;
   std::vector<Shard> shards_;
   std::vector<Place> places_;  // parallel to contents_->tensors
@@ -357,7 +357,7 @@ class SafetensorsWriter final : public ShareWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string destination, SharedContents contents,
                     const std::vector<Value>& values, const WorkOptions& work,
-                    const SafetensorsWriteOptions& options, FileNames names)
+                    const SafetensorsWriteOptions& options, ShardNames names)
       : fs_(fs),
         overwrite_(work.overwrite),
         layout_(destination, std::move(contents), values, options, std::move(names)),
@@ -573,7 +573,7 @@ class SafetensorsFormatWriter final : public FormatWriter {
                                           const CreateOptions& options) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
                                                work_options(options), options.safetensors,
-                                               FileNames(options));
+                                               ShardNames(options));
   }
   std::unique_ptr<ShareWriter> start_share(FileSystem& fs, const std::string& destination,
                                            SharedContents contents, std::vector<Value> values,
@@ -581,13 +581,13 @@ class SafetensorsFormatWriter final : public FormatWriter {
                                            const ShareOptions& share) const override {
     return std::make_unique<SafetensorsWriter>(fs, destination, std::move(contents), values,
                                                work_options(options, share), options.safetensors,
-                                               FileNames(options));
+                                               ShardNames(options));
   }
   void check_staging(FileSystem& fs, const std::string& destination,
                      const CheckpointContents& contents, const std::vector<Value>& values,
                      const CreateOptions& options) const override {
     const FileLayout layout(destination, SharedContents::of(contents), values, options.safetensors,
-                            FileNames(options));
+                            ShardNames(options));
     const WorkOptions work = work_options(options);
     if (FileLayout::is_single_file(destination)) {
       check_single_file(fs, destination, layout.texts().values, work);
@@ -615,7 +615,7 @@ std::unique_ptr<CheckpointWriter> create_safetensors(FileSystem& fs, std::string
                                                      const SafetensorsWriteOptions& options) {
   return std::make_unique<SafetensorsWriter>(fs, std::move(destination), std::move(contents),
                                              values, WorkOptions{overwrite, {}}, options,
-                                             FileNames());
+                                             ShardNames());
 }
 
 }  // namespace tessera::formats

@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view kSuffix = ".pt";
 constexpr std::string_view kDefaultForm = "TorchSerialization";
 constexpr std::string_view kDigits = "0123456789";
-constexpr std::uint64_t kMaxRanks = 1 << 20;
+constexpr std::uint64_t kMaxNamedRanks = 1 << 20;
 
 using RanksOfItems = std::map<std::string, std::set<std::uint64_t>>;
 
@@ -173,7 +173,7 @@ std::optional<DefaultName> parse_default_name(std::string_view name) {
   const bool has_zeros_before = digits.size() > 1 && digits[0] == '0';
   std::uint64_t rank = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (error != std::errc{} || has_zeros_before || rank >= kMaxRanks) return std::nullopt;
+  if (error != std::errc{} || has_zeros_before || rank >= kMaxNamedRanks) return std::nullopt;
   const std::string_view item = name.substr(0, last);
   if (item == "rank" || item.ends_with("_rank") || item.ends_with("-rank")) return std::nullopt;
   return DefaultName{std::string(item), rank};

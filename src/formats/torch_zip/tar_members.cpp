@@ -16,7 +16,7 @@ namespace {
 //     157 link name | 257 "ustar" | 345 prefix[155] | 500 zeros
 //
 // Numbers are octal text. The member's bytes follow, filled up to a multiple of 512.
-constexpr std::uint64_t kBlockNbytes = 512;
+constexpr std::uint64_t kTarBlockNbytes = 512;
 constexpr std::uint64_t kMaxPaxNbytes = std::uint64_t{1} << 20;
 constexpr std::size_t kMaxMembers = 64;
 constexpr std::string_view kMark = "ustar";
@@ -61,7 +61,7 @@ class TarReader {
                          const std::string& found, ErrorKind kind = ErrorKind::corruption) const {
     throw Error::expected(kind,
                           {.path = file_.path(),
-                           .byte_range = ByteRange{header_begin_, header_begin_ + kBlockNbytes}},
+                           .byte_range = ByteRange{header_begin_, header_begin_ + kTarBlockNbytes}},
                           rule, expected, found);
   }
   [[noreturn]] void refuse(std::string_view rule, const std::string& expected,
@@ -72,12 +72,12 @@ class TarReader {
   /// Reads the next header. Returns false at the end of the archive, which a block of zeros marks.
   bool read_header() {
     header_begin_ = position_;
-    if (file_.nbytes() - position_ < kBlockNbytes) {
+    if (file_.nbytes() - position_ < kTarBlockNbytes) {
       fail("tar archive", "a block of zeros at the end", "the end of the file");
     }
-    header_.resize(kBlockNbytes);
+    header_.resize(kTarBlockNbytes);
     file_.read_at(position_, std::as_writable_bytes(std::span(header_)));
-    position_ += kBlockNbytes;
+    position_ += kTarBlockNbytes;
     if (header_.find_first_not_of('\0') == std::string::npos) return false;
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < header_.size(); ++i) {
@@ -138,8 +138,9 @@ class TarReader {
            std::to_string(left) + " up to the end of the file (incomplete download?)");
     }
     const ByteRange bytes{position_, position_ + nbytes};
-    const std::uint64_t num_blocks = nbytes / kBlockNbytes + (nbytes % kBlockNbytes != 0 ? 1 : 0);
-    position_ += std::min(left, num_blocks * kBlockNbytes);
+    const std::uint64_t num_blocks =
+        nbytes / kTarBlockNbytes + (nbytes % kTarBlockNbytes != 0 ? 1 : 0);
+    position_ += std::min(left, num_blocks * kTarBlockNbytes);
     return bytes;
   }
 

@@ -19,10 +19,10 @@ using pickle::Object;
 using pickle::ObjectGraph;
 using pickle::ObjectKind;
 
-constexpr std::uint64_t kMaxPickleNbytes = std::uint64_t{1} << 30;
-constexpr std::uint64_t kMaxSmallPickleNbytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxStreamPickleNbytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMaxSmallStreamPickleNbytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kNumelNbytes = 8;
-constexpr std::int64_t kProtocol = 1001;
+constexpr std::int64_t kStreamProtocol = 1001;
 
 // The number 0x1950a86a20f9469cfc6c, as pickles of protocol 2 and of protocol 1 write it.
 constexpr std::string_view kMagicNumber("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 13);
@@ -177,19 +177,20 @@ bool begins_as_stream(std::string_view first_bytes) {
 
 TorchStream::TorchStream(const ReadableFile& file, std::span<const std::string> as_dict) {
   PickleSequence pickles(file);
-  pickles.next(kMaxSmallPickleNbytes);  // the magic number (see begins_as_stream)
-  const ObjectGraph protocol = pickles.next(kMaxSmallPickleNbytes);
-  if (protocol.root().as_integer("protocol") != kProtocol) {
-    protocol.root().fail(ErrorKind::unsupported, "protocol: expected " + std::to_string(kProtocol) +
-                                                     ", found " + protocol.root().describe());
+  pickles.next(kMaxSmallStreamPickleNbytes);  // the magic number (see begins_as_stream)
+  const ObjectGraph protocol = pickles.next(kMaxSmallStreamPickleNbytes);
+  if (protocol.root().as_integer("protocol") != kStreamProtocol) {
+    protocol.root().fail(ErrorKind::unsupported, "protocol: expected " +
+                                                     std::to_string(kStreamProtocol) + ", found " +
+                                                     protocol.root().describe());
   }
-  const ObjectGraph machine = pickles.next(kMaxSmallPickleNbytes);
+  const ObjectGraph machine = pickles.next(kMaxSmallStreamPickleNbytes);
   if (!machine.root().is(ObjectKind::dict)) machine.root().fail_expected("machine", "a dict");
   ObjectGraph saved =
-      pickles.next(kMaxPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record,
-                                      .as_dict = as_dict,
-                                      .has_module_ids = true});
-  const ObjectGraph keys = pickles.next(kMaxPickleNbytes);
+      pickles.next(kMaxStreamPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record,
+                                            .as_dict = as_dict,
+                                            .has_module_ids = true});
+  const ObjectGraph keys = pickles.next(kMaxStreamPickleNbytes);
   refuse_exchanged_parts(machine, saved);
   auto storages = std::make_unique<StreamStorages>(file);
   storages->place(keys.root(), saved, pickles.position());

@@ -20,9 +20,9 @@ namespace {
 using pickle::Object;
 using pickle::ObjectGraph;
 
-constexpr std::uint64_t kMaxPickleNbytes = std::uint64_t{1} << 30;
-constexpr std::uint64_t kMaxSmallPickleNbytes = std::uint64_t{1} << 16;
-constexpr std::int64_t kProtocol = 1000;
+constexpr std::uint64_t kMaxTarPickleNbytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMaxSmallTarPickleNbytes = std::uint64_t{1} << 16;
+constexpr std::int64_t kTarProtocol = 1000;
 constexpr std::string_view kNames[] = {"sys_info", "pickle", "tensors", "storages"};
 
 /// Reads one member of the archive from its begin to its end.
@@ -47,7 +47,7 @@ class MemberReader {
   }
   /// Reads a small pickle, in which classes are only names.
   ObjectGraph small_pickle() {
-    return pickle(kMaxSmallPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record});
+    return pickle(kMaxSmallTarPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record});
   }
 
   std::int64_t number(std::size_t nbytes) {
@@ -115,7 +115,7 @@ class TarStorages final : public Storages {
       add(items.item(0), {stored_.size(), *dtype, 0, static_cast<std::int64_t>(numel)});
       stored_.push_back({key_of(items.item(0)), {begin, begin + *nbytes}});
     }
-    read_views(member.pickle(kMaxPickleNbytes));
+    read_views(member.pickle(kMaxTarPickleNbytes));
     member.require_end();
   }
 
@@ -252,8 +252,8 @@ std::map<std::string, ByteRange> members_of(const ReadableFile& file) {
 void check_machine(const ObjectGraph& graph) {
   const Object info = graph.root();
   const auto protocol = info.find("protocol_version");
-  if (!protocol || protocol->as_integer("protocol_version") != kProtocol) {
-    info.fail(ErrorKind::unsupported, "protocol_version: expected " + std::to_string(kProtocol) +
+  if (!protocol || protocol->as_integer("protocol_version") != kTarProtocol) {
+    info.fail(ErrorKind::unsupported, "protocol_version: expected " + std::to_string(kTarProtocol) +
                                           ", found " + (protocol ? protocol->describe() : "none"));
   }
   const auto is_little = info.find("little_endian");
@@ -272,9 +272,9 @@ TorchTar::TorchTar(const ReadableFile& file, std::span<const std::string> as_dic
   storages->read_tensors(MemberReader(file, members, "tensors"));
   MemberReader object(file, members, "pickle");
   ObjectGraph saved =
-      object.pickle(kMaxPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record,
-                                       .as_dict = as_dict,
-                                       .has_module_ids = true});
+      object.pickle(kMaxTarPickleNbytes, {.policy = pickle::ForeignGlobals::Policy::record,
+                                          .as_dict = as_dict,
+                                          .has_module_ids = true});
   object.require_end();
   for (const auto& [name, range] : members) {
     if (std::ranges::find(kNames, name) == std::end(kNames)) other_members_.push_back(name);

@@ -10,18 +10,14 @@
 namespace tessera::formats::zip {
 namespace {
 
-constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
 constexpr std::uint32_t kDirectoryEntrySignature = 0x02014b50;
 constexpr std::uint32_t kEndSignature = 0x06054b50;
 constexpr std::uint32_t kZip64EndSignature = 0x06064b50;
-constexpr std::uint32_t kZip64LocatorSignature = 0x07064b50;
 
-constexpr std::uint64_t kLocalHeaderNbytes = 30;
 constexpr std::uint64_t kZip64SizesNbytes = 2 + 2 + 8 + 8;  // id, length, two sizes
 constexpr std::uint64_t kPaddingHeaderNbytes = 2 + 2;       // id, length
 constexpr std::uint64_t kZip64EndNbytes = 56;
 
-constexpr std::uint16_t kZip64ExtraId = 0x0001;
 constexpr std::uint16_t kPaddingExtraId = 0x4246;  // "FB"
 constexpr std::uint16_t kUtf8Names = 0x0800;       // general purpose bit 11
 constexpr std::uint16_t kVersionStored = 10;

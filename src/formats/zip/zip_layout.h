@@ -11,6 +11,11 @@
 
 namespace tessera::formats::zip {
 
+inline constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
+inline constexpr std::uint32_t kZip64LocatorSignature = 0x07064b50;
+inline constexpr std::uint64_t kLocalHeaderNbytes = 30;
+inline constexpr std::uint16_t kZip64ExtraId = 0x0001;
+
 /// The layout of a zip archive of stored (uncompressed) members of known sizes. All places are
 /// known before anything is written, so members can be written in any order and by several threads.
 /// Headers hold the CRCs, so they are written last.

@@ -11,6 +11,7 @@
 
 #include "base/checked_math.h"
 #include "base/digest.h"
+#include "formats/zip/zip_layout.h"
 
 namespace tessera::formats::zip {
 namespace {
@@ -19,15 +20,11 @@ constexpr std::uint64_t kTrailerNbytes = 22;
 constexpr std::uint64_t kZip64LocatorNbytes = 20;
 constexpr std::uint64_t kZip64TrailerNbytes = 56;
 constexpr std::uint64_t kCentralHeaderNbytes = 46;
-constexpr std::uint64_t kLocalHeaderNbytes = 30;
 constexpr std::uint64_t kMaxCommentNbytes = 0xffff;
 
 constexpr std::uint32_t kTrailerSignature = 0x06054b50;
-constexpr std::uint32_t kZip64LocatorSignature = 0x07064b50;
 constexpr std::uint32_t kZip64TrailerSignature = 0x06064b50;
 constexpr std::uint32_t kCentralHeaderSignature = 0x02014b50;
-constexpr std::uint32_t kLocalHeaderSignature = 0x04034b50;
-constexpr std::uint16_t kZip64ExtraId = 0x0001;
 
 constexpr std::uint16_t kEncryptedFlags = 1U << 0 | 1U << 6 | 1U << 13;
 constexpr std::uint16_t kSizesFollowFlag = 1U << 3;  // the sizes are after the data

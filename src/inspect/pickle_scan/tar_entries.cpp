@@ -10,7 +10,7 @@ namespace tessera::inspect {
 namespace {
 
 constexpr std::size_t kBlockNbytes = 512;
-constexpr std::size_t kMaxEntries = 1'000'000;
+constexpr std::size_t kMaxTarEntries = 1'000'000;
 constexpr std::uint64_t kMaxPaxNbytes = std::uint64_t{1} << 20;
 
 std::optional<std::uint64_t> octal(std::string_view field) {
@@ -94,11 +94,11 @@ TarListing list_tar_entries(const ReadableFile& file) {
     const std::string name =
         overrides.name.value_or(name_field(std::string_view(header).substr(0, 100)));
     const bool is_damaged = nbytes > file.nbytes() - begin || !stated;
-    if (is_damaged || listing.entries.size() >= kMaxEntries) {
+    if (is_damaged || listing.entries.size() >= kMaxTarEntries) {
       listing.faults.push_back({.member = name,
                                 .offset = at,
                                 .expected = "at most " + std::to_string(file.nbytes() - begin) +
-                                            " bytes and " + std::to_string(kMaxEntries) +
+                                            " bytes and " + std::to_string(kMaxTarEntries) +
                                             " members",
                                 .found = "more",
                                 .is_looked_at = false});
@@ -113,7 +113,7 @@ TarListing list_tar_entries(const ReadableFile& file) {
       listing.entries.push_back({.name = name, .data = {begin, begin + clipped}});
       overrides = {};
     }
-    if (is_damaged || listing.entries.size() > kMaxEntries) break;
+    if (is_damaged || listing.entries.size() > kMaxTarEntries) break;
     const std::uint64_t padded = (clipped + kBlockNbytes - 1) / kBlockNbytes * kBlockNbytes;
     at = begin + std::min(padded, file.nbytes() - begin);
   }

@@ -24,7 +24,7 @@ constexpr std::size_t kTrailerNbytes = 22;
 constexpr std::size_t kZip64LocatorNbytes = 20;
 constexpr std::size_t kZip64TrailerNbytes = 56;
 constexpr std::size_t kMaxCommentNbytes = 0xffff;
-constexpr std::uint64_t kMaxEntries = 1'000'000;
+constexpr std::uint64_t kMaxZipEntries = 1'000'000;
 constexpr std::size_t kMaxArchives = 1'000'000;
 constexpr std::size_t kMaxFaults = 1'000;
 constexpr std::uint64_t kInZip64 = 0xffffffff;
@@ -149,8 +149,8 @@ class Lister {
     for (;;) {
       const std::string header = read_some(file_, offset, kCentralNbytes);
       if (!header.starts_with(kCentralSignature) || header.size() < kCentralNbytes) return true;
-      if (num_entries_++ >= kMaxEntries) {
-        fault({}, offset, "at most " + std::to_string(kMaxEntries) + " members", "more");
+      if (num_entries_++ >= kMaxZipEntries) {
+        fault({}, offset, "at most " + std::to_string(kMaxZipEntries) + " members", "more");
         listing_.faults.back().is_looked_at = false;
         return true;
       }
