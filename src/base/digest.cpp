@@ -31,8 +31,6 @@ std::uint64_t xxh3_64(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-namespace {
-
 // Owns an XXH3 state. The caller resets it for 64 or 128 bits before use.
 struct Xxh3State {
   XXH3_state_t* xxh = XXH3_createState();
@@ -43,8 +41,6 @@ struct Xxh3State {
   Xxh3State(const Xxh3State&) = delete;
   Xxh3State& operator=(const Xxh3State&) = delete;
 };
-
-}  // namespace
 
 struct Xxh3::State : Xxh3State {
   State() { XXH3_64bits_reset(xxh); }

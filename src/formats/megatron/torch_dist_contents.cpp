@@ -21,7 +21,7 @@ using tessera::detail::split_at_dots;
 using tessera::detail::take_prefix;
 
 constexpr std::string_view kModelPrefix = "model.";
-constexpr std::string_view kParamGroups = "param_groups";
+constexpr std::string_view kGroupsKey = "param_groups";
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kStep = "step";
 constexpr std::string_view kScaler = "grad_scaler.";
@@ -298,7 +298,7 @@ class Sorter {
 
   void add_value_of_optimizer(const ValueEntry& entry, std::string_view rest, const Value& value) {
     const bool is_of_scaler = rest.starts_with(kScaler) && entry.key_path.size() > 1;
-    if (take_prefix(rest, kParamGroups)) {
+    if (take_prefix(rest, kGroupsKey)) {
       take_prefix(rest, ".");
       if (!add_groups(entry, rest, value)) return add_object(entry.name, value);
       note_root(entry.name);
@@ -354,7 +354,7 @@ class Sorter {
   /// Returns the keys of an entry below its parameter group: several if the field is a dict. `rest`
   /// spells them.
   static KeyPath path_behind_group(const ValueEntry& entry, std::string_view rest) {
-    const auto groups = std::ranges::find(entry.key_path, Key(std::string(kParamGroups)));
+    const auto groups = std::ranges::find(entry.key_path, Key(std::string(kGroupsKey)));
     if (entry.key_path.end() - groups < 3) return {std::string(rest)};
     return {groups + 2, entry.key_path.end()};
   }

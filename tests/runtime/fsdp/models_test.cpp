@@ -271,6 +271,7 @@ void expect_same_outcome(const Outcome& found, const Outcome& expected,
 struct Setup {
   ModelKind kind;
   ShardingStrategy strategy;
+  std::vector<int> world_sizes;
   friend void PrintTo(const Setup& setup, std::ostream* out) {
     *out << name_of(setup.kind) << ", " << to_string(setup.strategy);
   }
@@ -278,10 +279,6 @@ struct Setup {
 
 bool is_hybrid(ShardingStrategy strategy) {
   return strategy == HYBRID_SHARD || strategy == HYBRID_SHARD_ZERO2;
-}
-
-std::vector<int> world_sizes_of(ShardingStrategy strategy) {
-  return is_hybrid(strategy) ? std::vector<int>{2, 4} : std::vector<int>{1, 2, 3, 4};
 }
 
 dist::MeshOptions mesh_options_of(ShardingStrategy strategy) {
@@ -293,7 +290,7 @@ dist::MeshOptions mesh_options_of(ShardingStrategy strategy) {
 /// Compares the results of each world size with `expected`: exactly, except on three ranks.
 void expect_on_all_world_sizes(const Setup& setup, Way way, const MixedPrecision& precision,
                                const Outcome& expected, const Tolerance& of_three) {
-  for (const int world_size : world_sizes_of(setup.strategy)) {
+  for (const int world_size : setup.world_sizes) {
     test::on_ranks(
         world_size,
         [&](const dist::Mesh& mesh) {
@@ -327,7 +324,8 @@ TEST_P(ModelsTest, EqualTheUnshardedRun) {
 
 // Shows B11.
 TEST_P(ModelsInBFloat16Test, IsTheSameOnAnyNumberOfRanks) {
-  const auto [kind, strategy] = GetParam();
+  const ModelKind kind = GetParam().kind;
+  const ShardingStrategy strategy = GetParam().strategy;
   const MixedPrecision precision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
   for (const Way way : {Way::plain, Way::recompute, Way::accumulate_no_sync}) {
     const ShardingStrategy alone = is_hybrid(strategy) ? FULL_SHARD : strategy;
@@ -340,21 +338,26 @@ TEST_P(ModelsInBFloat16Test, IsTheSameOnAnyNumberOfRanks) {
   }
 }
 
-std::vector<Setup> setups_of(const std::vector<ModelKind>& kinds) {
+std::vector<Setup> setups_of(const std::vector<ModelKind>& kinds,
+                             const std::vector<int>& world_sizes = {2, 3}) {
   std::vector<Setup> setups;
   for (const ModelKind kind : kinds) {
-    for (const ShardingStrategy strategy :
-         {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
-      setups.push_back({kind, strategy});
+    for (const ShardingStrategy strategy : {FULL_SHARD, SHARD_GRAD_OP, NO_SHARD}) {
+      setups.push_back({kind, strategy, world_sizes});
+    }
+    for (const ShardingStrategy strategy : {HYBRID_SHARD, HYBRID_SHARD_ZERO2}) {
+      setups.push_back({kind, strategy, {2, 4}});
     }
   }
   return setups;
 }
 
-INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsTest,
-                         ::testing::ValuesIn(setups_of({ModelKind::mlp, ModelKind::transformer,
-                                                        ModelKind::convolution, ModelKind::lstm,
-                                                        ModelKind::frozen})));
+const std::vector<ModelKind> kAllKinds = {ModelKind::mlp, ModelKind::transformer,
+                                          ModelKind::convolution, ModelKind::lstm,
+                                          ModelKind::frozen};
+
+INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsTest, ::testing::ValuesIn(setups_of(kAllKinds)));
+INSTANTIATE_TEST_SUITE_P(SlowWorlds, ModelsTest, ::testing::ValuesIn(setups_of(kAllKinds, {1, 4})));
 // Without the convolution: its buffers stay float32, and BatchNorm refuses mixed dtypes.
 INSTANTIATE_TEST_SUITE_P(KindsAndStrategies, ModelsInBFloat16Test,
                          ::testing::ValuesIn(setups_of({ModelKind::mlp, ModelKind::transformer,

@@ -518,7 +518,7 @@ TEST_P(RandomModelsTest, TrainAsTheUnshardedModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RandomModelsTest,
-                         ::testing::Values(World{1, 100}, World{2, 250}, World{3, 75},
+                         ::testing::Values(World{1, 100}, World{2, 100}, World{3, 75},
                                            World{4, 50}, World{4, 25, true}),
                          [](const auto& test) {
                            return std::to_string(test.param.num_ranks) +

@@ -169,7 +169,7 @@ void kill_often(int num_killings, const std::vector<int>& world_sizes, test::Ran
 
 // Shows E4.
 TEST(KilledSaveTest, TheLastGoodCheckpointLoadsAndNobodyHangs) {
-  kill_often(40, {2, 3}, test::Random());
+  kill_often(20, {2, 3}, test::Random());
 }
 
 class SlowKilledSaveTest : public testing::TestWithParam<int> {};

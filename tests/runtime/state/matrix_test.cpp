@@ -70,7 +70,7 @@ class MatrixTest : public ::testing::TestWithParam<OptimizerKind> {};
 
 // Shows A4.
 TEST_P(MatrixTest, SavedAnywhereLoadedAnywhere) {
-  run({{1, 2, 3}, three_steps_on(GetParam())});
+  run({{1, 2}, three_steps_on(GetParam())});
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, MatrixTest, ::testing::ValuesIn(test::kOptimizerKinds),
@@ -79,6 +79,11 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, MatrixTest, ::testing::ValuesIn(test::kOpti
 // Shows A4.
 TEST(CoreMatrixTest, BFloat16ParametersSavedAnywhereLoadedAnywhere) {
   run({{1, 2}, three_steps_on(OptimizerKind::adamw_two_groups, at::kBFloat16)});
+}
+
+// Shows A4.
+TEST(CoreMatrixTest, ThreeRanks) {
+  run({{1, 3}, three_steps_on(OptimizerKind::adamw_two_groups)});
 }
 
 // Shows A4.
