@@ -75,19 +75,15 @@ class ModelStatesReader : public EntryReader {
   void add_state_entry(const std::string& fqn, const Path& name, const File& file,
                        const Entry& entry, int rank,
                        const std::function<void(const Path& target)>& add_parts);
+  using NamesInVector = std::function<std::optional<std::vector<std::string>>(std::int64_t)>;
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
   /// parameters in vector `i`, or nothing if the group is to have no `params`. Adds the first
   /// `num_groups` groups, or all without a number. Makes a note if there are no groups, unless a
   /// number is given.
-  using NamesInVector = std::function<std::optional<std::vector<std::string>>(std::int64_t)>;
   void add_param_groups(const File& file, const Path& path, const NamesInVector& names,
                         std::optional<std::size_t> num_groups = {});
 
-  using EntryReader::note;
-  void note(Finding finding) {
-    note(std::move(finding.rule), std::move(finding.expected), std::move(finding.found));
-  }
   /// Says that the module has `name` at this place in the order of keys. Of several places, the
   /// first that is added counts.
   void add_place_in_module(const std::string& name, std::uint32_t order) {

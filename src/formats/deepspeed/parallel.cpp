@@ -15,7 +15,6 @@
 #include "formats/deepspeed/one_save.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/tensor_cuts.h"
-#include "formats/part_of_check.h"
 #include "formats/torch_files/copies.h"
 #include "tessera/base/error.h"
 
@@ -70,22 +69,8 @@ class ParallelReader final : public ModelRanksReader {
     add_members();
     note_rules();
     finish();
-    for (Copies* const copies : {&copies_, &replicas()}) {
-      for (Finding& finding : copies->compare(this->path())) note(std::move(finding));
-    }
-  }
-
-  /// Also compares all elements of the copies that opening compared only in part.
-  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
-                   PartOfCheck& part) const override {
-    const auto without_partial = [&](const Finding& finding) {
-      if (!copies_.is_about_rest(finding) && !replicas().is_about_rest(finding)) sink(finding);
-    };
-    ModelStatesReader::verify_part(without_partial, progress, num_threads, part);
-    for (const Copies* const copies : {&copies_, &replicas()}) {
-      if (!part.takes(copies->rest_nbytes())) continue;
-      for (const Finding& finding : copies->compare_rest(path())) sink(finding);
-    }
+    compare(copies_);
+    compare(replicas());
   }
 
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,

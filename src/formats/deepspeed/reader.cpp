@@ -18,7 +18,6 @@
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal.h"
 #include "formats/deepspeed/without_zero.h"
-#include "formats/part_of_check.h"
 #include "formats/torch_files/copies.h"
 #include "tessera/base/error.h"
 
@@ -116,18 +115,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     for (const Parameter& parameter : partition_.parameters) {
       for (const std::string& name : names_in_module(parameter.fqn)) add_copy(parameter, name);
     }
-    for (Finding& finding : copies_.compare(this->path())) note(std::move(finding));
-  }
-
-  /// Also compares all elements of the copies in the module that opening compared only in part.
-  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
-                   PartOfCheck& part) const override {
-    const auto without_partial = [&](const Finding& finding) {
-      if (!copies_.is_about_rest(finding)) sink(finding);
-    };
-    ModelStatesReader::verify_part(without_partial, progress, num_threads, part);
-    if (!part.takes(copies_.rest_nbytes())) return;
-    for (const Finding& finding : copies_.compare_rest(path())) sink(finding);
+    compare(copies_);
   }
 
  private:

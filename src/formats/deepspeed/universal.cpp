@@ -12,7 +12,6 @@
 #include "formats/deepspeed/model_ranks_reader.h"
 #include "formats/deepspeed/partition.h"
 #include "formats/deepspeed/universal_members.h"
-#include "formats/part_of_check.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -186,19 +185,6 @@ class UniversalReader final : public ModelRanksReader {
     compare_copies();
   }
 
-  /// Also compares all elements of the copies that opening compared only in part.
-  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
-                   PartOfCheck& part) const override {
-    const auto without_partial = [&](const Finding& finding) {
-      if (!copies_.is_about_rest(finding) && !replicas().is_about_rest(finding)) sink(finding);
-    };
-    ModelRanksReader::verify_part(without_partial, progress, num_threads, part);
-    for (const Copies* const copies : {&copies_, &replicas()}) {
-      if (!part.takes(copies->rest_nbytes())) continue;
-      for (const Finding& finding : copies->compare_rest(path())) sink(finding);
-    }
-  }
-
  private:
   // --- several model ranks
 
@@ -325,9 +311,8 @@ class UniversalReader final : public ModelRanksReader {
                    {{this, tensor, 0, numel}},
                    {{&copy.file->reader(), copy.entry->index, 0, numel}}});
     }
-    for (Copies* const copies : {&copies_, &replicas()}) {
-      for (Finding& finding : copies->compare(path())) note(std::move(finding));
-    }
+    compare(copies_);
+    compare(replicas());
   }
 
   /// Adds a note that the buffers and frozen parameters of a pipeline's layers are missing, because

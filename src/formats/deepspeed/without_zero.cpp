@@ -37,7 +37,7 @@ class WithoutZeroReader final : public ModelRanksReader {
     refuse_optimizer();
     note_rules();
     finish();
-    for (Finding& finding : replicas().compare(this->path())) note(std::move(finding));
+    compare(replicas());
   }
 
  private:

@@ -11,7 +11,6 @@
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/megatron/rank_folders.h"
-#include "formats/part_of_check.h"
 #include "formats/torch_files/copies.h"
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"
@@ -87,22 +86,9 @@ class MegatronReader final : public EntryReader {
     note_copies();
     note_values_beside_vectors();
     finish();
-    for (const Finding& finding : copies_.compare(this->path())) {
-      note(finding.rule, finding.expected, finding.found);
-    }
+    compare(copies_);
     names_ = nullptr;
     parts_.clear();
-  }
-
-  /// Also compares all elements of the weights in the model that opening compared only in part.
-  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
-                   PartOfCheck& part) const override {
-    const auto without_partial = [&](const Finding& finding) {
-      if (!copies_.is_about_rest(finding)) sink(finding);
-    };
-    EntryReader::verify_part(without_partial, progress, num_threads, part);
-    if (!part.takes(copies_.rest_nbytes())) return;
-    for (const Finding& finding : copies_.compare_rest(path())) sink(finding);
   }
 
  private:

@@ -221,8 +221,24 @@ void EntryReader::verify_part(const FindingSink& sink, const ProgressSink& progr
     file.reader().verify(without_notes, progress, num_threads);
   }
   part.report(std::move(foreign), sink);
-  if (!part.takes(0)) return;
-  for (const Finding& finding : contents_.opening_findings) sink(finding);
+  if (part.takes(0)) {
+    for (const Finding& finding : contents_.opening_findings) {
+      const bool is_done_below = std::ranges::any_of(
+          compared_, [&](const Copies* copies) { return copies->is_about_rest(finding); });
+      if (!is_done_below) sink(finding);
+    }
+  }
+  for (const Copies* const copies : compared_) {
+    if (!part.takes(copies->rest_nbytes())) continue;
+    for (const Finding& finding : copies->compare_rest(path_)) sink(finding);
+  }
+}
+
+void EntryReader::compare(Copies& copies) {
+  for (Finding& finding : copies.compare(path_)) {
+    contents_.opening_findings.push_back(std::move(finding));
+  }
+  compared_.push_back(&copies);
 }
 
 EntryReader::Tensor EntryReader::named(KeyPath path) {

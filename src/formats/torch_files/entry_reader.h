@@ -16,6 +16,7 @@
 #include "formats/partly_read.h"
 #include "formats/piece_pool.h"
 #include "formats/recently_used.h"
+#include "formats/torch_files/copies.h"
 #include "formats/torch_files/file.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
@@ -160,6 +161,9 @@ class EntryReader : public DividedReader, public PartlyRead {
   void set_key_paths(const std::vector<KeyPath>& paths);
   /// Removes the order of keys from all entries. Requires: `finish` was called.
   void drop_order();
+  /// Makes notes of the copies that differ. What this compares only in part, `verify` compares
+  /// whole. Requires: `finish` was called, and `copies` lives as long as this reader.
+  void compare(Copies& copies);
 
  private:
   /// Returns the `dict_order` of the entry with the key path `path`. `order`: `order_in` of the
@@ -206,6 +210,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   mutable RecentlyUsed<std::size_t, File> opened_small_files_{kNumSmallFilesKept};
   mutable torch_zip::ChecksOfFiles checks_of_small_files_;
   CheckpointContents contents_;
+  std::vector<const Copies*> compared_;        // by `compare`
   std::vector<Renamed> renamed_;               // only while opening
   std::set<std::string> differing_;            // names whose entries differ between ranks
   std::set<std::string> apart_;                // dicts and lists with other keys on some ranks
