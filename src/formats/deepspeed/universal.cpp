@@ -486,22 +486,46 @@ class UniversalReader final : public ModelRanksReader {
     add(std::move(tensor));
   }
 
-  /// Remembers the first unexpected member of a parameter's file: it is neither the tensor nor a
-  /// rule of tensor parallelism. A note later counts the files with such a member.
+  /// Whether a member of a parameter's file says what DeepSpeed takes for granted without it: that
+  /// the tensor is cut along its first dimension, as a whole.
+  static bool is_usual_cut(const File& file, const Entry& entry) {
+    const auto value = file.value_of(entry);
+    return value && (entry.path.front() == "cat_dim"        ? *value == Value(std::int64_t{0})
+                     : entry.path.front() == "vocab_tensor" ? *value == Value(false)
+                                                            : false);
+  }
+
+  /// Remembers the first member of a parameter's file that is not the tensor, and the first that is
+  /// a rule of tensor parallelism. Notes later count the files with such members.
   void note_members_of(const File& file, const Entry* tensor) {
+    const Entry* rule = nullptr;
+    const Entry* other = nullptr;
     for (const Entry& entry : file.entries()) {
-      if (&entry == tensor || kOfTensorParallelism.contains(entry.path.front())) continue;
-      members_left_.push_back("'" + printable(entry.path.front()) + "' in " +
-                              printable(file.name()));
-      return;
+      if (&entry == tensor) continue;
+      const bool is_rule = kOfTensorParallelism.contains(entry.path.front());
+      if (is_rule && is_usual_cut(file, entry)) continue;
+      const Entry*& first = is_rule ? rule : other;
+      if (first == nullptr) first = &entry;
     }
+    const auto text_of = [&](const Entry& entry) {
+      return "'" + printable(entry.path.front()) + "' in " + printable(file.name());
+    };
+    if (rule != nullptr) rules_left_.push_back(text_of(*rule));
+    if (other != nullptr) members_left_.push_back(text_of(*other));
   }
 
   void note_members_left() {
-    if (members_left_.empty()) return;
-    note("members", "one tensor in each file of a parameter",
-         counted(members_left_.size(), "file") + " with other members, such as " +
-             members_left_.front() + ": they are left out");
+    if (!members_left_.empty()) {
+      note("members", "one tensor in each file of a parameter",
+           counted(members_left_.size(), "file") + " with other members, such as " +
+               members_left_.front() + ": they are left out");
+    }
+    if (!rules_left_.empty()) {
+      note("members", "tensors that DeepSpeed cuts along the first dimension",
+           counted(rules_left_.size(), "file") +
+               " with other rules for tensor parallelism, such as " + rules_left_.front() +
+               ": they are left out");
+    }
   }
 
   /// Notes which values differ in the second file of model states, the one for ZeRO stage 3.
@@ -607,6 +631,7 @@ class UniversalReader final : public ModelRanksReader {
   std::map<std::string, DType> dtypes_;                 // of the weights, by name
   std::map<std::string, std::set<std::string>> kinds_;  // of state, by name of the parameter
   std::vector<std::string> members_left_;
+  std::vector<std::string> rules_left_;
   std::vector<InModule> remembered_;
   Copies copies_{"copies", "copies in 'module' that equal the weights in files of parameters",
                  "the files of parameters are read"};
