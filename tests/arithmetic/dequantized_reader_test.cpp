@@ -21,7 +21,7 @@ using testing::IsEmpty;
 using testing::SizeIs;
 
 std::string folder() {
-  return std::string(TESSERA_FIXTURES) + "/arithmetic/quantized/";
+  return test::fixture("arithmetic/quantized/");
 }
 
 DequantizedCheckpoint dequantized(const std::string& name, DType to) {

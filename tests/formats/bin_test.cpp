@@ -9,6 +9,7 @@
 
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fixtures.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -21,7 +22,7 @@ using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/bin/valid/";
+const std::string kValid = test::fixture("bin/valid/");
 const std::string kFirst = "pytorch_model-00001-of-00002.bin";
 const std::string kSecond = "pytorch_model-00002-of-00002.bin";
 const std::string kIndex = "pytorch_model.bin.index.json";
@@ -75,7 +76,7 @@ TEST_F(BinTest, APieceIsInItsFile) {
 }
 
 TEST_F(BinTest, WhatTheFilesReadersMadeSimplerIsListedOnce) {
-  const std::string saved = std::string(TESSERA_FIXTURES) + "/torch_zip/valid/shared.pt";
+  const std::string saved = test::fixture("torch_zip/valid/shared.pt");
   const std::vector<Simplification> expected = open(saved)->contents().simplifications;
   ASSERT_FALSE(expected.empty());
   test::TemporaryDirectory directory;
@@ -189,9 +190,8 @@ TEST_F(BinTest, OneFileAloneIsOnePart) {
 
 TEST_F(BinTest, AFileOfOneRankIsOnePart) {
   stdfs::create_directory(directory_ / "single");
-  stdfs::copy(
-      std::string(TESSERA_FIXTURES) + "/rank_files/valid/fsdp2/model_world_size_3_rank_0.pt",
-      directory_ / "single/pytorch_model.bin");
+  stdfs::copy(test::fixture("rank_files/valid/fsdp2/model_world_size_3_rank_0.pt"),
+              directory_ / "single/pytorch_model.bin");
   std::ofstream(directory_ / "single/config.json") << "{}";
   const auto reader = open(directory_ / "single");
   EXPECT_EQ(reader->format(), Format("bin"));
@@ -200,7 +200,7 @@ TEST_F(BinTest, AFileOfOneRankIsOnePart) {
 }
 
 TEST_F(BinTest, SafetensorsBesideAreTakenInstead) {
-  stdfs::copy(std::string(TESSERA_FIXTURES) + "/safetensors/valid/single.safetensors",
+  stdfs::copy(test::fixture("safetensors/valid/single.safetensors"),
               directory_ / "model.safetensors");
   EXPECT_EQ(detect_format(FileSystem::posix(), directory_.path()), Format::safetensors);
 }

@@ -26,8 +26,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/deepspeed/valid/";
-const std::string kInvalid = std::string(TESSERA_FIXTURES) + "/deepspeed/invalid/";
+const std::string kValid = test::fixture("deepspeed/valid/");
+const std::string kInvalid = test::fixture("deepspeed/invalid/");
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_checkpoint(FileSystem::posix(), path);

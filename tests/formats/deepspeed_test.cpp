@@ -28,7 +28,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kFolder = std::string(TESSERA_FIXTURES) + "/deepspeed/";
+const std::string kFolder = test::fixture("deepspeed/");
 const std::string kValid = kFolder + "valid/";
 const std::string kInvalid = kFolder + "invalid/";
 constexpr const char* kFixtures[] = {"zero1",      "zero1_bf16", "zero2_bf16", "zero2_cpu_adam",

@@ -37,7 +37,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/deepspeed/valid/";
+const std::string kValid = test::fixture("deepspeed/valid/");
 const std::string kFolder = "global_step0_universal";
 const std::string kZero = kFolder + "/zero";
 

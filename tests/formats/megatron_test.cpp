@@ -37,7 +37,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kFolder = std::string(TESSERA_FIXTURES) + "/megatron/";
+const std::string kFolder = test::fixture("megatron/");
 const std::string kValid = kFolder + "valid/";
 constexpr const char* kIteration = "/iter_0000003";
 constexpr const char* kFixtures[] = {"tp2",

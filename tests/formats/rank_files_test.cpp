@@ -32,7 +32,7 @@ using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/rank_files/valid/";
+const std::string kValid = test::fixture("rank_files/valid/");
 constexpr const char* kFixtures[] = {"fsdp1",
                                      "fsdp1_sharded_tensor",
                                      "fsdp1_sharded_tensor_torch2.15",

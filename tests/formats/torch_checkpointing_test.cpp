@@ -14,6 +14,7 @@
 #include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fixtures.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -28,7 +29,7 @@ using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/torch_checkpointing/valid/";
+const std::string kValid = test::fixture("torch_checkpointing/valid/");
 constexpr const char* kFixtures[] = {"fsdp2", "fsdp2_hybrid", "fsdp2_tp_other_forms", "one_rank",
                                      "without_metadata"};
 

@@ -20,6 +20,7 @@
 #include "formats/torch_zip/torch_zip_reader.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/memory_file.h"
 #include "support/temporary_directory.h"
@@ -46,7 +47,7 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 using torch_zip::TorchStream;
 
-const std::string kFixtures = std::string(TESSERA_FIXTURES) + "/torch_zip/";
+const std::string kFixtures = test::fixture("torch_zip/");
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return open_torch_zip(FileSystem::posix(), path);
@@ -489,8 +490,7 @@ TEST(TorchZipTest, RefusesEveryInvalidFile) {
 }
 
 TEST(TorchZipTest, ThePageListsEveryGlobal) {
-  const std::string page =
-      content_of(std::string(TESSERA_FIXTURES) + "/../docs/formats/torch_zip.md");
+  const std::string page = content_of(test::fixture("../docs/formats/torch_zip.md"));
   for (const auto& table : {pickle::value_globals(), torch_zip::tensor_globals()}) {
     for (const pickle::AllowedGlobal& global : table) {
       const std::string module(global.module == "__builtin__" ? "builtins" : global.module);

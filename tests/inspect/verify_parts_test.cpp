@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "support/error_matchers.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
 
@@ -69,7 +70,7 @@ std::unique_ptr<CheckpointReader> open_or_null(const std::string& path) {
 // Returns the paths of all fixtures of these formats, valid and invalid.
 std::vector<std::string> fixtures() {
   std::vector<std::string> paths;
-  const stdfs::path root(TESSERA_FIXTURES);
+  const stdfs::path root(test::fixture(""));
   for (const char* format : {"bin", "dcp", "deepspeed", "megatron", "native", "rank_files",
                              "safetensors", "torch_checkpointing", "torch_zip"}) {
     for (const auto& kind : stdfs::directory_iterator(root / format)) {
@@ -127,8 +128,7 @@ TEST(VerifyPartsTest, EveryByteIsReadByOnePart) {
   for (const char* name : {"dcp/valid/fsdp2_adamw", "native/v1/small", "safetensors/valid/sharded",
                            "torch_zip/valid/training_state.pt", "rank_files/valid/fsdp2"}) {
     SCOPED_TRACE(name);
-    const auto reader =
-        formats::open_checkpoint(FileSystem::posix(), std::string(TESSERA_FIXTURES "/") + name);
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), test::fixture(name));
     const std::uint64_t whole = nbytes_read(*reader, 0, 1);
     std::vector<std::uint64_t> parts;
     for (int i = 0; i < 3; ++i) parts.push_back(nbytes_read(*reader, i, 3));

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "inspect/tensor_digests.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
 
@@ -124,8 +125,7 @@ TEST(VerifyTest, AStopIsNoFindingOfAnyFormat) {
   for (const char* name : {"safetensors/valid/single.safetensors", "torch_zip/valid/state_dict.pt",
                            "dcp/valid/fsdp2_adamw"}) {
     SCOPED_TRACE(name);
-    const auto reader =
-        formats::open_checkpoint(FileSystem::posix(), std::string(TESSERA_FIXTURES "/") + name);
+    const auto reader = formats::open_checkpoint(FileSystem::posix(), test::fixture(name));
     try {
       verify(*reader, options);
       ADD_FAILURE() << "went on";

@@ -12,6 +12,7 @@
 #include "recipe/name_template.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
@@ -31,7 +32,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 Recipe shipped(const std::string& name) {
-  return Recipe::read(FileSystem::posix(), TESSERA_FIXTURES "/../recipes/" + name + ".json");
+  return Recipe::read(FileSystem::posix(), test::fixture("../recipes/" + name + ".json"));
 }
 
 /// A model with Adam's state: float32 parameters have moments and a step.

@@ -9,6 +9,7 @@
 #include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
+#include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
@@ -28,7 +29,7 @@ using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 
-const std::string kValid = std::string(TESSERA_FIXTURES) + "/rank_files/valid/";
+const std::string kValid = test::fixture("rank_files/valid/");
 
 std::unique_ptr<CheckpointReader> open(const std::string& path) {
   return formats::open_checkpoint(FileSystem::posix(), path);
