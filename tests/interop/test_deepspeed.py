@@ -737,6 +737,7 @@ def test_what_a_universal_checkpoint_has_besides_is_noted(tmp_path, classes_of_d
     edit(folder / "mp_rank_00_model_states.pt", lambda state: state.update(epoch=3))
     assert notes_of_move(folder, tmp_path / "whole.pt") == [
         "members: 1 file with other members, such as 'mine' in zero/scale/fp32.pt: they are left out",
+        "members: 1 file with other rules for tensor parallelism, such as 'sub_param_shape' in zero/scale/fp32.pt: they are left out",
         "copies: 1 name with another value, such as 'epoch': left out",
         "ranks: 1 name with different copies, such as 'epoch' (the copy of the lowest rank keeps the name, "
         "other copies are per_rank.<rank>.<name>)"]
@@ -763,6 +764,19 @@ def test_a_tied_name_without_its_tensor_is_noted(name, tmp_path, classes_of_deep
         edit(file, lambda state: state.update(shared_params={"second.weight": "first.weight"}))
     notes = notes_of_move(path, tmp_path / "moved.pt")
     assert "ties: 1 name without one, such as 'second.weight': left out" in notes, notes
+
+
+def test_rules_for_tensor_parallelism_that_are_left_out_are_noted(tmp_path, classes_of_deepspeed):
+    """Shows F2, E16. Without rules, or with those that every file of Tessera has, DeepSpeed cuts along the first dimension."""
+    (folder,) = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed").glob("global_step*")
+    file = folder / "zero" / "up.weight" / "fp32.pt"
+    for number, rules in enumerate(({"cat_dim": 1}, {"vocab_tensor": True}, {"sub_param_shape": [2, 3]},
+                                    {"cat_dim": 0}, {"vocab_tensor": False})):
+        tensor = torch.load(file)["param"]
+        torch.save({"param": tensor} | rules, file)
+        notes = [note for note in notes_of_move(folder, tmp_path / f"{number}.pt") if "tensor parallelism" in note]
+        assert notes == [f"members: 1 file with other rules for tensor parallelism, such as '{next(iter(rules))}' in "
+                         "zero/up.weight/fp32.pt: they are left out"] * (number < 3), notes
 
 
 def test_a_copy_in_the_module_of_a_universal_checkpoint_is_compared(tmp_path, classes_of_deepspeed):
