@@ -83,9 +83,11 @@ TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
 // Shows F2, E13. ds_to_universal.py copies no files of layers, which have the buffers.
 TEST(DeepSpeedParallelTest, SaysWhatAUniversalCheckpointOfAPipelineLacks) {
   EXPECT_THAT(notes_of(*open(kValid + "universal_tensor_pipeline")),
-              ElementsAre(HasSubstr("4 buffers and all frozen parameters are missing")));
+              ElementsAre(HasSubstr("21 files with other rules for tensor parallelism"),
+                          HasSubstr("4 buffers and all frozen parameters are missing")));
   EXPECT_THAT(notes_of(*open(kValid + "universal_autotp")),
               ElementsAre(HasSubstr("12 names also in 'module'"),
+                          HasSubstr("3 files with other rules for tensor parallelism"),
                           HasSubstr("16 names whose copies were not compared")));
 }
 
