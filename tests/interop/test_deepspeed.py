@@ -755,7 +755,7 @@ def test_copies_in_the_modules_of_tensor_ranks_are_told(name, tmp_path, classes_
 
 @pytest.mark.parametrize("name", ["zero1", "zero3", "tensor", "autotp_zero3", "universal_tensor_pipeline"])
 def test_a_tied_name_without_its_tensor_is_noted(name, tmp_path, classes_of_deepspeed):
-    """Shows F2, E16."""
+    """Shows F2, E13."""
     path = shutil.copytree(VALID / name, tmp_path / name)
     plain = notes_of_move(path, tmp_path / "plain.pt")
     assert not any("shared_params" in note for note in plain)
@@ -767,7 +767,7 @@ def test_a_tied_name_without_its_tensor_is_noted(name, tmp_path, classes_of_deep
 
 
 def test_rules_for_tensor_parallelism_that_are_left_out_are_noted(tmp_path, classes_of_deepspeed):
-    """Shows F2, E16. Without rules, or with those that every file of Tessera has, DeepSpeed cuts along the first dimension."""
+    """Shows F2, E13. Without rules, or with those that every file of Tessera has, DeepSpeed cuts along the first dimension."""
     (folder,) = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed").glob("global_step*")
     file = folder / "zero" / "up.weight" / "fp32.pt"
     for number, rules in enumerate(({"cat_dim": 1}, {"vocab_tensor": True}, {"sub_param_shape": [2, 3]},
