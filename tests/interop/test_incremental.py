@@ -247,7 +247,7 @@ REFUSALS = {
     "another format": (["--base", "s.pt"], 3, "a native checkpoint"),
     "the destination": (["--base", "1", "--overwrite"], 2, "the destination itself"),
     "to dcp": (["--base", "1", "--to", "dcp"], 2, "--base: expected --to native"),
-    "a URL": (["--base", "https://example.org/x"], 3, "a URL"),
+    "a URL": (["--base", "https://example.org/x"], 2, "a URL"),
 }
 
 

@@ -35,8 +35,6 @@ def announce_and_run(command: list[str]) -> int:
 def build(preset: str, *, targets: tuple[str, ...] = (), definitions: tuple[str, ...] = ()) -> Path:
     """Builds `targets` of a preset (default: all). Returns the build folder."""
     directory = build_directory(preset)
-    if os.environ.get("CI"):  # which compiles everything once; elsewhere, one changed file is compiled faster alone
-        definitions += ("TESSERA_UNITY=ON",)
     heading(f"building ({preset})")
     with locked(directory, f"building {preset}"):
         configure = ["cmake", "--preset", preset, *(f"-D{definition}" for definition in definitions)]
