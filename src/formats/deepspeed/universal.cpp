@@ -20,8 +20,13 @@ namespace {
 const std::string kStateOfStage3 = "optimizer_state_dict";
 const std::string kGroupsMember = "param_groups";
 /// Members of a parameter's file that tell DeepSpeed how to cut its tensor for tensor parallelism.
-const std::set<std::string> kOfTensorParallelism = {"cat_dim", "vocab_tensor", "param_n_sub_params",
-                                                    "sub_param_shape"};
+/// Each with the value that says what DeepSpeed does without it: it cuts a tensor along its first
+/// dimension, as a whole. The last two have no such value.
+const std::map<std::string, std::optional<Value>> kCutMembers = {
+    {"cat_dim", Value(std::int64_t{0})},
+    {"vocab_tensor", Value(false)},
+    {"param_n_sub_params", std::nullopt},
+    {"sub_param_shape", std::nullopt}};
 
 /// Returns the files of model states. A checkpoint that every ZeRO stage can load has two files of
 /// rank 0, and only the first has the module; then the second file is left out.
@@ -486,46 +491,41 @@ class UniversalReader final : public ModelRanksReader {
     add(std::move(tensor));
   }
 
-  /// Whether a member of a parameter's file says what DeepSpeed takes for granted without it: that
-  /// the tensor is cut along its first dimension, as a whole.
-  static bool is_usual_cut(const File& file, const Entry& entry) {
-    const auto value = file.value_of(entry);
-    return value && (entry.path.front() == "cat_dim"        ? *value == Value(std::int64_t{0})
-                     : entry.path.front() == "vocab_tensor" ? *value == Value(false)
-                                                            : false);
-  }
+  /// Members that are left out: the first one of each file.
+  using LeftOut = std::vector<std::string>;
 
-  /// Remembers the first member of a parameter's file that is not the tensor, and the first that is
-  /// a rule of tensor parallelism. Notes later count the files with such members.
+  /// Remembers the first member of a parameter's file that is not the tensor, and the first that
+  /// says how to cut it.
   void note_members_of(const File& file, const Entry* tensor) {
     const Entry* rule = nullptr;
     const Entry* other = nullptr;
     for (const Entry& entry : file.entries()) {
       if (&entry == tensor) continue;
-      const bool is_rule = kOfTensorParallelism.contains(entry.path.front());
-      if (is_rule && is_usual_cut(file, entry)) continue;
+      const auto usual = kCutMembers.find(entry.path.front());
+      const bool is_rule = usual != kCutMembers.end();
+      if (is_rule && usual->second && file.value_of(entry) == usual->second) continue;
       const Entry*& first = is_rule ? rule : other;
       if (first == nullptr) first = &entry;
     }
-    const auto text_of = [&](const Entry& entry) {
-      return "'" + printable(entry.path.front()) + "' in " + printable(file.name());
+    const auto add = [&](const Entry* member, LeftOut& left) {
+      if (member == nullptr) return;
+      left.push_back("'" + printable(member->path.front()) + "' in " + printable(file.name()));
     };
-    if (rule != nullptr) rules_left_.push_back(text_of(*rule));
-    if (other != nullptr) members_left_.push_back(text_of(*other));
+    add(rule, rules_left_);
+    add(other, members_left_);
   }
 
   void note_members_left() {
-    if (!members_left_.empty()) {
-      note("members", "one tensor in each file of a parameter",
-           counted(members_left_.size(), "file") + " with other members, such as " +
-               members_left_.front() + ": they are left out");
-    }
-    if (!rules_left_.empty()) {
-      note("members", "tensors that DeepSpeed cuts along the first dimension",
-           counted(rules_left_.size(), "file") +
-               " with other rules for tensor parallelism, such as " + rules_left_.front() +
+    const auto note_left = [&](const LeftOut& left, const std::string& expected,
+                               const std::string& what) {
+      if (left.empty()) return;
+      note("members", expected,
+           counted(left.size(), "file") + " with other " + what + ", such as " + left.front() +
                ": they are left out");
-    }
+    };
+    note_left(members_left_, "one tensor in each file of a parameter", "members");
+    note_left(rules_left_, "tensors that DeepSpeed cuts along the first dimension",
+              "rules for tensor parallelism");
   }
 
   /// Notes which values differ in the second file of model states, the one for ZeRO stage 3.
@@ -630,8 +630,8 @@ class UniversalReader final : public ModelRanksReader {
   std::vector<Parameter> parameters_;                   // each with the shape of the whole tensor
   std::map<std::string, DType> dtypes_;                 // of the weights, by name
   std::map<std::string, std::set<std::string>> kinds_;  // of state, by name of the parameter
-  std::vector<std::string> members_left_;
-  std::vector<std::string> rules_left_;
+  LeftOut members_left_;
+  LeftOut rules_left_;
   std::vector<InModule> remembered_;
   Copies copies_{"copies", "copies in 'module' that equal the weights in files of parameters",
                  "the files of parameters are read"};
