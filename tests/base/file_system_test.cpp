@@ -23,7 +23,7 @@ using test::TemporaryDirectory;
 using test::ThrowsError;
 using test::write_file;
 
-std::span<const std::byte> bytes_of(std::string_view text) {
+std::span<const std::byte> as_bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
@@ -36,12 +36,12 @@ class FileSystemTest : public ::testing::Test {
 TEST_F(FileSystemTest, BytesWrittenAtOffsetsAreReadBack) {
   const auto file = fs_.create(tmp_ / "a");
   file->resize(10);
-  file->write_at(7, bytes_of("xyz"));
-  file->write_at(0, bytes_of("abc"));
+  file->write_at(7, as_bytes_of("xyz"));
+  file->write_at(0, as_bytes_of("abc"));
   file->sync();
   file->close();
   EXPECT_EQ(read_all(tmp_ / "a"), std::string("abc\0\0\0\0xyz", 10));
-  fs_.open_for_update(tmp_ / "a")->write_at(3, bytes_of("defg"));
+  fs_.open_for_update(tmp_ / "a")->write_at(3, as_bytes_of("defg"));
   EXPECT_EQ(read_all(tmp_ / "a"), "abcdefgxyz");
 }
 
@@ -56,7 +56,7 @@ TEST_F(FileSystemTest, BytesWrittenPastThePageCacheAreTheSame) {
                                          6'000'000, 6'000'640,      8'192'000, expected.size()};
   std::size_t begin = 0;
   for (const std::size_t end : ends) {
-    file->write_at(begin, bytes_of(expected).subspan(begin, end - begin));
+    file->write_at(begin, as_bytes_of(expected).subspan(begin, end - begin));
     begin = end;
   }
   file->sync();

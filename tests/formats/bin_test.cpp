@@ -10,6 +10,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -18,24 +19,21 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::open;
 using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = test::fixture("bin/valid/");
+const std::string kValidBin = test::fixture("bin/valid/");
 const std::string kFirst = "pytorch_model-00001-of-00002.bin";
 const std::string kSecond = "pytorch_model-00002-of-00002.bin";
 const std::string kIndex = "pytorch_model.bin.index.json";
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
 
 /// A copy of a fixture, to damage it.
 class BinTest : public testing::Test {
  protected:
   explicit BinTest(const std::string& name = "sharded") {
-    for (const auto& entry : stdfs::directory_iterator(kValid + name)) {
+    for (const auto& entry : stdfs::directory_iterator(kValidBin + name)) {
       const std::string copy = directory_ / entry.path().filename().string();
       stdfs::copy(entry.path(), copy);
       stdfs::permissions(copy, stdfs::perms::owner_write, stdfs::perm_options::add);
@@ -56,12 +54,12 @@ class BinTest : public testing::Test {
 TEST_F(BinTest, ReadsWhatTorchSaved) {
   for (const char* name : {"sharded", "without_index", "single"}) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidBin + name);
     EXPECT_EQ(reader->format(), Format("bin"));
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidBin + name + ".expect.json");
     EXPECT_FALSE(reader->contents().part);
   }
-  expect_holds(*open(kValid + "sharded/" + kIndex), kValid + "sharded.expect.json");
+  expect_holds(*open(kValidBin + "sharded/" + kIndex), kValidBin + "sharded.expect.json");
 }
 
 TEST_F(BinTest, APieceIsInItsFile) {
@@ -161,20 +159,20 @@ TEST_F(BinTest, VerifyNotesWhatTheIndexLacks) {
 // accelerate writes no config.json, and its other files hold no tensors of the model.
 TEST_F(BinTest, AModelInOneFileNeedsNoConfig) {
   const test::TemporaryDirectory folder;
-  stdfs::copy(kValid + "single/pytorch_model.bin", folder / "pytorch_model.bin");
-  expect_holds(*open(folder.path()), kValid + "single.expect.json");
+  stdfs::copy(kValidBin + "single/pytorch_model.bin", folder / "pytorch_model.bin");
+  expect_holds(*open(folder.path()), kValidBin + "single.expect.json");
   for (const char* name : {"optimizer.bin", "scheduler.bin", "random_states_0.pkl"}) {
     std::ofstream(folder / name) << "not read";
   }
   const auto reader = open(folder.path());
   EXPECT_EQ(reader->format(), Format("bin"));
-  expect_holds(*reader, kValid + "single.expect.json");
+  expect_holds(*reader, kValidBin + "single.expect.json");
 }
 
 TEST_F(BinTest, ASecondModelOfAccelerateNeedsAName) {
   const test::TemporaryDirectory folder;
   for (const char* name : {"pytorch_model.bin", "pytorch_model_1.bin"}) {
-    stdfs::copy(kValid + "single/pytorch_model.bin", folder / name);
+    stdfs::copy(kValidBin + "single/pytorch_model.bin", folder / name);
   }
   EXPECT_THAT([&] { open(folder.path()); },
               ThrowsError(ErrorKind::invalid_argument,

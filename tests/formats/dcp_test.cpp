@@ -21,6 +21,7 @@
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/memory_files.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "support/zip_bytes.h"
 #include "tessera/base/error.h"
@@ -31,15 +32,17 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::findings_of;
 using test::fixture;
 using test::InvalidFixture;
 using test::MemoryCheckpoint;
 using test::MemoryFiles;
+using test::read_everything;
 using test::TemporaryDirectory;
 using test::ThrowsError;
 using testing::HasSubstr;
 
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
+std::unique_ptr<CheckpointReader> open_folder(const std::string& path) {
   return open_dcp(FileSystem::posix(), path);
 }
 
@@ -71,18 +74,7 @@ void expect_covered(const CheckpointReader& reader) {
   }
 }
 
-void read_all(const CheckpointReader& reader) {
-  for (std::size_t t = 0; t < reader.contents().tensors.size(); ++t) test::whole_tensor(reader, t);
-  for (std::size_t v = 0; v < reader.contents().values.size(); ++v) reader.read_value(v);
-}
-
-std::vector<Finding> findings_of(const CheckpointReader& reader) {
-  std::vector<Finding> findings;
-  reader.verify([&](const Finding& finding) { findings.push_back(finding); }, [](auto) {});
-  return findings;
-}
-
-MemoryFiles files_of(const std::string& checkpoint) {
+MemoryFiles memory_files_of(const std::string& checkpoint) {
   std::map<std::string, std::string> files;
   for (const std::string& name : FileSystem::posix().list_directory(checkpoint)) {
     files[name] = read_file(FileSystem::posix(), join_path(checkpoint, name), 1 << 24);
@@ -93,7 +85,7 @@ MemoryFiles files_of(const std::string& checkpoint) {
 TEST(DcpTest, ReadsWhatPyTorchSaved) {
   for (const std::string& path : valid_checkpoints()) {
     SCOPED_TRACE(path);
-    const auto reader = open(path);
+    const auto reader = open_folder(path);
     expect_holds(*reader, path + ".expect.json");
     expect_covered(*reader);
     EXPECT_TRUE(findings_of(*reader).empty());
@@ -105,7 +97,7 @@ TEST(DcpTest, ReadsWhatIsBesideObjectsOfClasses) {
   EXPECT_EQ(paths.size(), 4u);
   for (const std::string& path : paths) {
     SCOPED_TRACE(path);
-    const auto reader = open(path);
+    const auto reader = open_folder(path);
     expect_holds(*reader, path + ".expect.json");
     expect_covered(*reader);
     const std::vector<Finding> findings = findings_of(*reader);
@@ -115,7 +107,7 @@ TEST(DcpTest, ReadsWhatIsBesideObjectsOfClasses) {
 }
 
 TEST(DcpTest, AttributesThatTheMetadataHasBesideAreNoted) {
-  const auto reader = open(fixture("dcp/classes/newer_metadata"));
+  const auto reader = open_folder(fixture("dcp/classes/newer_metadata"));
   ASSERT_EQ(reader->contents().opening_findings.size(), 1u);
   EXPECT_EQ(reader->contents().opening_findings[0].rule, "attributes");
   EXPECT_EQ(reader->contents().opening_findings[0].found,
@@ -123,7 +115,7 @@ TEST(DcpTest, AttributesThatTheMetadataHasBesideAreNoted) {
 }
 
 TEST(DcpTest, VerifyNotesClassesThatTheMetadataNames) {
-  const auto reader = open(fixture("dcp/classes/newer_metadata"));
+  const auto reader = open_folder(fixture("dcp/classes/newer_metadata"));
   const std::vector<Finding> findings = findings_of(*reader);
   ASSERT_EQ(findings.size(), 2u);
   EXPECT_EQ(findings[0].rule, "attributes");
@@ -134,14 +126,14 @@ TEST(DcpTest, VerifyNotesClassesThatTheMetadataNames) {
 
 TEST(DcpTest, TensorsInValuesHaveNamesByPath) {
   const std::string path = fixture("dcp/valid/not_flattened_nested");
-  const auto reader = open(path);
+  const auto reader = open_folder(path);
   const CheckpointContents& contents = reader->contents();
   ASSERT_NE(contents.find_tensor("ema.list.0"), nullptr);
   EXPECT_EQ(contents.find_tensor("ema.list.0")->key_path,
             (KeyPath{"ema", "list", std::int64_t{0}}));
   EXPECT_THAT(contents.simplifications,
               testing::ElementsAre(Simplification{Simplification::Kind::tuple, "pair"}));
-  MemoryFiles files = files_of(path);
+  MemoryFiles files = memory_files_of(path);
   files.remove("__0_0.distcp");
   const auto without_data = open_dcp(files, "ck");
   EXPECT_EQ(without_data->contents().values.size(),
@@ -152,7 +144,7 @@ TEST(DcpTest, TensorsInValuesHaveNamesByPath) {
 TEST(DcpTest, OneRankOfASaveWithoutCoordinationIsRead) {
   for (const char* rank : {"0", "1"}) {
     const std::string path = fixture("dcp/no_collectives/__") + rank + ".metadata";
-    const auto reader = open(path);
+    const auto reader = open_folder(path);
     expect_holds(*reader, path + ".expect.json");
     EXPECT_TRUE(findings_of(*reader).empty());
     EXPECT_EQ(reader->path(), path);
@@ -161,7 +153,7 @@ TEST(DcpTest, OneRankOfASaveWithoutCoordinationIsRead) {
 }
 
 TEST(DcpTest, EachPartOfAValueIsVerifiedOnce) {
-  MemoryFiles files = files_of(fixture("dcp/valid/not_flattened_nested"));
+  MemoryFiles files = memory_files_of(fixture("dcp/valid/not_flattened_nested"));
   std::string& data = files["__0_0.distcp"];
   const std::string weight("\0\0\0\0\0\0\x80\x3f\0\0\0\x40", 12);
   const std::size_t at = data.find(weight);  // of `model`; `ema` has a copy
@@ -178,14 +170,14 @@ TEST(DcpTest, FlatVectorsAreReadAsParameters) {
     SCOPED_TRACE(name);
     const std::string path = fixture("dcp/valid/") + name;
     const auto reader = apply_flat_layout(
-        open(path), read_flat_layout(FileSystem::posix(), path + ".flat-layout.json"));
+        open_folder(path), read_flat_layout(FileSystem::posix(), path + ".flat-layout.json"));
     expect_holds(*reader, path + ".unflattened.expect.json");
     expect_covered(*reader);
   }
 }
 
 TEST(DcpTest, RanksAreThoseOfTheFileNames) {
-  const auto reader = open(fixture("dcp/valid/fsdp1_adamw"));
+  const auto reader = open_folder(fixture("dcp/valid/fsdp1_adamw"));
   EXPECT_EQ(reader->contents().world_size, 4);
   const TensorEntry* weight = reader->contents().find_tensor("model.emb.weight");
   ASSERT_EQ(weight->pieces.size(), 4u);
@@ -200,20 +192,22 @@ TEST(DcpTest, RanksAreThoseOfTheFileNames) {
 }
 
 TEST(DcpTest, SeveralFilesOfOneProcessAreOneRank) {
-  EXPECT_EQ(open(fixture("dcp/valid/many_files"))->contents().world_size, 1);
+  EXPECT_EQ(open_folder(fixture("dcp/valid/many_files"))->contents().world_size, 1);
 }
 
 TEST(DcpTest, KeyPathsAreThoseOfTheStateDict) {
-  const auto reader = open(fixture("dcp/valid/nested"));
+  const auto reader = open_folder(fixture("dcp/valid/nested"));
   EXPECT_EQ(reader->contents().find_tensor("list.1.k")->key_path,
             (KeyPath{"list", std::int64_t{1}, "k"}));
   EXPECT_EQ(reader->contents().find_tensor("dict.0")->key_path, (KeyPath{"dict", "0"}));
-  EXPECT_TRUE(
-      open(fixture("dcp/valid/not_flattened"))->contents().find_tensor("a.b")->key_path.empty());
+  EXPECT_TRUE(open_folder(fixture("dcp/valid/not_flattened"))
+                  ->contents()
+                  .find_tensor("a.b")
+                  ->key_path.empty());
 }
 
 TEST(DcpTest, OpeningReadsTheMetadataAlone) {
-  const MemoryFiles files = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  const MemoryFiles files = memory_files_of(fixture("dcp/valid/fsdp1_adamw"));
   const auto reader = open_dcp(files, "ck");
   EXPECT_EQ(files.take_reads().nbytes, files.files().at(".metadata").size());
 }
@@ -222,7 +216,7 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
   for (const InvalidFixture& bad : test::invalid_fixtures("dcp")) {
     SCOPED_TRACE(bad.path + ": " + bad.rule);
     try {
-      const auto reader = open(bad.path);
+      const auto reader = open_folder(bad.path);
       const bool is_found = !findings_of(*reader).empty();
       bool is_covered = true;
       for (const TensorEntry& tensor : reader->contents().tensors) {
@@ -232,7 +226,7 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
       }
       EXPECT_TRUE(is_found || !is_covered) << "verify found nothing";
       if (!is_covered) continue;  // a move reports this
-      read_all(*reader);
+      read_everything(*reader);
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
       EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported,
@@ -244,7 +238,7 @@ TEST(DcpTest, RefusesEveryInvalidCheckpoint) {
 }
 
 TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
-  MemoryFiles files = files_of(fixture("dcp/invalid/os_system_in_value"));
+  MemoryFiles files = memory_files_of(fixture("dcp/invalid/os_system_in_value"));
   const std::vector<Finding> findings = findings_of(*open_dcp(files, "ck"));
   ASSERT_EQ(findings.size(), 2u);
   EXPECT_EQ(findings[0].severity, Finding::Severity::note);
@@ -265,12 +259,12 @@ TEST(DcpTest, AValueThatIsNeverReadIsANoteAndItsBytesAreChecked) {
 
 TEST(DcpTest, FindsWhatLiesInLostFiles) {
   const std::string path = fixture("dcp/valid/fsdp2_adamw");
-  EXPECT_TRUE(open(path)->find_missing_data().pieces.empty());
+  EXPECT_TRUE(open_folder(path)->find_missing_data().pieces.empty());
   std::size_t num_values = 0;
   for (int rank = 0; rank < 4; ++rank) {
     SCOPED_TRACE(rank);
     const std::string file = "__" + std::to_string(rank) + "_0.distcp";
-    MemoryFiles files = files_of(path);
+    MemoryFiles files = memory_files_of(path);
     files.remove(file);
     const auto reader = open_dcp(files, "ck");
     const MissingData missing = reader->find_missing_data();
@@ -290,11 +284,11 @@ TEST(DcpTest, FindsWhatLiesInLostFiles) {
     }
     EXPECT_EQ(missing.pieces, expected);
   }
-  EXPECT_EQ(num_values, open(path)->contents().values.size());
+  EXPECT_EQ(num_values, open_folder(path)->contents().values.size());
 }
 
 TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
-  MemoryFiles files = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  MemoryFiles files = memory_files_of(fixture("dcp/valid/fsdp1_adamw"));
   files.remove("__1_0.distcp");
   const auto reader = open_dcp(files, "ck");
   const std::vector<Finding> missing = findings_of(*reader);
@@ -302,7 +296,7 @@ TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
   EXPECT_EQ(missing[0].rule, "structure");
   EXPECT_THAT(missing[0].where.path, HasSubstr("__1_0.distcp"));
 
-  MemoryFiles cut = files_of(fixture("dcp/valid/fsdp1_adamw"));
+  MemoryFiles cut = memory_files_of(fixture("dcp/valid/fsdp1_adamw"));
   cut["__3_0.distcp"].resize(cut["__3_0.distcp"].size() - 1);
   const std::vector<Finding> truncated = findings_of(*open_dcp(cut, "ck"));
   ASSERT_EQ(truncated.size(), 1u);
@@ -311,12 +305,12 @@ TEST(DcpTest, VerifyReportsEveryDamagedFileAndGoesOn) {
 
 TEST(DcpTest, FlippedBitInATensorIsFound) {
   const std::string path = fixture("dcp/valid/world1");
-  const auto sound = open(path);
+  const auto sound = open_folder(path);
   for (std::size_t t = 0; t < sound->contents().tensors.size(); ++t) {
     const TensorEntry& tensor = sound->contents().tensors[t];
     if (tensor.meta.numel() == 0) continue;
     const PieceStorage storage = sound->piece_storage(t, 0);
-    MemoryFiles files = files_of(path);
+    MemoryFiles files = memory_files_of(path);
     char& byte = files[storage.file][storage.byte_range->begin + storage.stored_nbytes / 2];
     byte = static_cast<char>(byte ^ 0x10);
     const auto damaged = open_dcp(files, "ck");
@@ -330,7 +324,7 @@ TEST(DcpTest, FlippedBitInATensorIsFound) {
 }
 
 TEST(DcpTest, RangesOfAPieceAreReadAlone) {
-  const auto reader = open(fixture("dcp/valid/fsdp2_tp"));
+  const auto reader = open_folder(fixture("dcp/valid/fsdp2_tp"));
   for (std::size_t t = 0; t < reader->contents().tensors.size(); ++t) {
     const TensorEntry& tensor = reader->contents().tensors[t];
     const std::uint64_t element_nbytes = itemsize(tensor.meta.dtype);
@@ -566,9 +560,9 @@ TEST(DcpTest, WhatIsWrittenHoldsWhatWasRead) {
   for (const std::string& path : valid_checkpoints()) {
     SCOPED_TRACE(path);
     const std::string copy = directory / "copy";
-    const auto source = open(path);
+    const auto source = open_folder(path);
     write(*source, copy, 2);
-    const auto reader = open(copy);
+    const auto reader = open_folder(copy);
     expect_holds(*reader, path + ".expect.json");
     expect_covered(*reader);
     EXPECT_TRUE(findings_of(*reader).empty());
@@ -582,10 +576,10 @@ TEST(DcpTest, WhatIsWrittenHoldsWhatWasRead) {
 
 TEST(DcpTest, WritingWhatWasWrittenGivesTheSameBytes) {
   const TemporaryDirectory directory;
-  write(*open(fixture("dcp/valid/fsdp2_tp")), directory / "first", 2);
-  write(*open(directory / "first"), directory / "second", 3);
-  const MemoryFiles first = files_of(directory / "first");
-  EXPECT_TRUE(first.files() == files_of(directory / "second").files());
+  write(*open_folder(fixture("dcp/valid/fsdp2_tp")), directory / "first", 2);
+  write(*open_folder(directory / "first"), directory / "second", 3);
+  const MemoryFiles first = memory_files_of(directory / "first");
+  EXPECT_TRUE(first.files() == memory_files_of(directory / "second").files());
 }
 
 TEST(DcpTest, ValuesOfEveryKindComeBack) {
@@ -603,7 +597,7 @@ TEST(DcpTest, ValuesOfEveryKindComeBack) {
   };
   for (const auto& [name, value] : values) memory.add_value(name, value);
   write(memory, directory / "values", 1);
-  const auto reader = open(directory / "values");
+  const auto reader = open_folder(directory / "values");
   for (std::size_t v = 0; v < values.size(); ++v) {
     EXPECT_EQ(reader->contents().values[v].name, values[v].first);
     EXPECT_EQ(reader->read_value(v), values[v].second) << values[v].first;
@@ -617,7 +611,7 @@ TEST(DcpTest, ListAtTheRootBecomesADict) {
   memory.add({"1.0", DType::uint8, {1}}, test::Bytes(1)).key_path = {std::int64_t{1},
                                                                      std::int64_t{0}};
   write(memory, directory / "list", 1);
-  const auto reader = open(directory / "list");
+  const auto reader = open_folder(directory / "list");
   EXPECT_EQ(reader->contents().find_tensor("0.k")->key_path, (KeyPath{"0", "k"}));
   EXPECT_EQ(reader->contents().find_tensor("1.0")->key_path, (KeyPath{"1", std::int64_t{0}}));
 }
@@ -628,7 +622,7 @@ TEST(DcpTest, KeysThatAreNoStringsBecomeTheirText) {
   memory.add({"state.0.k", DType::uint8, {1}}, test::Bytes(1)).key_path = {"state", *dict_key(0),
                                                                            "k"};
   write(memory, directory / "keys", 1);
-  EXPECT_EQ(open(directory / "keys")->contents().find_tensor("state.0.k")->key_path,
+  EXPECT_EQ(open_folder(directory / "keys")->contents().find_tensor("state.0.k")->key_path,
             (KeyPath{"state", "0", "k"}));
 }
 
@@ -640,7 +634,7 @@ TEST(DcpTest, LargeTensorsBeginAtAPageOfTheirFile) {
   memory.add({"b", DType::uint8, {300000}}, test::Bytes(300000, std::byte{2}));
   memory.add({"c", DType::uint8, {300000}}, test::Bytes(300000, std::byte{3}));
   write(memory, directory / "pages", 1);
-  const auto reader = open(directory / "pages");
+  const auto reader = open_folder(directory / "pages");
   for (const std::size_t t : {1U, 2U}) {
     EXPECT_EQ(reader->piece_storage(t, 0).byte_range->begin % 4096, 0u);
     EXPECT_EQ(test::whole_tensor(*reader, t), test::whole_tensor(memory, t));
@@ -702,7 +696,7 @@ TEST(DcpTest, MetadataIsWrittenLastAndEveryFileIsSyncedBeforeTheCheckpointAppear
 TEST(DcpTest, WhateverFailsTheOldCheckpointStaysWhole) {
   const TemporaryDirectory directory;
   const auto still_holds_old = [&] {
-    const auto reader = open(directory / "ck");
+    const auto reader = open_folder(directory / "ck");
     return reader->contents().values.size() == 1 && reader->read_value(0) == Value("old") &&
            FileSystem::posix().list_directory(directory.path()).size() == 1;
   };
@@ -723,7 +717,7 @@ TEST(DcpTest, WhateverFailsTheOldCheckpointStaysWhole) {
       EXPECT_TRUE(still_holds_old());
     }
   }
-  EXPECT_EQ(open(directory / "ck")->contents().tensors.size(), 2u);
+  EXPECT_EQ(open_folder(directory / "ck")->contents().tensors.size(), 2u);
 }
 
 /// Returns an item of `numel` floats that are all one stored float, by a stride of 0.
@@ -779,7 +773,7 @@ void write_expanded(const TemporaryDirectory& directory, const std::string& meta
 TEST(DcpTest, ExpandedTensorsAreBelievedUpToALimitOfAllFiles) {
   const TemporaryDirectory directory;
   write_expanded(directory, ".metadata", 0);
-  const auto reader = open(directory.path());
+  const auto reader = open_folder(directory.path());
   std::vector<std::byte> element(4);
   EXPECT_NO_THROW(reader->read_piece(0, 0, {5, 6}, element));
   EXPECT_NO_THROW(reader->read_piece(1, 0, {5, 6}, element));
@@ -796,7 +790,7 @@ TEST(DcpTest, TheLimitOfExpandedTensorsCountsTheFilesBesideTheMetadataOfOneRank)
     const TemporaryDirectory directory;
     write_expanded(directory, metadata_name, std::uint64_t{128} << 20);
     const auto reader =
-        open(metadata_name == ".metadata" ? directory.path() : directory / metadata_name);
+        open_folder(metadata_name == ".metadata" ? directory.path() : directory / metadata_name);
     std::vector<std::byte> element(4);
     EXPECT_NO_THROW(reader->read_piece(2, 0, {5, 6}, element));
   }

@@ -74,13 +74,13 @@ std::vector<std::byte> block_bytes(const CheckpointWriter& writer, CheckpointWri
                                 std::byte(begin + 17 * static_cast<std::int64_t>(id.piece_index)));
 }
 
-struct Block {
+struct WrittenBlock {
   CheckpointWriter::PieceId piece;
   std::int64_t begin;
 };
 
-std::vector<Block> blocks_of(const CheckpointWriter& writer) {
-  std::vector<Block> blocks;
+std::vector<WrittenBlock> blocks_of(const CheckpointWriter& writer) {
+  std::vector<WrittenBlock> blocks;
   for (const auto& id : writer.write_order()) {
     const auto& region = writer.contents().tensors[id.tensor_index].pieces[id.piece_index].region;
     for (std::int64_t begin = 0; begin < numel_of(region); begin += writer.block_numel(id)) {
@@ -90,8 +90,8 @@ std::vector<Block> blocks_of(const CheckpointWriter& writer) {
   return blocks;
 }
 
-void write_all(CheckpointWriter& writer) {
-  for (const Block& block : blocks_of(writer)) {
+void write_pieces(CheckpointWriter& writer) {
+  for (const WrittenBlock& block : blocks_of(writer)) {
     writer.write_block(block.piece, block.begin, block_bytes(writer, block.piece, block.begin));
   }
   writer.commit();
@@ -99,7 +99,7 @@ void write_all(CheckpointWriter& writer) {
 
 TEST_F(DcpWriterTest, EachRankThatHoldsSomethingHasOneFile) {
   const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});
-  write_all(*writer);
+  write_pieces(*writer);
   EXPECT_THAT(files("out"),
               ElementsAre(".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"));
 }
@@ -118,10 +118,10 @@ TEST_F(DcpWriterTest, EmptyTensorKeepsOneEmptyPieceAndOthersNone) {
 }
 
 TEST_F(DcpWriterTest, BytesDoNotDependOnTheOrderOfBlocksOrThreads) {
-  write_all(*create_dcp(FileSystem::posix(), path("in_order"), contents(), {7}));
+  write_pieces(*create_dcp(FileSystem::posix(), path("in_order"), contents(), {7}));
 
   const auto writer = create_dcp(FileSystem::posix(), path("backwards"), contents(), {7});
-  std::vector<Block> blocks = blocks_of(*writer);
+  std::vector<WrittenBlock> blocks = blocks_of(*writer);
   std::ranges::reverse(blocks);
   std::vector<std::thread> threads;
   for (std::size_t first = 0; first < 3; ++first) {
@@ -146,10 +146,10 @@ TEST_F(DcpWriterTest, ABlockThatIsWrittenTwiceIsAnInternalError) {
   CheckpointContents large;
   large.tensors.push_back(tensor("a", {2000, 1000}, {{Box{{0, 0}, {2000, 1000}}, 0}}));
   const auto writer = create_dcp(FileSystem::posix(), path("out"), large, {});
-  const auto write = [&](const Block& block) {
+  const auto write = [&](const WrittenBlock& block) {
     writer->write_block(block.piece, block.begin, block_bytes(*writer, block.piece, block.begin));
   };
-  const std::vector<Block> blocks = blocks_of(*writer);
+  const std::vector<WrittenBlock> blocks = blocks_of(*writer);
   ASSERT_EQ(blocks.size(), 2U);
   write(blocks[0]);
   EXPECT_THROW(write(blocks[0]), InternalError);
@@ -157,7 +157,7 @@ TEST_F(DcpWriterTest, ABlockThatIsWrittenTwiceIsAnInternalError) {
 
 TEST_F(DcpWriterTest, APieceOfOneBlockThatIsWrittenTwiceIsAnInternalError) {
   const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});
-  const Block block = blocks_of(*writer).front();
+  const WrittenBlock block = blocks_of(*writer).front();
   const auto write = [&] {
     writer->write_block(block.piece, block.begin, block_bytes(*writer, block.piece, block.begin));
   };
@@ -168,7 +168,7 @@ TEST_F(DcpWriterTest, APieceOfOneBlockThatIsWrittenTwiceIsAnInternalError) {
 TEST_F(DcpWriterTest, NothingStandsAtTheDestinationWithoutCommit) {
   {
     const auto writer = create_dcp(FileSystem::posix(), path("out"), contents(), {7});
-    const Block block = blocks_of(*writer).front();
+    const WrittenBlock block = blocks_of(*writer).front();
     writer->write_block(block.piece, block.begin, block_bytes(*writer, block.piece, block.begin));
   }
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());

@@ -11,6 +11,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/layout/region.h"
@@ -20,18 +21,15 @@ namespace {
 
 using test::expect_holds;
 using test::notes_of;
+using test::open;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = test::fixture("deepspeed/valid/");
-const std::string kInvalid = test::fixture("deepspeed/invalid/");
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
+const std::string kValidParallel = test::fixture("deepspeed/valid/");
+const std::string kInvalidParallel = test::fixture("deepspeed/invalid/");
 
 // Shows F2.
 TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
@@ -40,19 +38,19 @@ TEST(DeepSpeedParallelTest, HoldsWhatTheTrainerHeld) {
         "pipeline_fp32_without_zero", "autotp_zero3", "universal_tensor_pipeline",
         "universal_autotp", "universal_autotp_zero3"}) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidParallel + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidParallel + name + ".expect.json");
   }
 }
 
 // Shows F2, A4. Ranks are numbered as in DeepSpeed: the tensor rank changes fastest, then the data
 // rank, then the stage.
 TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
-  const auto pipeline = open(kValid + "pipeline");
+  const auto pipeline = open(kValidParallel + "pipeline");
   EXPECT_EQ(pipeline->contents().world_size, 4);
   EXPECT_EQ(pieces_of(*pipeline, "model.3.gate_up"), "flat[0:84] on 2, flat[84:96] on 3");
-  const auto tensor = open(kValid + "tensor_pipeline");
+  const auto tensor = open(kValidParallel + "tensor_pipeline");
   EXPECT_EQ(tensor->contents().world_size, 8);
   for (const TensorEntry& entry : tensor->contents().tensors) {
     std::vector<Region> regions;
@@ -64,7 +62,7 @@ TEST(DeepSpeedParallelTest, EveryElementIsInThePieceOfItsRank) {
 
 // Shows F2. In a universal checkpoint, only frozen parameters are cut among ranks.
 TEST(DeepSpeedParallelTest, RanksOfPiecesAreBelowTheWorldSize) {
-  const auto reader = open(kValid + "universal_autotp_zero3");
+  const auto reader = open(kValidParallel + "universal_autotp_zero3");
   EXPECT_EQ(reader->contents().world_size, 4);
   for (const TensorEntry& tensor : reader->contents().tensors) {
     for (const Piece& piece : tensor.pieces) EXPECT_LT(piece.rank, 4) << tensor.meta.fqn;
@@ -73,8 +71,8 @@ TEST(DeepSpeedParallelTest, RanksOfPiecesAreBelowTheWorldSize) {
 
 // Shows F2, E13.
 TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
-  EXPECT_THAT(notes_of(*open(kValid + "pipeline")), ElementsAre());
-  EXPECT_THAT(notes_of(*open(kValid + "tensor")),
+  EXPECT_THAT(notes_of(*open(kValidParallel + "pipeline")), ElementsAre());
+  EXPECT_THAT(notes_of(*open(kValidParallel + "tensor")),
               ElementsAre(HasSubstr("padding: 1 name with more rows"),
                           HasSubstr("2 names without a rule, but equal on all tensor ranks"),
                           HasSubstr("such as 'model.1.seen'")));
@@ -82,10 +80,10 @@ TEST(DeepSpeedParallelTest, SaysWhatItLeavesOut) {
 
 // Shows F2, E13. ds_to_universal.py copies no files of layers, which have the buffers.
 TEST(DeepSpeedParallelTest, SaysWhatAUniversalCheckpointOfAPipelineLacks) {
-  EXPECT_THAT(notes_of(*open(kValid + "universal_tensor_pipeline")),
+  EXPECT_THAT(notes_of(*open(kValidParallel + "universal_tensor_pipeline")),
               ElementsAre(HasSubstr("21 files with other rules for tensor parallelism"),
                           HasSubstr("4 buffers and all frozen parameters are missing")));
-  EXPECT_THAT(notes_of(*open(kValid + "universal_autotp")),
+  EXPECT_THAT(notes_of(*open(kValidParallel + "universal_autotp")),
               ElementsAre(HasSubstr("12 names also in 'module'"),
                           HasSubstr("3 files with other rules for tensor parallelism"),
                           HasSubstr("16 names whose copies were not compared")));
@@ -98,7 +96,7 @@ TEST(DeepSpeedParallelTest, RefusesAUniversalCheckpointWithoutTheFilesOfAllModel
            {"mp_rank_03", "2 stages of 2 tensor ranks"}, {"mp_rank_01", "none of rank 1"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
-    stdfs::copy(kValid + name, directory.path(), stdfs::copy_options::recursive);
+    stdfs::copy(kValidParallel + name, directory.path(), stdfs::copy_options::recursive);
     stdfs::remove(directory / ("global_step2_universal/" + removed + "_model_states.pt"));
     EXPECT_THAT([&] { open(directory / "global_step2_universal"); },
                 ThrowsError(ErrorKind::corruption, words));
@@ -113,7 +111,7 @@ TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
            {"bf16_zero_pp_rank_1_mp_rank_01_optim_states.pt", "1 for mp_rank 1"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
-    stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
+    stdfs::copy(kValidParallel + "autotp_zero3/global_step2", directory.path(),
                 stdfs::copy_options::recursive);
     stdfs::remove(directory / removed);
     EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
@@ -124,7 +122,7 @@ TEST(DeepSpeedParallelTest, RefusesStage3WithoutTheFilesOfAllRanks) {
 TEST(DeepSpeedParallelTest, RefusesAModelRankThatIsTooLarge) {
   const std::string name = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
   const test::TemporaryDirectory directory;
-  stdfs::copy(kValid + "autotp_zero3/global_step2", directory.path(),
+  stdfs::copy(kValidParallel + "autotp_zero3/global_step2", directory.path(),
               stdfs::copy_options::recursive);
   stdfs::copy(directory / name, directory / "bf16_zero_pp_rank_0_mp_rank_1048576_optim_states.pt");
   EXPECT_THAT([&] { open(directory.path()); },
@@ -133,7 +131,7 @@ TEST(DeepSpeedParallelTest, RefusesAModelRankThatIsTooLarge) {
 
 // Shows F2, E3. Without ZeRO no file names the parameters of the optimizer.
 TEST(DeepSpeedParallelTest, ReadsNoOptimizerWithoutNames) {
-  const auto reader = open(kValid + "pipeline_fp32_without_zero");
+  const auto reader = open(kValidParallel + "pipeline_fp32_without_zero");
   const auto& values = reader->contents().values;
   const auto optimizer = std::ranges::find(values, "optim", &ValueEntry::name);
   ASSERT_NE(optimizer, values.end());
@@ -149,12 +147,12 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
                                           {"layer_03-model_states.pt", "a file of layer 3"}}) {
     SCOPED_TRACE(removed);
     const test::TemporaryDirectory directory;
-    stdfs::copy(kValid + "pipeline_fp32_without_zero/global_step2", directory.path());
+    stdfs::copy(kValidParallel + "pipeline_fp32_without_zero/global_step2", directory.path());
     stdfs::remove(directory / removed);
     EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::corruption, words));
   }
   const test::TemporaryDirectory directory;
-  stdfs::copy(kValid + "pipeline/global_step2", directory.path());
+  stdfs::copy(kValidParallel + "pipeline/global_step2", directory.path());
   for (const char* const rank : {"0_mp_rank_00", "0_mp_rank_01", "1_mp_rank_00", "1_mp_rank_01"}) {
     stdfs::remove(directory / ("zero_pp_rank_" + std::string(rank) + "_optim_states.pt"));
   }
@@ -164,7 +162,7 @@ TEST(DeepSpeedParallelTest, RefusesAPipelineWithoutZeroThatLacksFiles) {
 
 // Shows F2. Groups list the parameters of all stages; those of a shared module only once.
 TEST(DeepSpeedParallelTest, GroupsHaveTheParametersOfAllStages) {
-  const auto reader = open(kValid + "pipeline");
+  const auto reader = open(kValidParallel + "pipeline");
   const auto& values = reader->contents().values;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].name != "optim.param_groups.0.params") continue;
@@ -176,13 +174,13 @@ TEST(DeepSpeedParallelTest, GroupsHaveTheParametersOfAllStages) {
   ADD_FAILURE() << "no group";
 }
 
-struct Refusal {
+struct ParallelRefusal {
   const char* fixture;
   ErrorKind kind;
   const char* message;  // the text after the path of the fixture
 };
 
-constexpr Refusal kRefusals[] = {
+constexpr ParallelRefusal kParallelRefusals[] = {
     {"stage_missing", ErrorKind::corruption,
      ": files of ranks: expected model states of 2 stages of 1 tensor ranks, found model states of "
      "1 "
@@ -211,9 +209,9 @@ constexpr Refusal kRefusals[] = {
 
 // Shows F2, E7.
 TEST(DeepSpeedParallelTest, SaysWhatIsWrong) {
-  for (const Refusal& refusal : kRefusals) {
+  for (const ParallelRefusal& refusal : kParallelRefusals) {
     SCOPED_TRACE(refusal.fixture);
-    const std::string path = kInvalid + refusal.fixture;
+    const std::string path = kInvalidParallel + refusal.fixture;
     EXPECT_THAT([&] { open(path); }, ThrowsError(refusal.kind, path + refusal.message));
   }
 }
@@ -221,7 +219,8 @@ TEST(DeepSpeedParallelTest, SaysWhatIsWrong) {
 // Shows F2. Without this error, the layer's buffers and frozen parameters would be lost silently.
 TEST(DeepSpeedParallelTest, AMissingLayerIsMissed) {
   const test::TemporaryDirectory directory;
-  stdfs::copy(kValid + "tensor/global_step2", directory.path(), stdfs::copy_options::recursive);
+  stdfs::copy(kValidParallel + "tensor/global_step2", directory.path(),
+              stdfs::copy_options::recursive);
   stdfs::remove(directory / "layer_01-model_01-model_states.pt");
   EXPECT_THAT([&] { open(directory.path()); },
               ThrowsError(ErrorKind::corruption, "a file of layer 1 of tensor rank 1"));

@@ -12,6 +12,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -22,59 +23,57 @@ namespace {
 
 using test::expect_holds;
 using test::notes_of;
+using test::open;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kFolder = test::fixture("deepspeed/");
-const std::string kValid = kFolder + "valid/";
-const std::string kInvalid = kFolder + "invalid/";
-constexpr const char* kFixtures[] = {"zero1",      "zero1_bf16", "zero2_bf16", "zero2_cpu_adam",
-                                     "zero2_fp16", "zero3",      "zero3_bf16", "zero3_offload"};
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
+const std::string kDeepSpeed = test::fixture("deepspeed/");
+const std::string kValidDeepSpeed = kDeepSpeed + "valid/";
+const std::string kInvalidDeepSpeed = kDeepSpeed + "invalid/";
+constexpr const char* kDeepSpeedFixtures[] = {"zero1",          "zero1_bf16",   "zero2_bf16",
+                                              "zero2_cpu_adam", "zero2_fp16",   "zero3",
+                                              "zero3_bf16",     "zero3_offload"};
 
 // Shows F2.
 TEST(DeepSpeedTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name : kFixtures) {
+  for (const char* const name : kDeepSpeedFixtures) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidDeepSpeed + name);
     EXPECT_EQ(reader->format(), Format("deepspeed"));
     EXPECT_FALSE(reader->contents().part);
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidDeepSpeed + name + ".expect.json");
   }
 }
 
 // Shows F2.
 TEST(DeepSpeedTest, TheFolderOfTheStepIsTheSameCheckpoint) {
-  const auto reader = open(kValid + "zero1/global_step2");
-  expect_holds(*reader, kValid + "zero1.expect.json");
+  const auto reader = open(kValidDeepSpeed + "zero1/global_step2");
+  expect_holds(*reader, kValidDeepSpeed + "zero1.expect.json");
   EXPECT_EQ(reader->piece_storage(0, 0).file, "zero_pp_rank_1_mp_rank_00_optim_states.pt");
-  EXPECT_EQ(open(kValid + "zero1")->piece_storage(0, 0).file,
+  EXPECT_EQ(open(kValidDeepSpeed + "zero1")->piece_storage(0, 0).file,
             "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt");
 }
 
 // Shows F2. zero_to_fp32.py of DeepSpeed 0.19 silently leaves out the frozen layer of a checkpoint
 // of stage 1.
 TEST(DeepSpeedTest, FrozenParametersOfStage1AreThere) {
-  const auto reader = open(kValid + "zero1");
+  const auto reader = open(kValidDeepSpeed + "zero1");
   EXPECT_NE(reader->contents().find_tensor("model.frozen.weight"), nullptr);
   EXPECT_NE(reader->contents().find_tensor("model.frozen.bias"), nullptr);
 }
 
 // Shows F2, A4.
 TEST(DeepSpeedTest, EachRankHasAFlatRange) {
-  const auto zero1 = open(kValid + "zero1");
+  const auto zero1 = open(kValidDeepSpeed + "zero1");
   EXPECT_EQ(zero1->contents().world_size, 2);
   EXPECT_EQ(pieces_of(*zero1, "model.embedding.weight"), "flat[0:35] on 0");
   EXPECT_EQ(pieces_of(*zero1, "model.up.weight"), "flat[0:39] on 0, flat[39:55] on 1");
   EXPECT_EQ(pieces_of(*zero1, "optim.state.up.weight.exp_avg"),
             "flat[0:39] on 0, flat[39:55] on 1");
-  const auto zero3 = open(kValid + "zero3");
+  const auto zero3 = open(kValidDeepSpeed + "zero3");
   EXPECT_EQ(zero3->contents().world_size, 3);
   EXPECT_EQ(pieces_of(*zero3, "model.up.weight"),
             "flat[0:19] on 0, flat[19:38] on 1, flat[38:55] on 2");
@@ -85,8 +84,8 @@ TEST(DeepSpeedTest, EachRankHasAFlatRange) {
 
 // Shows F2.
 TEST(DeepSpeedTest, TiedParametersAreAliases) {
-  for (const char* const name : kFixtures) {
-    const auto reader = open(kValid + name);
+  for (const char* const name : kDeepSpeedFixtures) {
+    const auto reader = open(kValidDeepSpeed + name);
     ASSERT_EQ(reader->contents().aliases.size(), 1u) << name;
     EXPECT_EQ(reader->contents().aliases[0].fqn, "model.head.weight");
     EXPECT_EQ(reader->contents().aliases[0].target, "model.embedding.weight");
@@ -95,12 +94,12 @@ TEST(DeepSpeedTest, TiedParametersAreAliases) {
 
 // Shows F2, E13.
 TEST(DeepSpeedTest, SaysWhatItLeavesOut) {
-  EXPECT_THAT(notes_of(*open(kValid + "zero1")), ElementsAre());
+  EXPECT_THAT(notes_of(*open(kValidDeepSpeed + "zero1")), ElementsAre());
   EXPECT_THAT(
-      notes_of(*open(kValid + "zero2_bf16")),
+      notes_of(*open(kValidDeepSpeed + "zero2_bf16")),
       ElementsAre(HasSubstr("copies: 7 names also in 'module', in the dtype of the model")));
   EXPECT_THAT(
-      notes_of(*open(kValid + "zero3")),
+      notes_of(*open(kValidDeepSpeed + "zero3")),
       ElementsAre(HasSubstr("ranks: 1 name with other bytes on some rank, such as 'seen'")));
 }
 
@@ -216,7 +215,7 @@ constexpr Refusal kRefusals[] = {
 TEST(DeepSpeedTest, SaysWhatIsWrong) {
   for (const Refusal& refusal : kRefusals) {
     SCOPED_TRACE(refusal.fixture);
-    const std::string path = kInvalid + refusal.fixture;
+    const std::string path = kInvalidDeepSpeed + refusal.fixture;
     EXPECT_THAT([&] { open(path); }, ThrowsError(refusal.kind, path + refusal.message));
   }
 }
@@ -225,7 +224,7 @@ TEST(DeepSpeedTest, SaysWhatIsWrong) {
 class DeepSpeedFolderTest : public testing::Test {
  protected:
   DeepSpeedFolderTest() {
-    stdfs::copy(kValid + "zero1", directory_.path(), stdfs::copy_options::recursive);
+    stdfs::copy(kValidDeepSpeed + "zero1", directory_.path(), stdfs::copy_options::recursive);
     for (const auto& entry : stdfs::recursive_directory_iterator(directory_.path())) {
       stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
     }
@@ -239,7 +238,7 @@ class DeepSpeedFolderTest : public testing::Test {
 
 // Shows F2.
 TEST_F(DeepSpeedFolderTest, LatestNamesTheStep) {
-  stdfs::copy(kValid + "zero3/global_step2", directory_ / "best");
+  stdfs::copy(kValidDeepSpeed + "zero3/global_step2", directory_ / "best");
   write("latest", "best\n");
   EXPECT_EQ(open(directory_.path())->contents().world_size, 3);
   write("latest", "global_step2");
@@ -252,7 +251,7 @@ TEST_F(DeepSpeedFolderTest, ATagOfAnyNameIsFoundByDeepSpeedsScript) {
   write("latest", "epoch-3");
   EXPECT_THAT([&] { open(directory_.path()); }, ThrowsError(ErrorKind::unsupported, "epoch-3"));
   write("zero_to_fp32.py", "");
-  expect_holds(*open(directory_.path()), kValid + "zero1.expect.json");
+  expect_holds(*open(directory_.path()), kValidDeepSpeed + "zero1.expect.json");
 }
 
 // Shows F2.
@@ -300,7 +299,7 @@ TEST_F(DeepSpeedFolderTest, SwapFilesAreRefusedByTheirFolder) {
 // Shows F2. The shapes, ranks and steps of both runs are equal.
 TEST_F(DeepSpeedFolderTest, TheModelOfARunWithAnotherConfigurationIsRefused) {
   const std::string name = "global_step2/mp_rank_00_model_states.pt";
-  stdfs::copy(kValid + "zero2_cpu_adam/" + name, directory_ / name,
+  stdfs::copy(kValidDeepSpeed + "zero2_cpu_adam/" + name, directory_ / name,
               stdfs::copy_options::overwrite_existing);
   EXPECT_THAT([&] { open(directory_.path()); },
               ThrowsError(ErrorKind::corruption,
@@ -312,7 +311,7 @@ TEST_F(DeepSpeedFolderTest, TheModelOfARunWithAnotherConfigurationIsRefused) {
 TEST_F(DeepSpeedFolderTest, MissingModelStatesOfARankOfStage3AreNamed) {
   for (const int last : {2, 1}) {
     stdfs::remove_all(directory_ / "global_step2");
-    stdfs::copy(kValid + "zero3/global_step2", directory_ / "global_step2");
+    stdfs::copy(kValidDeepSpeed + "zero3/global_step2", directory_ / "global_step2");
     for (int rank = last; rank < 3; ++rank) {
       stdfs::remove(directory_ / ("global_step2/zero_pp_rank_" + std::to_string(rank) +
                                   "_mp_rank_00_model_states.pt"));

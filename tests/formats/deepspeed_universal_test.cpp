@@ -18,6 +18,7 @@
 #include "support/fault_file_system.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -32,14 +33,15 @@ using test::bytes_of;
 using test::FaultFileSystem;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
+using test::values_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = test::fixture("deepspeed/valid/");
-const std::string kFolder = "global_step0_universal";
-const std::string kZero = kFolder + "/zero";
+const std::string kValidSources = test::fixture("deepspeed/valid/");
+const std::string kStepFolder = "global_step0_universal";
+const std::string kZero = kStepFolder + "/zero";
 
 /// Adds `model.<name>` with numbers from `first` on.
 void add_weight(MemoryCheckpoint& source, const std::string& name, const Shape& shape,
@@ -109,14 +111,6 @@ MemoryCheckpoint bare_weights() {
   source.add({"model.up.weight", DType::float32, {2, 2}}, bytes_of<float>({1, 2, 3, 4}));
   source.add({"num_calls", DType::int64, {}}, bytes_of<std::int64_t>({5}));
   return source;
-}
-
-std::vector<Value> values_of(const CheckpointReader& source) {
-  std::vector<Value> values;
-  for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
-    values.push_back(source.read_value(i));
-  }
-  return values;
 }
 
 /// The contents with each tensor in one piece.
@@ -206,7 +200,7 @@ TEST(UniversalChangesTest, AKeyThatGoesIntoTheDictOfTheModelIsCounted) {
 
 // Shows F2. Everything that a DeepSpeed trainer held is in the written checkpoint.
 TEST_F(UniversalTest, WhatZeroHeldComesBack) {
-  for (const auto& entry : stdfs::directory_iterator(kValid)) {
+  for (const auto& entry : stdfs::directory_iterator(kValidSources)) {
     if (!entry.is_directory()) continue;
     if (entry.path().filename() == "pipeline_fp32_without_zero") continue;  // refused: `optim`
     SCOPED_TRACE(entry.path());
@@ -234,18 +228,19 @@ TEST_F(UniversalTest, WhatFsdpHeldComesBack) {
 // Shows F2. Weights without nested dicts, as in a file of Hugging Face, are those of the module.
 TEST_F(UniversalTest, BareWeightsGetWhatDeepSpeedNeeds) {
   write(bare_weights());
-  EXPECT_THAT(
-      all_names(),
-      ElementsAre(
-          "run/" + kFolder + "/mp_rank_00_model_states.pt",
-          "run/" + kZero + "/model.up.bias/exp_avg.pt",
-          "run/" + kZero + "/model.up.bias/exp_avg_sq.pt",
-          "run/" + kZero + "/model.up.bias/fp32.pt", "run/" + kZero + "/model.up.bias/step.pt",
-          "run/" + kZero + "/model.up.weight/exp_avg.pt",
-          "run/" + kZero + "/model.up.weight/exp_avg_sq.pt",
-          "run/" + kZero + "/model.up.weight/fp32.pt", "run/" + kZero + "/model.up.weight/step.pt",
-          "run/" + kZero + "/optimizer_state.pt",
-          "run/" + kFolder + "/zero_pp_rank_0_mp_rank_00_model_states.pt", "run/latest_universal"));
+  EXPECT_THAT(all_names(),
+              ElementsAre("run/" + kStepFolder + "/mp_rank_00_model_states.pt",
+                          "run/" + kZero + "/model.up.bias/exp_avg.pt",
+                          "run/" + kZero + "/model.up.bias/exp_avg_sq.pt",
+                          "run/" + kZero + "/model.up.bias/fp32.pt",
+                          "run/" + kZero + "/model.up.bias/step.pt",
+                          "run/" + kZero + "/model.up.weight/exp_avg.pt",
+                          "run/" + kZero + "/model.up.weight/exp_avg_sq.pt",
+                          "run/" + kZero + "/model.up.weight/fp32.pt",
+                          "run/" + kZero + "/model.up.weight/step.pt",
+                          "run/" + kZero + "/optimizer_state.pt",
+                          "run/" + kStepFolder + "/zero_pp_rank_0_mp_rank_00_model_states.pt",
+                          "run/latest_universal"));
   const auto reader = open();
   std::vector<std::string> names;
   for (const auto& [name, bytes] : told(*reader)) names.push_back(name);
@@ -291,9 +286,9 @@ TEST_F(UniversalTest, DictsWithoutItemsComeBack) {
 // Shows F2. One file has the module, as in ZeRO 1; the other has no tensors, as in ZeRO 3.
 TEST_F(UniversalTest, BothFilesOfModelStatesHaveTheValues) {
   write(trained());
-  const auto first = told(*open_checkpoint(fs_, path(kFolder + "/mp_rank_00_model_states.pt")));
+  const auto first = told(*open_checkpoint(fs_, path(kStepFolder + "/mp_rank_00_model_states.pt")));
   const auto second =
-      told(*open_checkpoint(fs_, path(kFolder + "/zero_pp_rank_0_mp_rank_00_model_states.pt")));
+      told(*open_checkpoint(fs_, path(kStepFolder + "/zero_pp_rank_0_mp_rank_00_model_states.pt")));
   EXPECT_TRUE(first.contains("module.seen"));
   EXPECT_FALSE(second.contains("module.seen"));
   for (const char* const name : {"epoch", "global_steps", "skipped_steps", "dp_world_size",
@@ -488,7 +483,7 @@ TEST_F(UniversalTest, AFailureOfAnyOperationSurfacesAndLeavesNoDestination) {
 // Shows E4.
 TEST_F(UniversalTest, AFailureWhileReplacingLeavesTheOldOne) {
   const auto old = told(*[&] {
-    write(*open_checkpoint(fs_, kValid + "zero1"));
+    write(*open_checkpoint(fs_, kValidSources + "zero1"));
     return open();
   }());
   FaultFileSystem faulty(fs_, tmp_.path());
@@ -506,7 +501,7 @@ TEST_F(UniversalTest, AFailureWhileReplacingLeavesTheOldOne) {
     }
   }
   EXPECT_EQ(told(*open()), told(trained()));
-  EXPECT_THAT(fs_.list_directory(path()), ElementsAre(kFolder, "latest_universal"));
+  EXPECT_THAT(fs_.list_directory(path()), ElementsAre(kStepFolder, "latest_universal"));
 }
 
 /// Returns whether the transcript of a writer shows that `run` appeared, and that each file and
@@ -614,7 +609,7 @@ TEST_F(UniversalTest, InterruptedWorkIsResumedAndTheFilesAreTheSame) {
 
 // Shows E4. A file that is no part of the checkpoint, also deep within its folders.
 TEST_F(UniversalTest, AFileOfOthersIsNotReplaced) {
-  for (const std::string& name : {kFolder + "/notes.txt", kZero + "/up.weight/notes.txt",
+  for (const std::string& name : {kStepFolder + "/notes.txt", kZero + "/up.weight/notes.txt",
                                   kZero + "/up.weight/fp32.pt/deep.pt", std::string("mine/a.pt")}) {
     SCOPED_TRACE(name);
     write(trained());
@@ -649,7 +644,7 @@ TEST_F(UniversalTest, AFileThatAppearsInTheWorkIsRefusedAndStays) {
 
 // Shows F2. If a run has both files, the step that `latest` names is read.
 TEST_F(UniversalTest, LatestComesBeforeLatestUniversal) {
-  stdfs::copy(kValid + "zero3", path(), stdfs::copy_options::recursive);
+  stdfs::copy(kValidSources + "zero3", path(), stdfs::copy_options::recursive);
   stdfs::permissions(path(), stdfs::perms::owner_all);
   const auto of_run = told(*open());
   test::TemporaryDirectory other;
@@ -658,7 +653,7 @@ TEST_F(UniversalTest, LatestComesBeforeLatestUniversal) {
       source, *create_deepspeed(fs_, other / "run", source.contents(), values_of(source)));
   stdfs::copy(other / "run", path(), stdfs::copy_options::recursive);
   EXPECT_EQ(told(*open()), of_run);
-  EXPECT_EQ(told(*open(kFolder)), told(source));
+  EXPECT_EQ(told(*open(kStepFolder)), told(source));
 }
 
 // Shows F2, E4.
@@ -666,11 +661,11 @@ TEST_F(UniversalTest, ItsFilesAreThoseOfDeepSpeed) {
   write(trained());
   const FormatDriver& driver = driver_of(Format("deepspeed"));
   EXPECT_THAT(driver.own_files(fs_, path(), fs_.list_directory(path()), {}),
-              ElementsAre(kFolder, "latest_universal"));
-  EXPECT_THAT(driver.own_files(fs_, path(kFolder), fs_.list_directory(path(kFolder)), {}),
+              ElementsAre(kStepFolder, "latest_universal"));
+  EXPECT_THAT(driver.own_files(fs_, path(kStepFolder), fs_.list_directory(path(kStepFolder)), {}),
               ElementsAre("mp_rank_00_model_states.pt", "zero",
                           "zero_pp_rank_0_mp_rank_00_model_states.pt"));
-  EXPECT_TRUE(driver.is_one_of_several(fs_, path(kFolder + "/mp_rank_00_model_states.pt")));
+  EXPECT_TRUE(driver.is_one_of_several(fs_, path(kStepFolder + "/mp_rank_00_model_states.pt")));
   EXPECT_TRUE(driver.writes_file(kZero + "/up.weight/exp_avg.pt"));
   for (const char* const name :
        {"up.weight/exp_avg.pt", "zero/up.weight/fp32.pt", "a.pt", "global_step0/zero/w/fp32.pt",
@@ -702,11 +697,13 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
   using Change = std::function<void()>;
   const std::vector<std::tuple<const char*, std::string, Change>> changes{
       {"weights",
-       kFolder + ": up.weight: files of parameters: expected zero/up.weight/fp32.pt, found none",
+       kStepFolder +
+           ": up.weight: files of parameters: expected zero/up.weight/fp32.pt, found none",
        [&] { stdfs::remove(path(kZero + "/up.weight/fp32.pt")); }},
       {"moment",
-       kFolder + ": scale: files of parameters: expected zero/scale/exp_avg.pt, as 'up.weight' of "
-                 "the same group has, found none",
+       kStepFolder +
+           ": scale: files of parameters: expected zero/scale/exp_avg.pt, as 'up.weight' of "
+           "the same group has, found none",
        [&] { stdfs::remove(path(kZero + "/scale/exp_avg.pt")); }},
       {"step", "scale: files of parameters: expected zero/scale/step.pt, as 'up.weight' of",
        [&] { stdfs::remove(path(kZero + "/scale/step.pt")); }},
@@ -717,14 +714,15 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
          }
        }},
       {"model states",
-       kFolder + ": files of ranks: expected mp_rank_00_model_states.pt, which has the buffers and "
-                 "frozen parameters, found none",
-       [&] { stdfs::remove(path(kFolder + "/mp_rank_00_model_states.pt")); }},
+       kStepFolder +
+           ": files of ranks: expected mp_rank_00_model_states.pt, which has the buffers and "
+           "frozen parameters, found none",
+       [&] { stdfs::remove(path(kStepFolder + "/mp_rank_00_model_states.pt")); }},
       {"transposed",
        "up.weight: files of parameters: expected a tensor of the shape in param_shapes, "
        "[2, 3], or of one dimension, found [3, 2]",
        [&] {
-         put_value(kFolder + "/mp_rank_00_model_states.pt",
+         put_value(kStepFolder + "/mp_rank_00_model_states.pt",
                    Value::Dict{{"module", Value::Dict{}},
                                {"param_shapes",
                                 Value::List{Value::Dict{{"scale", Value::Tuple{{}}},
@@ -758,7 +756,7 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
       {"latest", "latest_universal: latest: expected the name of a folder beside it, found '..'",
        [&] { put("latest_universal", ".."); }},
       {"tensor parallel", "mp_rank_01_model_states.pt",
-       [&] { put(kFolder + "/mp_rank_01_model_states.pt", ""); }},
+       [&] { put(kStepFolder + "/mp_rank_01_model_states.pt", ""); }},
       {"link", "fp32.pt: link: expected a target inside the checkpoint",
        [&] {
          stdfs::rename(path(kZero + "/scale/fp32.pt"), tmp_ / "fp32.pt");
@@ -771,13 +769,14 @@ TEST_F(UniversalDamageTest, WhatIsMissingOrOfAnotherSizeIsRefusedByName) {
        }},
       {"climbing name", "param_shapes: expected a name that a folder can have",
        [&] {
-         put_value(kFolder + "/mp_rank_00_model_states.pt",
+         put_value(kStepFolder + "/mp_rank_00_model_states.pt",
                    Value::Dict{{"param_shapes",
                                 Value::List{Value::Dict{{"../../up", Value::Tuple{{2}}}}}}});
        }},
       {"no shapes", "param_shapes: expected the shapes of the parameters, found none",
        [&] {
-         put_value(kFolder + "/mp_rank_00_model_states.pt", Value::Dict{{"module", Value::Dict{}}});
+         put_value(kStepFolder + "/mp_rank_00_model_states.pt",
+                   Value::Dict{{"module", Value::Dict{}}});
        }},
   };
   for (const auto& [name, message, change] : changes) {
@@ -835,7 +834,7 @@ TEST_F(UniversalDamageTest, ADamagedMemberOfTesseraIsRefusedByName) {
     tessera.emplace_back(damaged.member, damaged.value);
     put_members(with(std::move(tessera)));
     const bool is_of_state = damaged.message.starts_with("scale");
-    const std::string front = is_of_state ? kFolder + ": " : "optimizer_state.pt: tessera";
+    const std::string front = is_of_state ? kStepFolder + ": " : "optimizer_state.pt: tessera";
     EXPECT_THAT([&] { open(); }, ThrowsError(ErrorKind::corruption, front + damaged.message));
   }
   put_members(with(Value::Dict{{"order", Value::List{}}}));

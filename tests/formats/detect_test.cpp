@@ -23,7 +23,7 @@ using test::zip_bytes;
 using testing::AllOf;
 using testing::HasSubstr;
 
-const std::string kFixtures = test::fixture("");
+const std::string kAllFixtures = test::fixture("");
 
 Format detect(const std::string& path) {
   return detect_format(FileSystem::posix(), path);
@@ -43,18 +43,18 @@ void write(const std::string& path, const std::string& content) {
 }
 
 TEST(DetectTest, FindsEveryFormatByWhatItIs) {
-  EXPECT_EQ(detect(kFixtures + "dcp/valid/world1"), Format::dcp);
-  EXPECT_EQ(detect(kFixtures + "dcp/valid/hf_consolidated"), Format::safetensors);
-  EXPECT_EQ(detect(kFixtures + "safetensors/valid/sharded"), Format::safetensors);
-  EXPECT_EQ(detect(kFixtures + "safetensors/valid/single.safetensors"), Format::safetensors);
-  EXPECT_EQ(detect(kFixtures + "torch_zip/valid/views.pt"), Format::torch_zip);
+  EXPECT_EQ(detect(kAllFixtures + "dcp/valid/world1"), Format::dcp);
+  EXPECT_EQ(detect(kAllFixtures + "dcp/valid/hf_consolidated"), Format::safetensors);
+  EXPECT_EQ(detect(kAllFixtures + "safetensors/valid/sharded"), Format::safetensors);
+  EXPECT_EQ(detect(kAllFixtures + "safetensors/valid/single.safetensors"), Format::safetensors);
+  EXPECT_EQ(detect(kAllFixtures + "torch_zip/valid/views.pt"), Format::torch_zip);
 }
 
 TEST(DetectTest, FilesAreKnownByContentWhereTheNameDoesNotSay) {
   const TemporaryDirectory directory;
-  std::filesystem::copy(kFixtures + "safetensors/valid/single.safetensors", directory / "model");
+  std::filesystem::copy(kAllFixtures + "safetensors/valid/single.safetensors", directory / "model");
   EXPECT_EQ(detect(directory / "model"), Format::safetensors);
-  std::filesystem::copy(kFixtures + "torch_zip/valid/views.pt", directory / "model.bin");
+  std::filesystem::copy(kAllFixtures + "torch_zip/valid/views.pt", directory / "model.bin");
   EXPECT_EQ(detect(directory / "model.bin"), Format::torch_zip);
 }
 
@@ -176,7 +176,7 @@ TEST(DetectTest, EveryFixtureMayBeReplaced) {
   int num_passed = 0;
   for (const char* folder : {"dcp/valid", "dcp/v2.2", "dcp/v2.5", "dcp/v2.11", "dcp/v2.15",
                              "native/v1", "safetensors/valid", "torch_zip/valid"}) {
-    for (const auto& entry : std::filesystem::directory_iterator(kFixtures + folder)) {
+    for (const auto& entry : std::filesystem::directory_iterator(kAllFixtures + folder)) {
       const bool has_folder_within = entry.path().filename() == "hf_consolidated";
       const bool has_extra_files = std::filesystem::exists(entry.path() / "config.json");
       const bool is_tar = entry.path().filename() == "tar.pt";  // a tar may hold anything
@@ -195,7 +195,7 @@ void allow_replacing(const std::string& path) {
 }
 
 TEST(DetectTest, ATarIsNotReplaced) {
-  EXPECT_THAT([] { allow_replacing(kFixtures + "torch_zip/valid/tar.pt"); },
+  EXPECT_THAT([] { allow_replacing(kAllFixtures + "torch_zip/valid/tar.pt"); },
               ThrowsMessage<Error>(HasSubstr("expected a torch.save archive, found a file of")));
 }
 
@@ -253,7 +253,7 @@ TEST(DetectTest, ArchivesAreKnownByWhatTheyHoldAnywhere) {
 
 TEST(DetectTest, FilesOfOtherCheckpointsAreForeign) {
   const TemporaryDirectory directory;
-  const std::string single = kFixtures + "safetensors/valid/single.safetensors";
+  const std::string single = kAllFixtures + "safetensors/valid/single.safetensors";
   for (const auto& [fixture, name] : std::map<std::string, std::string>{
            {"dcp/valid/tied", "adapter_model.safetensors"},
            {"dcp/invalid/no_metadata", "adapter_model.safetensors"},
@@ -264,7 +264,7 @@ TEST(DetectTest, FilesOfOtherCheckpointsAreForeign) {
     SCOPED_TRACE(fixture);
     const std::string folder = directory / last_component(fixture);
     std::filesystem::create_directory(folder);
-    for (const auto& entry : std::filesystem::directory_iterator(kFixtures + fixture)) {
+    for (const auto& entry : std::filesystem::directory_iterator(kAllFixtures + fixture)) {
       copy_writable(entry.path(), folder + "/" + entry.path().filename().string());
     }
     EXPECT_NO_THROW(allow_replacing(folder));
@@ -280,7 +280,7 @@ TEST(DetectTest, OneFileOfAShardedCheckpointIsNoneToReplace) {
     EXPECT_THAT([&] { allow_replacing(directory / name); },
                 ThrowsError(ErrorKind::invalid_argument, "found one file of a sharded checkpoint"));
   };
-  const std::string fixture = kFixtures + "safetensors/valid/sharded";
+  const std::string fixture = kAllFixtures + "safetensors/valid/sharded";
   for (const auto& entry : std::filesystem::directory_iterator(fixture)) {
     copy_writable(entry.path(), directory / entry.path().filename().string());
   }
@@ -312,7 +312,7 @@ TEST(DetectTest, DistcpFilesAreLookedInto) {
 }
 
 TEST(DetectTest, FlatLayoutIsApplied) {
-  const std::string flat = kFixtures + "dcp/valid/fsdp1_flat";
+  const std::string flat = kAllFixtures + "dcp/valid/fsdp1_flat";
   const auto reader =
       open_checkpoint(FileSystem::posix(), flat, {.flat_layout_path = flat + ".flat-layout.json"});
   EXPECT_NE(reader->contents().find_tensor("model.layers.0.up.weight"), nullptr);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 
@@ -21,6 +22,7 @@ namespace {
 using test::Bytes;
 using test::bytes_of;
 using test::MemoryCheckpoint;
+using test::names_of;
 using test::TemporaryDirectory;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -56,12 +58,6 @@ MemoryCheckpoint checkpoint() {
 std::unique_ptr<CheckpointReader> applied(MemoryCheckpoint memory,
                                           const std::vector<FlatVectorLayout>& with = layout()) {
   return apply_flat_layout(std::make_unique<MemoryCheckpoint>(std::move(memory)), with);
-}
-
-std::vector<std::string> names_of(const CheckpointContents& contents) {
-  std::vector<std::string> names;
-  for (const TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
-  return names;
 }
 
 Bytes whole(const CheckpointReader& reader, std::string_view fqn) {

@@ -19,6 +19,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -31,50 +32,47 @@ using megatron::Cut;
 using megatron::cut_of;
 using test::expect_holds;
 using test::notes_of;
+using test::open;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kFolder = test::fixture("megatron/");
-const std::string kValid = kFolder + "valid/";
+const std::string kMegatron = test::fixture("megatron/");
+const std::string kValidMegatron = kMegatron + "valid/";
 constexpr const char* kIteration = "/iter_0000003";
-constexpr const char* kFixtures[] = {"tp2",
-                                     "tp2_pp2",
-                                     "tp2_fp16",
-                                     "pp2_vpp2_bf16",
-                                     "tp2_pp2_distributed_bf16",
-                                     "dp2_distributed",
-                                     "tp2_ep2_experts",
-                                     "pp2_ep2_experts_distributed_bf16"};
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
+constexpr const char* kMegatronFixtures[] = {"tp2",
+                                             "tp2_pp2",
+                                             "tp2_fp16",
+                                             "pp2_vpp2_bf16",
+                                             "tp2_pp2_distributed_bf16",
+                                             "dp2_distributed",
+                                             "tp2_ep2_experts",
+                                             "pp2_ep2_experts_distributed_bf16"};
 
 // Shows F3.
 TEST(MegatronTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name : kFixtures) {
+  for (const char* const name : kMegatronFixtures) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name + kIteration);
+    const auto reader = open(kValidMegatron + name + kIteration);
     EXPECT_EQ(reader->format(), Format("megatron"));
     EXPECT_FALSE(reader->contents().part);
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidMegatron + name + ".expect.json");
   }
 }
 
 TEST(MegatronTest, TheFolderOfTheRunIsItsNewestCheckpoint) {
-  const auto reader = open(kValid + "tp2");
-  expect_holds(*reader, kValid + "tp2.expect.json");
+  const auto reader = open(kValidMegatron + "tp2");
+  expect_holds(*reader, kValidMegatron + "tp2.expect.json");
   EXPECT_EQ(reader->piece_storage(0, 0).file, "iter_0000003/mp_rank_00/model_optim_rng.pt");
-  EXPECT_EQ(open(kValid + "tp2" + kIteration)->piece_storage(0, 0).file,
+  EXPECT_EQ(open(kValidMegatron + "tp2" + kIteration)->piece_storage(0, 0).file,
             "mp_rank_00/model_optim_rng.pt");
 }
 
 // Shows F3.
 TEST(MegatronTest, EachTensorRankHasItsPart) {
-  const auto reader = open(kValid + "tp2_pp2");
+  const auto reader = open(kValidMegatron + "tp2_pp2");
   EXPECT_EQ(reader->contents().world_size, 4);
   EXPECT_EQ(pieces_of(*reader, "model.embedding.word_embeddings.weight"),
             "[0:10, 0:8] on 0, [10:20, 0:8] on 1");
@@ -90,7 +88,7 @@ TEST(MegatronTest, EachTensorRankHasItsPart) {
 
 // The layers of a virtual pipeline: chunk 0 of both stages, then chunk 1 of both stages.
 TEST(MegatronTest, LayersHaveTheirNumbersInTheWholeModel) {
-  const auto reader = open(kValid + "pp2_vpp2_bf16");
+  const auto reader = open(kValidMegatron + "pp2_vpp2_bf16");
   for (const auto& [layer, rank] : {std::pair("0", "0"), {"1", "1"}, {"2", "0"}, {"3", "1"}}) {
     EXPECT_EQ(pieces_of(*reader, "model.decoder.layers." + std::string(layer) +
                                      ".self_attention.linear_proj.weight"),
@@ -100,7 +98,7 @@ TEST(MegatronTest, LayersHaveTheirNumbersInTheWholeModel) {
 }
 
 TEST(MegatronTest, ExpertsHaveTheirNumbersInTheWholeModel) {
-  const auto reader = open(kValid + "tp2_ep2_experts");
+  const auto reader = open(kValidMegatron + "tp2_ep2_experts");
   EXPECT_EQ(
       pieces_of(*reader, "model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"),
       "[0:8, 0:3] on 2, [0:8, 3:6] on 3");
@@ -127,14 +125,14 @@ std::vector<std::string> keys_of_model(const CheckpointContents& contents) {
 TEST(MegatronTest, KeysKeepTheOrderOfTheFirstRank) {
   for (const char* const name : {"tp2", "tp2_fp16"}) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name + kIteration);
-    const auto file = open(kValid + name + kIteration + "/mp_rank_00/model_optim_rng.pt");
+    const auto reader = open(kValidMegatron + name + kIteration);
+    const auto file = open(kValidMegatron + name + kIteration + "/mp_rank_00/model_optim_rng.pt");
     EXPECT_EQ(keys_of_model(reader->contents()), keys_of_model(file->contents()));
   }
   // Every entry has a place in the order. An entry without one would come first.
-  for (const char* const name : kFixtures) {
+  for (const char* const name : kMegatronFixtures) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name + kIteration);
+    const auto reader = open(kValidMegatron + name + kIteration);
     const CheckpointContents& contents = reader->contents();
     const auto has_order = [](const auto& entry) { return entry.dict_order > 0; };
     EXPECT_TRUE(std::ranges::all_of(contents.tensors, has_order));
@@ -144,7 +142,7 @@ TEST(MegatronTest, KeysKeepTheOrderOfTheFirstRank) {
 }
 
 TEST(MegatronTest, SaysThatTheModelsCopiesAreLeftOut) {
-  EXPECT_THAT(notes_of(*open(kValid + "pp2_vpp2_bf16")),
+  EXPECT_THAT(notes_of(*open(kValidMegatron + "pp2_vpp2_bf16")),
               testing::Contains(HasSubstr("copies: 53 parameters also in the dtype of the model")));
 }
 
@@ -157,7 +155,7 @@ TEST(MegatronTest, RefusesEveryInvalidCheckpoint) {
 class MegatronFolderTest : public testing::Test {
  protected:
   void copy(const std::string& fixture) {
-    stdfs::copy(kValid + fixture, directory_.path(), stdfs::copy_options::recursive);
+    stdfs::copy(kValidMegatron + fixture, directory_.path(), stdfs::copy_options::recursive);
     for (const auto& entry : stdfs::recursive_directory_iterator(directory_.path())) {
       stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
     }
@@ -240,7 +238,7 @@ TEST_F(MegatronFolderTest, FoldersOfTwoSavesAreRefused) {
 
 TEST_F(MegatronFolderTest, ARankOfAnotherModelIsRefused) {
   copy("tp2");
-  stdfs::copy(kValid + "tp2_pp2/iter_0000003/mp_rank_01_000/model_optim_rng.pt",
+  stdfs::copy(kValidMegatron + "tp2_pp2/iter_0000003/mp_rank_01_000/model_optim_rng.pt",
               within("mp_rank_01/model_optim_rng.pt"), stdfs::copy_options::overwrite_existing);
   EXPECT_THAT(message(), testing::StartsWith("corruption: "));
 }

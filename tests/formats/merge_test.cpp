@@ -49,7 +49,7 @@ MergedCheckpoint merged(std::vector<std::pair<std::string, MemoryCheckpoint>> so
   return merge_checkpoints(std::move(merge), preference);
 }
 
-std::vector<std::string> names_of(const CheckpointContents& contents) {
+std::vector<std::string> all_names_of(const CheckpointContents& contents) {
   std::vector<std::string> names;
   for (const TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
   for (const ValueEntry& value : contents.values) names.push_back(value.name);
@@ -90,7 +90,7 @@ TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
       merged({{"net", model()}, {"optim", optimizer()}});
   EXPECT_THAT(collisions, IsEmpty());
   const CheckpointContents& contents = reader->contents();
-  EXPECT_THAT(names_of(contents),
+  EXPECT_THAT(all_names_of(contents),
               ElementsAre("net.a.b", "net.w", "optim.state.w.exp_avg", "net.epoch",
                           "optim.param_groups", "net.tied = net.w"));
   EXPECT_EQ(contents.world_size, 3);
@@ -132,7 +132,7 @@ TEST(MergeTest, WhatASourceHasLostIsLost) {
 TEST(MergeTest, WithoutAPrefixNamesAndKeyPathsStay) {
   const auto [reader, collisions, num_unordered_dicts] = merged({{"", model()}, {"", optimizer()}});
   EXPECT_THAT(collisions, IsEmpty());
-  EXPECT_THAT(names_of(reader->contents()),
+  EXPECT_THAT(all_names_of(reader->contents()),
               ElementsAre("a.b", "state.w.exp_avg", "w", "epoch", "param_groups", "tied = w"));
   EXPECT_EQ(tensor(*reader, "a.b").key_path, (KeyPath{"a", "b"}));
   EXPECT_EQ(tensor(*reader, "w").key_path, KeyPath{});
@@ -287,7 +287,7 @@ TEST(MergeTest, APreferenceTellsOfTextsThatDiffer) {
 TEST(MergeTest, APreferenceTakesNamesFromOneSource) {
   const auto first = merged({{"", model()}, {"", patch()}}, MergePreference::first);
   EXPECT_THAT(first.collisions, IsEmpty());
-  EXPECT_THAT(names_of(first.reader->contents()), ElementsAre("a.b", "w", "epoch", "tied = w"));
+  EXPECT_THAT(all_names_of(first.reader->contents()), ElementsAre("a.b", "w", "epoch", "tied = w"));
   EXPECT_EQ(bytes(*first.reader, "w"), bytes_of<float>({1, 2, 3, 4}));
   EXPECT_EQ(first.reader->read_value(0), Value(1));
   EXPECT_EQ(first.reader->contents().annotations.at("format"), "pt");
@@ -307,7 +307,7 @@ TEST(MergeTest, AnAliasKeepsTheBytesOfATensorThatIsTakenFromElsewhere) {
   source.add_alias("tied.again", "w");
   const auto [reader, collisions, num_unordered_dicts] =
       merged({{"", std::move(source)}, {"", patch()}}, MergePreference::last);
-  EXPECT_THAT(names_of(reader->contents()),
+  EXPECT_THAT(all_names_of(reader->contents()),
               ElementsAre("tied", "w", "a.b", "epoch", "tied.again = tied"));
   EXPECT_EQ(bytes(*reader, "tied"), bytes_of<float>({1, 2, 3, 4}));
   EXPECT_EQ(bytes(*reader, "w"), bytes_of<float>({10, 11}));
@@ -395,7 +395,7 @@ TEST(MergeTest, AnEmptyDictBecomesTheDictOfAnotherSource) {
     if (!is_first) std::swap(sources[0], sources[1]);
     const auto [reader, collisions, num_unordered_dicts] = merged(std::move(sources));
     EXPECT_THAT(collisions, IsEmpty());
-    EXPECT_THAT(names_of(reader->contents()), ElementsAre("s.0"));
+    EXPECT_THAT(all_names_of(reader->contents()), ElementsAre("s.0"));
   }
 }
 

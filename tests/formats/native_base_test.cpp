@@ -24,6 +24,9 @@ namespace tessera::formats {
 namespace {
 
 using namespace tessera::test;
+using test::linked_files;
+using test::open_base_at;
+using test::version_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -51,10 +54,6 @@ MemoryCheckpoint model(std::uint64_t step, std::uint64_t frozen_seed = 1) {
   return checkpoint;
 }
 
-std::shared_ptr<const BaseCheckpoint> open_base_at(const std::string& path) {
-  return BaseCheckpoint::open(FileSystem::posix(), path, Format::native);
-}
-
 /// The pieces of `source` that have the same bytes in the base.
 std::vector<PiecePair> equal_pairs(const CheckpointReader& source, const BaseCheckpoint& base) {
   std::vector<PiecePair> equal;
@@ -76,19 +75,6 @@ NativeWriteOptions with_base(const CheckpointReader& source, const std::string& 
   const auto base = open_base_at(base_path);
   options.linked = link_pieces(base, source.contents(), {equal_pairs(source, *base), {}});
   return options;
-}
-
-std::uint32_t version_of(const std::string& path) {
-  return static_cast<unsigned char>(read_all(path)[8]);
-}
-
-/// The names of the linked files in a checkpoint.
-std::vector<std::string> linked_files(const std::string& path) {
-  std::vector<std::string> names;
-  for (const auto& [name, bytes] : files_of(path)) {
-    if (name.starts_with("base-")) names.push_back(name);
-  }
-  return names;
 }
 
 ino_t inode_of(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "support/memory_checkpoint.h"
 #include "support/random.h"
 #include "tessera/base/parallel.h"
+#include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::test {
@@ -113,6 +115,24 @@ inline MemoryCheckpoint small_checkpoint() {
   checkpoint.contents_for_change().units = {
       make_flat_unit("layers", DType::float32, {{"layers.0.weight", {4, 6}}})};
   return checkpoint;
+}
+
+/// Returns the version of the stored format in a file's header.
+inline std::uint32_t version_of(const std::string& path) {
+  return static_cast<unsigned char>(read_all(path)[8]);
+}
+
+/// Returns the names of the linked files in a checkpoint.
+inline std::vector<std::string> linked_files(const std::string& path) {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files_of(path)) {
+    if (name.starts_with("base-")) names.push_back(name);
+  }
+  return names;
+}
+
+inline std::shared_ptr<const formats::BaseCheckpoint> open_base_at(const std::string& path) {
+  return formats::BaseCheckpoint::open(FileSystem::posix(), path, formats::Format::native);
 }
 
 /// Returns what `verify` finds in the native checkpoint at `path`.

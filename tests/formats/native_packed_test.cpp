@@ -9,11 +9,15 @@
 #include "formats/native/packed_pieces.h"
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/native.h"
 
 namespace tessera::formats {
 namespace {
+
+using test::findings_of;
+using test::version_of;
 
 using namespace tessera::test;
 using Compression = NativeWriteOptions::Compression;
@@ -51,16 +55,6 @@ MemoryCheckpoint many_pieces(std::int64_t num_small) {
   checkpoint.add_value("step", Value(3));
   checkpoint.add_alias("tied", "big");
   return checkpoint;
-}
-
-std::uint32_t version_of(const std::string& path) {
-  return static_cast<unsigned char>(read_all(path)[8]);
-}
-
-std::vector<Finding> findings_of(const CheckpointReader& reader) {
-  std::vector<Finding> findings;
-  reader.verify([&](const Finding& finding) { findings.push_back(finding); }, {}, 1);
-  return findings;
 }
 
 TEST(NativePackedTest, OnlyCheckpointsWithManySmallPiecesHaveVersion2) {

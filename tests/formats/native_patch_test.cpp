@@ -31,27 +31,30 @@ namespace {
 
 using namespace tessera::test;
 using reshard::RowChanges;
+using test::linked_files;
+using test::open_base_at;
+using test::version_of;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr std::int64_t kRows = 20'000;
-constexpr std::int64_t kColumns = 9;
+constexpr std::int64_t kTableRows = 20'000;
+constexpr std::int64_t kTableColumns = 9;
 
 /// A table, its state of one element for each row, and a layer that always changes, on two ranks.
 class Model {
  public:
   Model()
       : random_(77),
-        table_(weight_like_bytes(kRows * kColumns * 4, 4, random_)),
-        state_(random_bytes(kRows * 4, random_)),
+        table_(weight_like_bytes(kTableRows * kTableColumns * 4, 4, random_)),
+        state_(random_bytes(kTableRows * 4, random_)),
         layer_(random_bytes(50'000, random_)) {}
 
   /// Changes up to `num_rows` random rows of the table and of its state, and all of the layer.
   void train(std::int64_t num_rows) {
     for (std::int64_t i = 0; i < num_rows; ++i) {
-      const std::int64_t row = random_.between(0, kRows);
-      ++reinterpret_cast<unsigned char&>(
-          table_[static_cast<std::size_t>(row * kColumns * 4 + random_.between(0, kColumns * 4))]);
+      const std::int64_t row = random_.between(0, kTableRows);
+      ++reinterpret_cast<unsigned char&>(table_[static_cast<std::size_t>(
+          row * kTableColumns * 4 + random_.between(0, kTableColumns * 4))]);
       ++reinterpret_cast<unsigned char&>(state_[static_cast<std::size_t>(row * 4)]);
     }
     layer_ = random_bytes(layer_.size(), random_);
@@ -63,11 +66,12 @@ class Model {
 
   MemoryCheckpoint checkpoint() const {
     MemoryCheckpoint checkpoint("model", 2);
-    const std::int64_t cut = kRows / 2 + 3;
-    checkpoint.add(
-        {"table", DType::float32, {kRows, kColumns}}, table_,
-        {{Box{{0, 0}, {cut, kColumns}}, 0}, {Box{{cut, 0}, {kRows - cut, kColumns}}, 1}});
-    checkpoint.add({"table_state", DType::float32, {kRows}}, state_, {{Box{{0}, {kRows}}, 1}});
+    const std::int64_t cut = kTableRows / 2 + 3;
+    checkpoint.add({"table", DType::float32, {kTableRows, kTableColumns}}, table_,
+                   {{Box{{0, 0}, {cut, kTableColumns}}, 0},
+                    {Box{{cut, 0}, {kTableRows - cut, kTableColumns}}, 1}});
+    checkpoint.add({"table_state", DType::float32, {kTableRows}}, state_,
+                   {{Box{{0}, {kTableRows}}, 1}});
     checkpoint.add({"layer", DType::uint8, {50'000}}, layer_, {{Box{{0}, {50'000}}, 0}});
     checkpoint.add_alias("tied", "table");
     std::ranges::sort(checkpoint.contents_for_change().tensors, {},
@@ -82,14 +86,10 @@ class Model {
   Bytes layer_;
 };
 
-std::shared_ptr<const BaseCheckpoint> open_base_at(const std::string& path) {
-  return BaseCheckpoint::open(FileSystem::posix(), path, Format::native);
-}
-
 /// Options for a checkpoint with a base, as a move makes them.
-NativeWriteOptions with_base(const CheckpointReader& source, const std::string& base_path,
-                             RowChanges row_changes = RowChanges::write_rows,
-                             NativeWriteOptions options = {}) {
+NativeWriteOptions with_patched_base(const CheckpointReader& source, const std::string& base_path,
+                                     RowChanges row_changes = RowChanges::write_rows,
+                                     NativeWriteOptions options = {}) {
   const auto base = open_base_at(base_path);
   const reshard::Plan plan = reshard::plan_reshard(source.contents(), "model", {});
   options.linked =
@@ -103,7 +103,7 @@ NativeWriteOptions with_base(const CheckpointReader& source, const std::string& 
 MemoryCheckpoint write_step(const Model& model, const TemporaryDirectory& folder, int step) {
   MemoryCheckpoint checkpoint = model.checkpoint();
   write_native(checkpoint, folder / std::to_string(step),
-               with_base(checkpoint, folder / std::to_string(step - 1)));
+               with_patched_base(checkpoint, folder / std::to_string(step - 1)));
   return checkpoint;
 }
 
@@ -122,24 +122,12 @@ std::vector<std::string> patched(const std::string& path) {
   return names;
 }
 
-std::vector<std::string> linked_files(const std::string& path) {
-  std::vector<std::string> names;
-  for (const auto& [name, bytes] : files_of(path)) {
-    if (name.starts_with("base-")) names.push_back(name);
-  }
-  return names;
-}
-
 std::uint64_t own_nbytes(const std::string& path) {
   std::uint64_t nbytes = 0;
   for (const auto& [name, bytes] : files_of(path)) {
     if (!name.starts_with("base-")) nbytes += bytes.size();
   }
   return nbytes;
-}
-
-std::uint32_t version_of(const std::string& path) {
-  return static_cast<unsigned char>(read_all(path)[8]);
 }
 
 TEST(NativePatchTest, ChangedRowsAreWrittenAlone) {
@@ -150,7 +138,7 @@ TEST(NativePatchTest, ChangedRowsAreWrittenAlone) {
     model.train(200);
     const MemoryCheckpoint second = model.checkpoint();
     write_native(second, folder / "2",
-                 with_base(second, folder / "1", RowChanges::write_rows, options), 3);
+                 with_patched_base(second, folder / "1", RowChanges::write_rows, options), 3);
     expect_holds(folder / "2", second);
     EXPECT_THAT(patched(folder / "2"), testing::ElementsAre("table 0", "table 1", "table_state 0"));
     EXPECT_EQ(version_of(folder / "2/index.h5"), 4u);
@@ -166,7 +154,8 @@ TEST(NativePatchTest, WithoutTheOptionPiecesAreWrittenWhole) {
   write_native(model.checkpoint(), folder / "1");
   model.train(200);
   const MemoryCheckpoint second = model.checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1", RowChanges::write_piece));
+  write_native(second, folder / "2",
+               with_patched_base(second, folder / "1", RowChanges::write_piece));
   expect_holds(folder / "2", second);
   EXPECT_THAT(patched(folder / "2"), IsEmpty());
   EXPECT_EQ(version_of(folder / "2/index.h5"), 1u);
@@ -182,7 +171,7 @@ TEST(NativePatchTest, ASeriesPatchesThePiecesThatAreStoredWhole) {
     model.train(150);
     const MemoryCheckpoint source = model.checkpoint();
     const std::string path = folder / std::to_string(step);
-    write_native(source, path, with_base(source, last));
+    write_native(source, path, with_patched_base(source, last));
     expect_holds(path, source);
     EXPECT_THAT(patched(path), SizeIs(3));
     // No file of the checkpoints between is needed.
@@ -201,12 +190,12 @@ TEST(NativePatchTest, AnEqualCheckpointKeepsThePatchOfItsBase) {
   write_native(model.checkpoint(), folder / "1");
   model.train(150);
   const MemoryCheckpoint second = write_step(model, folder, 2);
-  write_native(second, folder / "3", with_base(second, folder / "2"));
+  write_native(second, folder / "3", with_patched_base(second, folder / "2"));
   expect_holds(folder / "3", second);
   EXPECT_EQ(patched(folder / "3"), patched(folder / "2"));
   // Rows that have their old values again need no patch.
   const MemoryCheckpoint first = Model().checkpoint();
-  write_native(first, folder / "4", with_base(first, folder / "3"));
+  write_native(first, folder / "4", with_patched_base(first, folder / "3"));
   expect_holds(folder / "4", first);
   EXPECT_THAT(patched(folder / "4"), IsEmpty());
   EXPECT_THAT(linked_files(folder / "4"), SizeIs(2));
@@ -245,11 +234,12 @@ TEST(NativePatchTest, AFileWithPatchesIsLinkedForItsWholePieces) {
   dense = random_bytes(400'000, random);
   table[1234] ^= std::byte{1};
   const MemoryCheckpoint second = checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  write_native(second, folder / "2", with_patched_base(second, folder / "1"));
   EXPECT_THAT(patched(folder / "2"), testing::ElementsAre("table 0"));
   table[1234] ^= std::byte{1};
   const MemoryCheckpoint third = checkpoint();
-  write_native(third, folder / "3", with_base(third, folder / "2", RowChanges::write_piece));
+  write_native(third, folder / "3",
+               with_patched_base(third, folder / "2", RowChanges::write_piece));
   expect_holds(folder / "3", third);
   EXPECT_THAT(patched(folder / "3"), IsEmpty());
   EXPECT_THAT(linked_files(folder / "3"), SizeIs(2));
@@ -269,7 +259,7 @@ TEST(NativePatchTest, APatchOfAFileThatIsMostlyUnusedIsNotWorthALink) {
   write_native(checkpoint(), folder / "1");
   table[1234] ^= std::byte{1};
   const MemoryCheckpoint second = checkpoint();
-  const NativeWriteOptions options = with_base(second, folder / "1");
+  const NativeWriteOptions options = with_patched_base(second, folder / "1");
   EXPECT_EQ(options.linked, nullptr);
   write_native(second, folder / "2", options);
   expect_holds(folder / "2", second);
@@ -293,7 +283,7 @@ TEST(NativePatchTest, PatchesOfFilesThatAreNotLinkedAreLeftOut) {
   table[1234] ^= std::byte{1};
   table[391'234] ^= std::byte{1};
   const MemoryCheckpoint second = checkpoint();
-  write_native(second, folder / "2", with_base(second, folder / "1"));
+  write_native(second, folder / "2", with_patched_base(second, folder / "1"));
   expect_holds(folder / "2", second);
   EXPECT_THAT(patched(folder / "2"), testing::ElementsAre("table 0"));
   EXPECT_THAT(linked_files(folder / "2"), SizeIs(1));
@@ -345,11 +335,11 @@ TEST(NativePatchTest, PatchesOfManyBlocksOfNumbers) {
   }
   const MemoryCheckpoint second = checkpoint();
   write_native(second, folder / "2",
-               with_base(second, folder / "1", RowChanges::write_rows, options), 4);
+               with_patched_base(second, folder / "1", RowChanges::write_rows, options), 4);
   EXPECT_THAT(patched(folder / "2"), SizeIs(1));
   expect_holds(folder / "2", second);
   write_native(second, folder / "alone",
-               with_base(second, folder / "1", RowChanges::write_rows, options), 1);
+               with_patched_base(second, folder / "1", RowChanges::write_rows, options), 1);
   EXPECT_EQ(files_of(folder / "2"), files_of(folder / "alone"));
 }
 
@@ -372,7 +362,7 @@ TEST(NativePatchTest, RanksTogetherWriteTheFilesThatOneWriterDoes) {
   write_native(model.checkpoint(), folder / "1");
   model.train(150);
   const MemoryCheckpoint second = model.checkpoint();
-  const NativeWriteOptions whole = with_base(second, folder / "1");
+  const NativeWriteOptions whole = with_patched_base(second, folder / "1");
   write_native(second, folder / "alone", whole);
   fs.make_directory(folder / "together");
   // A rank knows the rows of its own pieces only.
@@ -405,7 +395,8 @@ TEST(NativePatchTest, RemovingOlderCheckpointsLeavesTheOthersWhole) {
     model.train(100);
     const MemoryCheckpoint source = model.checkpoint();
     const std::string path = folder / ("step-" + std::to_string(step));
-    write_native(source, path, last.empty() ? NativeWriteOptions{} : with_base(source, last));
+    write_native(source, path,
+                 last.empty() ? NativeWriteOptions{} : with_patched_base(source, last));
     keep_last(FileSystem::posix(), folder.path(), 2, last_component(path));
     last = path;
   }
@@ -438,7 +429,7 @@ class DamagedPatchTest : public ::testing::Test {
     write(table, "1", {});
     for (const std::size_t row : {5U, 9U, 1000U}) table[row * 64] ^= std::byte{1};
     MemoryCheckpoint second = checkpoint(table);
-    write_native(second, folder_ / "2", with_base(second, folder_ / "1"));
+    write_native(second, folder_ / "2", with_patched_base(second, folder_ / "1"));
     patch_ = index_of(folder_ / "2").patches.begin()->second;
     sound_ = read_all(path_);
   }

@@ -18,11 +18,14 @@
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::formats {
 namespace {
+
+using test::values_of;
 
 using namespace tessera::test;
 using Compression = NativeWriteOptions::Compression;
@@ -82,14 +85,6 @@ MemoryCheckpoint make_source(int world_size, Format format) {
         make_flat_unit("all", DType::bfloat16, {{"weight", shape}})};
   }
   return source;
-}
-
-std::vector<Value> values_of(const CheckpointReader& source) {
-  std::vector<Value> values;
-  for (std::size_t v = 0; v < source.contents().values.size(); ++v) {
-    values.push_back(source.read_value(v));
-  }
-  return values;
 }
 
 void write_alone(const CheckpointReader& source, const std::string& path,

@@ -18,6 +18,7 @@
 #include "support/expectation.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -27,33 +28,30 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::open;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = test::fixture("rank_files/valid/");
-constexpr const char* kFixtures[] = {"fsdp1",
-                                     "fsdp1_sharded_tensor",
-                                     "fsdp1_sharded_tensor_torch2.15",
-                                     "fsdp1_sharded_tensor_torch2.2",
-                                     "fsdp1_sharded_tensor_torch2.4",
-                                     "fsdp1_torch2.2",
-                                     "fsdp1_torch2.4",
-                                     "fsdp2",
-                                     "fsdp2_hybrid",
-                                     "fsdp2_torch2.15",
-                                     "fsdp2_tp"};
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
+const std::string kValidRankFiles = test::fixture("rank_files/valid/");
+constexpr const char* kRankFilesFixtures[] = {"fsdp1",
+                                              "fsdp1_sharded_tensor",
+                                              "fsdp1_sharded_tensor_torch2.15",
+                                              "fsdp1_sharded_tensor_torch2.2",
+                                              "fsdp1_sharded_tensor_torch2.4",
+                                              "fsdp1_torch2.2",
+                                              "fsdp1_torch2.4",
+                                              "fsdp2",
+                                              "fsdp2_hybrid",
+                                              "fsdp2_torch2.15",
+                                              "fsdp2_tp"};
 
 /// A copy of the fixture `fsdp2` of three ranks, to damage it.
 class RankFilesTest : public testing::Test {
  protected:
   RankFilesTest() {
-    for (const auto& entry : stdfs::directory_iterator(kValid + "fsdp2")) {
+    for (const auto& entry : stdfs::directory_iterator(kValidRankFiles + "fsdp2")) {
       const std::string copy = directory_ / entry.path().filename().string();
       stdfs::copy(entry.path(), copy);
       stdfs::permissions(copy, stdfs::perms::owner_write, stdfs::perm_options::add);
@@ -125,29 +123,29 @@ TEST(RankFilesWriterTest, AnEntryBesideItsFilePutsAllInOneFile) {
 
 // Shows F1.
 TEST_F(RankFilesTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name : kFixtures) {
+  for (const char* const name : kRankFilesFixtures) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidRankFiles + name);
     EXPECT_EQ(reader->format(), Format("rank_files"));
     EXPECT_FALSE(reader->contents().part);
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidRankFiles + name + ".expect.json");
   }
 }
 
 // Shows F1.
 TEST_F(RankFilesTest, PiecesFollowThePlacements) {
-  const auto uneven = open(kValid + "fsdp2");
+  const auto uneven = open(kValidRankFiles + "fsdp2");
   EXPECT_EQ(pieces_of(*uneven, "model.up.weight"),
             "[0:4, 0:6] on 0, [4:8, 0:6] on 1, [8:10, 0:6] on 2");
   EXPECT_EQ(pieces_of(*uneven, "model.scale"), "[0:1] on 0");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp2_hybrid"), "model.up.bias"),
+  EXPECT_EQ(pieces_of(*open(kValidRankFiles + "fsdp2_hybrid"), "model.up.bias"),
             "[0:5] on 0, [5:10] on 1, [0:5] on 2, [5:10] on 3");
-  const auto cut_twice = open(kValid + "fsdp2_tp");
+  const auto cut_twice = open(kValidRankFiles + "fsdp2_tp");
   EXPECT_EQ(pieces_of(*cut_twice, "model.up.bias"),
             "[0:3] on 0, [5:8] on 1, [3:5] on 2, [8:10] on 3");
   EXPECT_EQ(pieces_of(*cut_twice, "model.down.weight"),
             "[0:3, 0:5] on 0, [0:3, 5:10] on 1, [3:6, 0:5] on 2, [3:6, 5:10] on 3");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp1"), "optim.state.3.exp_avg"),
+  EXPECT_EQ(pieces_of(*open(kValidRankFiles + "fsdp1"), "optim.state.3.exp_avg"),
             "flat[0:3] on 0, flat[3:60] on 1");
 }
 
@@ -305,7 +303,7 @@ TEST_F(RankFilesTest, AMissingRankIsNamed) {
 
 // Shows F1.
 TEST_F(RankFilesTest, FilesOfAnotherSaveAreRefused) {
-  const std::string other = kValid + "fsdp2_hybrid/";
+  const std::string other = kValidRankFiles + "fsdp2_hybrid/";
   copy(other + file("model", 1, 4), file("model", 1));
   expect_refused(ErrorKind::corruption,
                  "model.down.bias: mesh: expected [3], as on rank 0, found [2, 2]");
@@ -322,8 +320,8 @@ TEST_F(RankFilesTest, AFileOfAnotherRankIsRefused) {
 // Shows F1.
 TEST_F(RankFilesTest, DifferentItemsHaveAsManyRanks) {
   for (int rank = 0; rank < 3; ++rank) stdfs::remove(directory_ / file("extra_state", rank));
-  copy(kValid + "fsdp1/" + file("extra_state", 0, 2), file("extra_state", 0, 2));
-  copy(kValid + "fsdp1/" + file("extra_state", 1, 2), file("extra_state", 1, 2));
+  copy(kValidRankFiles + "fsdp1/" + file("extra_state", 0, 2), file("extra_state", 0, 2));
+  copy(kValidRankFiles + "fsdp1/" + file("extra_state", 1, 2), file("extra_state", 1, 2));
   expect_refused(ErrorKind::corruption, "2 ranks for 'model', as for 'extra_state', found 3");
 }
 

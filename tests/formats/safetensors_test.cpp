@@ -16,6 +16,7 @@
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/random.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::formats {
@@ -25,16 +26,9 @@ using test::bytes_of;
 using test::fixture;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
+using test::values_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::vector<Value> values_of(const MemoryCheckpoint& source) {
-  std::vector<Value> values;
-  for (std::size_t i = 0; i < source.contents().values.size(); ++i) {
-    values.push_back(source.read_value(i));
-  }
-  return values;
-}
 
 std::string digest_of(std::string_view json) {
   char hex[17];
@@ -440,7 +434,7 @@ TEST_F(SafetensorsTest, ValuesOfOtherTensorsAreRefusedAndStrayOnesIgnored) {
               ThrowsError(ErrorKind::corruption, "plain.safetensors.values.json: checksum"));
 }
 
-std::vector<std::string> told(const CheckpointReader& reader) {
+std::vector<std::string> notes_told(const CheckpointReader& reader) {
   std::vector<std::string> lines;
   for (const Finding& finding : reader.contents().opening_findings) {
     lines.push_back((finding.severity == Finding::Severity::error ? "error: " : "note: ") +
@@ -452,13 +446,13 @@ std::vector<std::string> told(const CheckpointReader& reader) {
 
 TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
   write(make_rich_checkpoint(), "a.safetensors");
-  EXPECT_THAT(told(*open(tmp_ / "a.safetensors")), ::testing::IsEmpty());
+  EXPECT_THAT(notes_told(*open(tmp_ / "a.safetensors")), ::testing::IsEmpty());
   // Another library that saves the tensors again drops their __metadata__.
   put_safetensors("again.safetensors", R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                   1);
   std::filesystem::rename(tmp_ / "again.safetensors", tmp_ / "a.safetensors");
   const auto reader = open(tmp_ / "a.safetensors");
-  EXPECT_THAT(told(*reader),
+  EXPECT_THAT(notes_told(*reader),
               ElementsAre(HasSubstr("note: a.safetensors.values.json: values: none")));
   std::vector<std::string> found;
   reader->check_files([&](const Finding& finding) { found.push_back(finding.where.path); });
@@ -468,10 +462,10 @@ TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
 TEST_F(SafetensorsTest, ShardsWithoutTheirIndexTellOfTheirValues) {
   write(make_rich_checkpoint(), "c", {.max_shard_nbytes = 1});
   fs_.remove_all(tmp_ / "c/model.safetensors.index.json");
-  EXPECT_THAT(told(*open(tmp_ / "c")),
+  EXPECT_THAT(notes_told(*open(tmp_ / "c")),
               ElementsAre(HasSubstr("error: model.safetensors.index.json: structure: none")));
   fs_.remove_all(tmp_ / "c/model.safetensors.values.json");
-  EXPECT_THAT(told(*open(tmp_ / "c")), ElementsAre(HasSubstr("note: c: structure: none")));
+  EXPECT_THAT(notes_told(*open(tmp_ / "c")), ElementsAre(HasSubstr("note: c: structure: none")));
 }
 
 TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
@@ -485,7 +479,7 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
   const auto reader = open(tmp_ / "two");
   EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
   EXPECT_THAT(
-      told(*reader),
+      notes_told(*reader),
       ElementsAre(HasSubstr("note: two: __metadata__: different texts for 'by'"),
                   HasSubstr("note: two: structure: none (2 files are read as one checkpoint: "
                             "a.safetensors, b.safetensors)")));
@@ -495,7 +489,7 @@ TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
   put_safetensors("a.safetensors",
                   R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"zero":{"dtype":[1]}}})",
                   1);
-  EXPECT_THAT(told(*open(tmp_ / "a.safetensors")),
+  EXPECT_THAT(notes_told(*open(tmp_ / "a.safetensors")),
               ElementsAre(HasSubstr("note: a.safetensors: header: also zero (not read")));
 }
 
@@ -523,7 +517,7 @@ TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {
   put("two/model.safetensors.index.json",
       R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
   EXPECT_THAT(
-      told(*open(tmp_ / "two")),
+      notes_told(*open(tmp_ / "two")),
       ElementsAre(HasSubstr("note: two: structure: 1 second copy: 'a' in two.safetensors")));
 }
 
@@ -544,7 +538,7 @@ TEST_F(SafetensorsTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
     for (const Finding& finding : reader->contents().opening_findings) {
       EXPECT_THAT(of_verify, ::testing::Contains(finding.found));
     }
-    return told(*reader);
+    return notes_told(*reader);
   };
   // `a` has 8 bytes, the unlisted tensor 1; `b`, the second name of `a`, may count 8 more.
   for (const std::string number : {"8", "9", "16", "17", "8.0"}) {
@@ -576,7 +570,7 @@ TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
   write(source, "c", {.max_shard_nbytes = 1});
   for (const std::string name : {"b.safetensors", "c"}) {
     const auto reader = open(tmp_ / name);
-    EXPECT_THAT(told(*reader), ::testing::IsEmpty());
+    EXPECT_THAT(notes_told(*reader), ::testing::IsEmpty());
     EXPECT_EQ(reader->contents().aliases.size(), 1U);
     for (const auto& [key, text] : texts) {
       const auto found = reader->contents().annotations.find(key);

@@ -12,14 +12,14 @@
 namespace tessera::formats {
 namespace {
 
-CheckpointContents contents_of(std::vector<Piece> pieces) {
+CheckpointContents contents_with(std::vector<Piece> pieces) {
   CheckpointContents contents;
   contents.tensors.push_back({.meta = {"w", DType::float32, {4, 2}}, .pieces = std::move(pieces)});
   return contents;
 }
 
 TEST(SharedContentsTest, ContentsOfSomebodyElseAreCopiedWhenTheyAreChanged) {
-  const CheckpointContents contents = contents_of({{Box{{0, 0}, {4, 2}}, 0}});
+  const CheckpointContents contents = contents_with({{Box{{0, 0}, {4, 2}}, 0}});
   SharedContents shared = SharedContents::of(contents);
   EXPECT_EQ(&*shared, &contents);
   shared.edit().world_size = 7;
@@ -28,7 +28,7 @@ TEST(SharedContentsTest, ContentsOfSomebodyElseAreCopiedWhenTheyAreChanged) {
 }
 
 TEST(SharedContentsTest, CopiesShareUntilOneIsChanged) {
-  SharedContents shared(contents_of({}));
+  SharedContents shared(contents_with({}));
   const CheckpointContents* const before = &*shared;
   shared.edit().world_size = 2;
   EXPECT_EQ(&*shared, before);  // not copied, as no other object has the contents
@@ -50,14 +50,14 @@ bool copies(Format format, const std::string& name, const CheckpointContents& co
 }
 
 TEST(SharedContentsTest, WritersOfManyTensorsHoldNoCopyOfAPlan) {
-  const CheckpointContents whole = contents_of({{Box{{0, 0}, {4, 2}}, 0}});
+  const CheckpointContents whole = contents_with({{Box{{0, 0}, {4, 2}}, 0}});
   EXPECT_FALSE(copies(Format::native, "native", whole));
   EXPECT_FALSE(copies(Format::dcp, "dcp", whole));
   EXPECT_FALSE(copies(Format::safetensors, "one.safetensors", whole));
 }
 
 TEST(SharedContentsTest, AWriterThatLeavesOutReplicasHoldsItsOwn) {
-  CheckpointContents replicas = contents_of({{Box{{0, 0}, {4, 2}}, 0}, {Box{{0, 0}, {4, 2}}, 1}});
+  CheckpointContents replicas = contents_with({{Box{{0, 0}, {4, 2}}, 0}, {Box{{0, 0}, {4, 2}}, 1}});
   replicas.world_size = 2;
   EXPECT_TRUE(copies(Format::dcp, "dcp", replicas));
   EXPECT_EQ(replicas.tensors[0].pieces.size(), 2U);

@@ -15,6 +15,7 @@
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -24,24 +25,21 @@ namespace tessera::formats {
 namespace {
 
 using test::expect_holds;
+using test::open;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::HasSubstr;
 namespace stdfs = std::filesystem;
 
-const std::string kValid = test::fixture("torch_checkpointing/valid/");
-constexpr const char* kFixtures[] = {"fsdp2", "fsdp2_hybrid", "fsdp2_tp_other_forms", "one_rank",
-                                     "without_metadata"};
-
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
-  return open_checkpoint(FileSystem::posix(), path);
-}
+const std::string kValidTorchCheckpointing = test::fixture("torch_checkpointing/valid/");
+constexpr const char* kTorchCheckpointingFixtures[] = {
+    "fsdp2", "fsdp2_hybrid", "fsdp2_tp_other_forms", "one_rank", "without_metadata"};
 
 /// A copy of a fixture, to damage it.
 class Copy {
  public:
   explicit Copy(const std::string& name) {
-    stdfs::copy(kValid + name, directory_.path(), stdfs::copy_options::recursive);
+    stdfs::copy(kValidTorchCheckpointing + name, directory_.path(), stdfs::copy_options::recursive);
     for (const auto& entry : stdfs::recursive_directory_iterator(directory_.path())) {
       stdfs::permissions(entry.path(), stdfs::perms::owner_write, stdfs::perm_options::add);
     }
@@ -77,12 +75,12 @@ class Copy {
 
 // Shows F5.
 TEST(TorchCheckpointingTest, HoldsWhatTheTrainerHeld) {
-  for (const char* const name : kFixtures) {
+  for (const char* const name : kTorchCheckpointingFixtures) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidTorchCheckpointing + name);
     EXPECT_EQ(reader->format(), Format("torch_checkpointing"));
     EXPECT_FALSE(reader->contents().part);
-    expect_holds(*reader, kValid + name + ".expect.json");
+    expect_holds(*reader, kValidTorchCheckpointing + name + ".expect.json");
     std::vector<std::string> errors;
     const auto note_error = [&](const Finding& finding) {
       if (finding.severity == Finding::Severity::error) errors.push_back(finding.found);
@@ -94,13 +92,13 @@ TEST(TorchCheckpointingTest, HoldsWhatTheTrainerHeld) {
 
 // Shows F5.
 TEST(TorchCheckpointingTest, PiecesFollowThePlacements) {
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp2"), "model.up.weight"),
+  EXPECT_EQ(pieces_of(*open(kValidTorchCheckpointing + "fsdp2"), "model.up.weight"),
             "[0:4, 0:6] on 0, [4:8, 0:6] on 1, [8:10, 0:6] on 2");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp2"), "model.scale"), "[0:1] on 0");
-  EXPECT_EQ(pieces_of(*open(kValid + "fsdp2_hybrid"), "model.up.bias"),
+  EXPECT_EQ(pieces_of(*open(kValidTorchCheckpointing + "fsdp2"), "model.scale"), "[0:1] on 0");
+  EXPECT_EQ(pieces_of(*open(kValidTorchCheckpointing + "fsdp2_hybrid"), "model.up.bias"),
             "[0:5] on 0, [5:10] on 1, [0:5] on 2, [5:10] on 3");
   // The safetensors files do not say where their tensors are: metadata.pkl does.
-  const auto cut_twice = open(kValid + "fsdp2_tp_other_forms");
+  const auto cut_twice = open(kValidTorchCheckpointing + "fsdp2_tp_other_forms");
   EXPECT_EQ(pieces_of(*cut_twice, "model.up.bias"),
             "[0:3] on 0, [5:8] on 1, [3:5] on 2, [8:10] on 3");
   EXPECT_EQ(pieces_of(*cut_twice, "model.down.weight"),
@@ -113,7 +111,7 @@ TEST(TorchCheckpointingTest, PiecesFollowThePlacements) {
 TEST(TorchCheckpointingTest, KeysAreThoseOfTheStateDicts) {
   for (const std::string name : {"fsdp2", "fsdp2_tp_other_forms"}) {
     SCOPED_TRACE(name);
-    const auto reader = open(kValid + name);
+    const auto reader = open(kValidTorchCheckpointing + name);
     const CheckpointContents& contents = reader->contents();
     EXPECT_EQ(contents.find_tensor("model.up.weight")->key_path,
               (KeyPath{std::string("model"), std::string("up.weight")}));
@@ -173,10 +171,10 @@ TEST(TorchCheckpointingTest, FilesOfAnotherSaveAreRefused) {
   other_rank.copy(other_rank / "model_0.pt", "model_1.pt");
   other_rank.expect_refused(ErrorKind::corruption, "model_1.pt: down.bias: part of rank 1");
   Copy other_mesh("fsdp2");
-  other_mesh.copy(kValid + "fsdp2_hybrid/optimizer_1.pt", "optimizer_1.pt");
+  other_mesh.copy(kValidTorchCheckpointing + "fsdp2_hybrid/optimizer_1.pt", "optimizer_1.pt");
   other_mesh.expect_refused(ErrorKind::corruption, "as metadata.pkl says");
   Copy more_ranks("fsdp2");
-  more_ranks.copy(kValid + "fsdp2_hybrid/model_3.pt", "model_3.pt");
+  more_ranks.copy(kValidTorchCheckpointing + "fsdp2_hybrid/model_3.pt", "model_3.pt");
   more_ranks.expect_refused(ErrorKind::corruption,
                             "ranks 0 to 2, as metadata.pkl says, found "
                             "'model_3.pt' (left by another save?)");
@@ -282,7 +280,7 @@ TEST(TorchCheckpointingTest, NamesSayItemAndRank) {
 
 // Shows F5, E4.
 TEST(TorchCheckpointingTest, ItsFilesAreThoseOfTheRanks) {
-  const std::string path = kValid + "fsdp2_tp_other_forms";
+  const std::string path = kValidTorchCheckpointing + "fsdp2_tp_other_forms";
   const std::vector<std::string> names = FileSystem::posix().list_directory(path);
   const FormatDriver& driver = driver_of(Format("torch_checkpointing"));
   const std::vector<std::string> files = open(path)->data_files();

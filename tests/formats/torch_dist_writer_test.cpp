@@ -197,7 +197,7 @@ MemoryCheckpoint trained_without_iteration(float second_step = 2) {
   return source;
 }
 
-MemoryCheckpoint trained(float second_step = 2) {
+MemoryCheckpoint trained_model(float second_step = 2) {
   MemoryCheckpoint source = trained_without_iteration(second_step);
   source.add_value("iteration", Value(std::int64_t{7}));
   return source;
@@ -205,7 +205,7 @@ MemoryCheckpoint trained(float second_step = 2) {
 
 // Shows F3.
 TEST_F(TorchDistWriterTest, LayersAreRowsOfOneTensor) {
-  write(trained());
+  write(trained_model());
   const auto reader = open_checkpoint(fs_, path());
   EXPECT_EQ(reader->format(), Format::dcp);
   std::map<std::string, Bytes> found;
@@ -227,7 +227,7 @@ TEST_F(TorchDistWriterTest, LayersAreRowsOfOneTensor) {
 }
 
 TEST_F(TorchDistWriterTest, FieldsThatNeMoNamesOtherwiseAreNotAddedAgain) {
-  MemoryCheckpoint source = trained();
+  MemoryCheckpoint source = trained_model();
   for (const int group : {0, 1}) {
     const std::string fields = "optim.param_groups." + std::to_string(group) + ".";
     source.add_value(fields + "pre_lr_mult", Value(0.5));
@@ -244,7 +244,7 @@ TEST_F(TorchDistWriterTest, FieldsThatNeMoNamesOtherwiseAreNotAddedAgain) {
 }
 
 TEST_F(TorchDistWriterTest, MegatronKeepsOneNumberOfSteps) {
-  EXPECT_THAT([&] { write(trained(3)); },
+  EXPECT_THAT([&] { write(trained_model(3)); },
               ThrowsError(ErrorKind::unsupported,
                           layer(1) + ".step: step: expected 2.0 as in 'optim.state." + layer(0)));
   EXPECT_TRUE(stdfs::is_empty(tmp_.path()));
@@ -258,7 +258,7 @@ TEST_F(TorchDistWriterTest, NamesOfOtherFrameworksAreRefused) {
 }
 
 TEST_F(TorchDistWriterTest, OtherGroupsThanMegatronsAreRefused) {
-  MemoryCheckpoint source = trained();
+  MemoryCheckpoint source = trained_model();
   for (const int group : {0, 1, 2}) {
     source.add_value("optim.param_groups." + std::to_string(group) + ".lr", Value(0.1));
   }
@@ -296,7 +296,7 @@ TEST_F(TorchDistWriterTest, PartsOfAnOptimizerWithoutStateAreRefused) {
 }
 
 TEST_F(TorchDistWriterTest, OtherEntriesOfAnOptimizerKeepTheirNames) {
-  MemoryCheckpoint source = trained();
+  MemoryCheckpoint source = trained_model();
   source.add_value("optimizer", Value("adamw"));
   source.add_value("optim.foo", Value(std::int64_t{3}));
   source.add({"optimizer.grad_scaler.empty", DType::float32, {0}}, {});
@@ -312,7 +312,7 @@ TEST_F(TorchDistWriterTest, OtherEntriesOfAnOptimizerKeepTheirNames) {
 }
 
 TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
-  MemoryCheckpoint source = trained();
+  MemoryCheckpoint source = trained_model();
   source.add_value("optim.param_groups.0.lr", Value(0.1));
   source.add_value("optimizer.param_groups.0.lr", Value(9.0));
   EXPECT_THAT(
@@ -321,7 +321,7 @@ TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {
 }
 
 TEST_F(TorchDistWriterTest, KeysOfCommonKeepTheirOrderAndDictsInGroupsStayDicts) {
-  MemoryCheckpoint source = trained();
+  MemoryCheckpoint source = trained_model();
   std::uint32_t order = 1;
   const auto add = [&](KeyPath path, Value value) {
     ValueEntry& entry = source.add_value(spell(path), std::move(value));
@@ -383,7 +383,7 @@ TEST_F(TorchDistWriterTest, TheIterationOfOtherFrameworksIsWhereMegatronReadsIt)
   write(two);
   EXPECT_FALSE(common_values().contains("iteration"));
   clear();
-  MemoryCheckpoint own = trained();
+  MemoryCheckpoint own = trained_model();
   own.add_value("step", Value(std::int64_t{12}));
   write(own);
   EXPECT_EQ(common_values().at("iteration"), Value(std::int64_t{7}));
@@ -392,7 +392,7 @@ TEST_F(TorchDistWriterTest, TheIterationOfOtherFrameworksIsWhereMegatronReadsIt)
 /// A dry run uses this check.
 TEST_F(TorchDistWriterTest, WhatTheWriterRefusesIsKnownBeforeItBegins) {
   const CreateOptions options{.format = Format("megatron")};
-  MemoryCheckpoint groups = trained();
+  MemoryCheckpoint groups = trained_model();
   for (const int group : {0, 1, 2}) {
     groups.add_value("optim.param_groups." + std::to_string(group) + ".lr", Value(0.1));
   }
@@ -402,7 +402,7 @@ TEST_F(TorchDistWriterTest, WhatTheWriterRefusesIsKnownBeforeItBegins) {
   }
   EXPECT_THAT([&] { check_staging(fs_, path(), groups.contents(), values, options); },
               ThrowsError(ErrorKind::unsupported, "found 3 groups"));
-  const MemoryCheckpoint steps = trained(3);
+  const MemoryCheckpoint steps = trained_model(3);
   const auto read = [&](std::size_t t) {
     const Bytes bytes = test::whole_tensor(steps, t);
     return FormatWriter::Element{
@@ -456,7 +456,7 @@ TEST_F(TorchDistWriterTest, CopiesOfWeightsOf16BitsAreWidened) {
     EXPECT_EQ(copy_of(), bytes_of<float>({1.0001F, -3.0001F}));
     EXPECT_TRUE(notes(source).empty());
   }
-  EXPECT_TRUE(notes(trained()).empty());
+  EXPECT_TRUE(notes(trained_model()).empty());
 }
 
 TEST_F(TorchDistWriterTest, CopiesOfManyBlocksAreWidened) {
@@ -490,7 +490,7 @@ TEST_F(TorchDistWriterTest, CopiesOfManyBlocksAreWidened) {
 
 // Shows E4.
 TEST_F(TorchDistWriterTest, AfterAFailureEverythingOrNothingIsThere) {
-  write(trained());
+  write(trained_model());
   const auto expected = files();
   EXPECT_TRUE(expected.contains("common.pt") && expected.contains("metadata.json"));
   clear();
@@ -501,7 +501,7 @@ TEST_F(TorchDistWriterTest, AfterAFailureEverythingOrNothingIsThere) {
     ASSERT_LT(i, 500);
     faulty.fail_operation(i);
     try {
-      write(trained(), &faulty);
+      write(trained_model(), &faulty);
       has_succeeded = !faulty.has_failed();
       EXPECT_TRUE(files() == expected);
     } catch (const Error& error) {
@@ -514,7 +514,7 @@ TEST_F(TorchDistWriterTest, AfterAFailureEverythingOrNothingIsThere) {
 
 // Shows E4.
 TEST_F(TorchDistWriterTest, InterruptedWorkIsResumedAndTheFilesAreTheSame) {
-  const MemoryCheckpoint source = trained();
+  const MemoryCheckpoint source = trained_model();
   write(source);
   const auto expected = files();
   clear();

@@ -23,6 +23,7 @@
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/memory_file.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "support/zip_bytes.h"
 #include "tessera/base/parallel.h"
@@ -36,6 +37,7 @@ using std::string_literals::operator""s;
 using test::Bytes;
 using test::expect_holds;
 using test::MemoryFile;
+using test::read_everything;
 using test::ThrowsError;
 using testing::AllOf;
 using testing::AnyOf;
@@ -47,19 +49,14 @@ using torch_zip::TensorRecord;
 using torch_zip::TorchArchive;
 using torch_zip::TorchStream;
 
-const std::string kFixtures = test::fixture("torch_zip/");
+const std::string kTorchZip = test::fixture("torch_zip/");
 
-std::unique_ptr<CheckpointReader> open(const std::string& path) {
+std::unique_ptr<CheckpointReader> open_file(const std::string& path) {
   return open_torch_zip(FileSystem::posix(), path);
 }
 
 std::string content_of(const std::string& path) {
   return read_file(FileSystem::posix(), path, std::uint64_t{1} << 24);
-}
-
-void read_all(const CheckpointReader& reader) {
-  for (std::size_t i = 0; i < reader.contents().tensors.size(); ++i) test::whole_tensor(reader, i);
-  for (std::size_t i = 0; i < reader.contents().values.size(); ++i) reader.read_value(i);
 }
 
 // Pickles, written by hand.
@@ -146,11 +143,11 @@ std::string leaves_of(const std::string& pickle, const std::vector<std::string>&
 
 TEST(TorchZipTest, ReadsWhatTorchSaved) {
   int num_files = 0;
-  for (const std::string& name : FileSystem::posix().list_directory(kFixtures + "valid")) {
+  for (const std::string& name : FileSystem::posix().list_directory(kTorchZip + "valid")) {
     if (!name.ends_with(".pt")) continue;
     SCOPED_TRACE(name);
-    const std::string path = kFixtures + "valid/" + name;
-    expect_holds(*open(path), path + ".expect.json");
+    const std::string path = kTorchZip + "valid/" + name;
+    expect_holds(*open_file(path), path + ".expect.json");
     ++num_files;
   }
   EXPECT_GE(num_files, 16);
@@ -158,7 +155,7 @@ TEST(TorchZipTest, ReadsWhatTorchSaved) {
 
 TEST(TorchZipTest, SaysThatBytesAreBigEndian) {
   const auto encoding_in = [](const std::string& name) {
-    return open(kFixtures + "valid/" + name)->piece_storage(0, 0).encoding;
+    return open_file(kTorchZip + "valid/" + name)->piece_storage(0, 0).encoding;
   };
   EXPECT_EQ(encoding_in("big_endian.pt"), "big-endian");
   EXPECT_EQ(encoding_in("dtypes.pt"), "plain");
@@ -166,11 +163,11 @@ TEST(TorchZipTest, SaysThatBytesAreBigEndian) {
 
 TEST(TorchZipTest, ReadsWhatIsBesideObjectsOfClasses) {
   int num_files = 0;
-  for (const std::string& name : FileSystem::posix().list_directory(kFixtures + "classes")) {
+  for (const std::string& name : FileSystem::posix().list_directory(kTorchZip + "classes")) {
     if (name.ends_with(".json")) continue;
     SCOPED_TRACE(name);
-    const std::string path = kFixtures + "classes/" + name;
-    expect_holds(*open(path), path + ".expect.json");
+    const std::string path = kTorchZip + "classes/" + name;
+    expect_holds(*open_file(path), path + ".expect.json");
     ++num_files;
   }
   EXPECT_GE(num_files, 9);
@@ -190,8 +187,8 @@ TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
        "one rank of 4: Megatron-LM, one rank of tensor, pipeline and expert parallelism"}};
   for (const auto& [name, words] : parts) {
     SCOPED_TRACE(name);
-    const std::string path = kFixtures + "parts/" + name;
-    const auto reader = open(path);
+    const std::string path = kTorchZip + "parts/" + name;
+    const auto reader = open_file(path);
     expect_holds(*reader, path + ".expect.json");
     ASSERT_TRUE(reader->contents().part);
     EXPECT_EQ(part_in_words(*reader->contents().part), words);
@@ -200,9 +197,9 @@ TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
 
 TEST(TorchZipTest, WholeCheckpointsAreNoParts) {
   for (const std::string folder : {"valid/", "classes/"}) {
-    for (const std::string& name : FileSystem::posix().list_directory(kFixtures + folder)) {
+    for (const std::string& name : FileSystem::posix().list_directory(kTorchZip + folder)) {
       if (name.ends_with(".json")) continue;
-      EXPECT_FALSE(open(kFixtures + folder + name)->contents().part) << name;
+      EXPECT_FALSE(open_file(kTorchZip + folder + name)->contents().part) << name;
     }
   }
 }
@@ -332,7 +329,7 @@ TEST(TorchZipTest, TypesThatBecomePlainerAreNoted) {
 
 std::unique_ptr<CheckpointReader> open_as_dicts(const std::string& name,
                                                 const std::vector<std::string>& classes) {
-  return open_torch_zip_with_classes(FileSystem::posix(), kFixtures + "classes/" + name, classes);
+  return open_torch_zip_with_classes(FileSystem::posix(), kTorchZip + "classes/" + name, classes);
 }
 
 TEST(TorchZipTest, ObjectsOfNamedClassesAreDicts) {
@@ -385,7 +382,7 @@ TEST(TorchZipTest, NamedClassesMayBeDerivedFromDictOrReferBack) {
 }
 
 TEST(TorchZipTest, WholeModulesGiveTheirParametersAndBuffers) {
-  const auto reader = open(kFixtures + "classes/whole_module.pt");
+  const auto reader = open_file(kTorchZip + "classes/whole_module.pt");
   EXPECT_THAT(reader->contents().opened_classes,
               ElementsAre(OpenedClass{"torch.nn.modules.container.Sequential",
                                       OpenedClass::As::module, 1}));
@@ -393,7 +390,7 @@ TEST(TorchZipTest, WholeModulesGiveTheirParametersAndBuffers) {
   // One key, as in the module's state_dict().
   ASSERT_NE(reader->contents().find_tensor("norm.weight"), nullptr);
   EXPECT_TRUE(reader->contents().find_tensor("norm.weight")->key_path.empty());
-  EXPECT_EQ(open(kFixtures + "classes/modules.pt")->contents().opened_classes.size(), 2u);
+  EXPECT_EQ(open_file(kTorchZip + "classes/modules.pt")->contents().opened_classes.size(), 2u);
 }
 
 TEST(TorchZipTest, OnlyWhatIsForeignIsRefused) {
@@ -471,13 +468,13 @@ TEST(TorchZipTest, SharedObjectsOfClassesCostLittle) {
 }
 
 TEST(TorchZipTest, RefusesEveryInvalidFile) {
-  const std::string directory = kFixtures + "invalid/";
+  const std::string directory = kTorchZip + "invalid/";
   const Value table = parse_json(content_of(directory + "expect.json"), "expect.json");
   for (const auto& [name, row] : *table.get_if<Value::Dict>()) {
     const std::string path = directory + *name.get_if<std::string>();
     SCOPED_TRACE(path);
     try {
-      read_all(*open(path));
+      read_everything(*open_file(path));
       ADD_FAILURE() << "was accepted";
     } catch (const Error& error) {
       EXPECT_THAT(error.kind(), testing::AnyOf(ErrorKind::corruption, ErrorKind::unsupported));
@@ -574,23 +571,23 @@ TEST(TorchZipTest, SharedAndEndlessObjectsCostLittle) {
 }
 
 TEST(TorchZipTest, EqualViewsAreAliasesOfTheFirstName) {
-  const auto reader = open(kFixtures + "valid/shared.pt");
+  const auto reader = open_file(kTorchZip + "valid/shared.pt");
   const CheckpointContents& contents = reader->contents();
   std::vector<std::string> aliases;
   for (const Alias& alias : contents.aliases) aliases.push_back(alias.fqn + " " + alias.target);
   EXPECT_THAT(aliases, ElementsAre("model.head.weight model.emb.weight", "twice.b twice.a"));
   // Other windows of the same storage stay tensors, and so do empty ones.
   EXPECT_NE(contents.find_tensor("parts.0"), nullptr);
-  EXPECT_TRUE(open(kFixtures + "valid/views.pt")->contents().aliases.empty());
+  EXPECT_TRUE(open_file(kTorchZip + "valid/views.pt")->contents().aliases.empty());
   EXPECT_EQ(contents.aliases[0].key_path, (KeyPath{"model"s, "head.weight"s}));
 }
 
 TEST(TorchZipTest, KeyPathsSayWhereANameCameFrom) {
-  const auto reader = open(kFixtures + "valid/lists.pt");
+  const auto reader = open_file(kTorchZip + "valid/lists.pt");
   EXPECT_EQ(reader->contents().find_tensor("1.1.0")->key_path,
             (KeyPath{std::int64_t{1}, std::int64_t{1}, std::int64_t{0}}));
   EXPECT_EQ(reader->contents().find_tensor("3.k")->key_path, (KeyPath{std::int64_t{3}, "k"s}));
-  EXPECT_EQ(open(kFixtures + "valid/no_crc.pt")->contents().find_tensor("weight")->key_path,
+  EXPECT_EQ(open_file(kTorchZip + "valid/no_crc.pt")->contents().find_tensor("weight")->key_path,
             KeyPath{});
 }
 
@@ -598,7 +595,7 @@ TEST(TorchZipTest, ASingleTensorOrValueHasAName) {
   const test::TemporaryDirectory directory;
   const auto name_of = [&](const std::string& pickle) {
     std::ofstream(directory / "x.pt", std::ios::binary) << archive(pickle, std::string(8, 'a'));
-    const auto reader = open(directory / "x.pt");
+    const auto reader = open_file(directory / "x.pt");
     const std::string name = reader->contents().tensors.empty()
                                  ? reader->contents().values[0].name
                                  : reader->contents().tensors[0].meta.fqn;
@@ -611,7 +608,7 @@ TEST(TorchZipTest, ASingleTensorOrValueHasAName) {
 }
 
 TEST(TorchZipTest, TorchScriptGivesTensorsWithoutItsCode) {
-  const auto reader = open(kFixtures + "valid/torchscript.pt");
+  const auto reader = open_file(kTorchZip + "valid/torchscript.pt");
   ASSERT_EQ(reader->contents().aliases.size(), 1u);
   EXPECT_EQ(reader->contents().aliases[0].fqn, "head.weight");
   const auto& values = reader->contents().values;
@@ -784,7 +781,7 @@ TEST(TorchZipTest, FlippedBitsAreFoundWhileReadingInRanges) {
               ThrowsError(ErrorKind::corruption, "CRC-32 of 'x/data/0'"));
 }
 
-std::vector<Finding> findings_of(const CheckpointReader& reader) {
+std::vector<Finding> checked_findings_of(const CheckpointReader& reader) {
   std::vector<Finding> findings;
   std::uint64_t nbytes = 0;
   reader.verify([&](const Finding& finding) { findings.push_back(finding); },
@@ -797,12 +794,13 @@ std::vector<Finding> findings_of(const CheckpointReader& reader) {
 
 TEST(TorchZipTest, VerifyFindsNothingInSoundFiles) {
   for (const char* name : {"shared.pt", "training_state.pt", "degenerate.pt"}) {
-    EXPECT_TRUE(findings_of(*open(kFixtures + "valid/" + name)).empty()) << name;
+    EXPECT_TRUE(checked_findings_of(*open_file(kTorchZip + "valid/" + name)).empty()) << name;
   }
 }
 
 TEST(TorchZipTest, VerifyNotesTheCodeOfTorchScript) {
-  const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/torchscript.pt"));
+  const std::vector<Finding> findings =
+      checked_findings_of(*open_file(kTorchZip + "valid/torchscript.pt"));
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].severity, Finding::Severity::note);
   EXPECT_EQ(findings[0].rule, "records");
@@ -813,7 +811,7 @@ TEST(TorchZipTest, VerifyNotesTheCodeOfTorchScript) {
 TEST(TorchZipTest, VerifyNotesObjectsOfClassesAndHiddenNames) {
   const auto notes_of = [](const std::string& name) {
     std::string text;
-    for (const Finding& finding : findings_of(*open(kFixtures + name))) {
+    for (const Finding& finding : checked_findings_of(*open_file(kTorchZip + name))) {
       EXPECT_EQ(finding.severity, Finding::Severity::note);
       text += finding.rule + " " + finding.where.fqn + ": " + finding.found + "\n";
     }
@@ -828,7 +826,8 @@ TEST(TorchZipTest, VerifyNotesObjectsOfClassesAndHiddenNames) {
 }
 
 TEST(TorchZipTest, VerifySaysWhereNoCrcIs) {
-  const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/no_crc.pt"));
+  const std::vector<Finding> findings =
+      checked_findings_of(*open_file(kTorchZip + "valid/no_crc.pt"));
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].rule, "crc-absent");
   EXPECT_EQ(findings[0].severity, Finding::Severity::note);
@@ -836,7 +835,8 @@ TEST(TorchZipTest, VerifySaysWhereNoCrcIs) {
 }
 
 TEST(TorchZipTest, VerifyNamesTheTensorOfADamagedStorage) {
-  const std::vector<Finding> findings = findings_of(*open(kFixtures + "invalid/zip_crc.pt"));
+  const std::vector<Finding> findings =
+      checked_findings_of(*open_file(kTorchZip + "invalid/zip_crc.pt"));
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].rule, "checksum");
   EXPECT_EQ(findings[0].severity, Finding::Severity::error);
@@ -846,19 +846,19 @@ TEST(TorchZipTest, VerifyNamesTheTensorOfADamagedStorage) {
 
 // verify must report the fault of each invalid file that opens.
 TEST(TorchZipTest, VerifyFindsEveryInvalidFileThatOpens) {
-  const std::string directory = kFixtures + "invalid/";
+  const std::string directory = kTorchZip + "invalid/";
   int num_opened = 0;
   for (const std::string& name : FileSystem::posix().list_directory(directory)) {
     if (!name.ends_with(".pt")) continue;
     SCOPED_TRACE(name);
     std::unique_ptr<CheckpointReader> reader;
     try {
-      reader = open(directory + name);
+      reader = open_file(directory + name);
     } catch (const Error&) {
       continue;
     }
     ++num_opened;
-    const std::vector<Finding> findings = findings_of(*reader);
+    const std::vector<Finding> findings = checked_findings_of(*reader);
     ASSERT_FALSE(findings.empty());
     const auto is_found = [](const Finding& finding) {
       return finding.severity == Finding::Severity::error || finding.rule == "value";
@@ -869,8 +869,8 @@ TEST(TorchZipTest, VerifyFindsEveryInvalidFileThatOpens) {
 }
 
 TEST(TorchZipTest, PieceStorageIsARangeWhereTheTensorIsOne) {
-  const std::string path = kFixtures + "valid/views.pt";
-  const auto reader = open(path);
+  const std::string path = kTorchZip + "valid/views.pt";
+  const auto reader = open_file(path);
   const std::string content = content_of(path);
   for (std::size_t i = 0; i < reader->contents().tensors.size(); ++i) {
     const PieceStorage storage = reader->piece_storage(i, 0);
@@ -890,7 +890,7 @@ TEST(TorchZipTest, PieceStorageIsARangeWhereTheTensorIsOne) {
 }
 
 TEST(TorchZipTest, EveryTruncationIsRefused) {
-  const std::string whole = content_of(kFixtures + "valid/protocol_4.pt");
+  const std::string whole = content_of(kTorchZip + "valid/protocol_4.pt");
   for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
     SCOPED_TRACE(nbytes);
     const MemoryFile file(whole.substr(0, nbytes));
@@ -923,7 +923,7 @@ std::string damage(std::string bytes, std::mt19937& random) {
 TEST(TorchZipTest, DamagedBytesNeverCrash) {
   std::mt19937 random(9);
   for (const char* name : {"objects.pt", "torchscript.pt", "views.pt", "conj_neg.pt"}) {
-    const std::string whole = content_of(kFixtures + "valid/" + name);
+    const std::string whole = content_of(kTorchZip + "valid/" + name);
     for (int round = 0; round < 500; ++round) read_if_sound(damage(whole, random));
     // and with damage only in the pickle, and with a correct CRC
     const MemoryFile file(whole);
@@ -946,7 +946,7 @@ TEST(TorchZipTest, DamagedBytesNeverCrash) {
 }
 
 TEST(TorchZipTest, EveryTruncationOfAStreamIsRefused) {
-  const std::string whole = content_of(kFixtures + "valid/stream_protocol_4.pt");
+  const std::string whole = content_of(kTorchZip + "valid/stream_protocol_4.pt");
   for (std::size_t nbytes = 0; nbytes < whole.size(); ++nbytes) {
     SCOPED_TRACE(nbytes);
     const MemoryFile file(whole.substr(0, nbytes));
@@ -957,10 +957,11 @@ TEST(TorchZipTest, EveryTruncationOfAStreamIsRefused) {
 TEST(TorchZipTest, DamagedStreamsNeverCrash) {
   std::mt19937 random(10);
   for (const char* name : {"stream.pt", "stream_protocol_1.pt"}) {
-    const std::string whole = content_of(kFixtures + "valid/" + name);
+    const std::string whole = content_of(kTorchZip + "valid/" + name);
     for (int round = 0; round < 2000; ++round) {
       try {
-        read_all(*torch_zip::read_torch_zip(std::make_unique<MemoryFile>(damage(whole, random))));
+        read_everything(
+            *torch_zip::read_torch_zip(std::make_unique<MemoryFile>(damage(whole, random))));
       } catch (const Error&) {
       }
     }
@@ -1006,12 +1007,14 @@ TEST(TorchZipTest, ComplexNumbersInAStreamOfABigEndianMachineAreRefused) {
 }
 
 TEST(TorchZipTest, BytesOfABigEndianMachineAreNotCalledPlain) {
-  EXPECT_EQ(open(kFixtures + "valid/big_endian.pt")->piece_storage(0, 0).encoding, "big-endian");
-  EXPECT_EQ(open(kFixtures + "valid/stream.pt")->piece_storage(0, 0).encoding, "plain");
+  EXPECT_EQ(open_file(kTorchZip + "valid/big_endian.pt")->piece_storage(0, 0).encoding,
+            "big-endian");
+  EXPECT_EQ(open_file(kTorchZip + "valid/stream.pt")->piece_storage(0, 0).encoding, "plain");
 }
 
 TEST(TorchZipTest, VerifySaysThatAStreamHasNoChecksums) {
-  const std::vector<Finding> findings = findings_of(*open(kFixtures + "valid/stream.pt"));
+  const std::vector<Finding> findings =
+      checked_findings_of(*open_file(kTorchZip + "valid/stream.pt"));
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].rule, "checksum-absent");
   EXPECT_EQ(findings[0].severity, Finding::Severity::note);
@@ -1019,8 +1022,10 @@ TEST(TorchZipTest, VerifySaysThatAStreamHasNoChecksums) {
 
 TEST(TorchZipTest, MissingFilesAndDirectoriesAreNotFound) {
   const test::TemporaryDirectory directory;
-  EXPECT_THAT([&] { open(directory / "none.pt"); }, ThrowsError(ErrorKind::not_found, "none.pt"));
-  EXPECT_THAT([&] { open(directory.path()); }, ThrowsError(ErrorKind::not_found, directory.path()));
+  EXPECT_THAT([&] { open_file(directory / "none.pt"); },
+              ThrowsError(ErrorKind::not_found, "none.pt"));
+  EXPECT_THAT([&] { open_file(directory.path()); },
+              ThrowsError(ErrorKind::not_found, directory.path()));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ using test::MemoryCheckpoint;
 using test::ThrowsError;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Kind = ManifestDifference::Kind;
+using ChangeKind = ManifestDifference::Kind;
 
 Manifest manifest_of(const formats::CheckpointReader& reader) {
   return compute_manifest(reader, select(reader.contents(), NameSelection(), reader.path()), {});
@@ -209,10 +209,10 @@ TEST(ManifestTest, DifferencesAreNamed) {
   const Manifest expected{{{"a", one}, {"b", one}, {"c", one}, {"e", one}}};
   const Manifest found{{{"b", one}, {"c", two}, {"d", one}, {"e", one}, {"f", two}}};
   EXPECT_THAT(compare(expected, found),
-              ElementsAre(ManifestDifference{Kind::missing, "a", one, {}},
-                          ManifestDifference{Kind::changed, "c", one, two},
-                          ManifestDifference{Kind::extra, "d", {}, one},
-                          ManifestDifference{Kind::extra, "f", {}, two}));
+              ElementsAre(ManifestDifference{ChangeKind::missing, "a", one, {}},
+                          ManifestDifference{ChangeKind::changed, "c", one, two},
+                          ManifestDifference{ChangeKind::extra, "d", {}, one},
+                          ManifestDifference{ChangeKind::extra, "f", {}, two}));
   EXPECT_THAT(compare(found, found), IsEmpty());
   EXPECT_EQ(compare(Manifest{}, found).size(), 5U);
 }
@@ -252,9 +252,9 @@ TEST(ManifestTest, AManifestWithoutExtraFilesAsksForNone) {
   const Manifest found{{{"a", one}}, {{"c", two}, {"d", one}}};
   EXPECT_THAT(compare(older, found), IsEmpty());
   EXPECT_THAT(compare(expected, found),
-              ElementsAre(ManifestDifference{Kind::missing, "b", one, {}, true},
-                          ManifestDifference{Kind::changed, "c", one, two, true},
-                          ManifestDifference{Kind::extra, "d", {}, one, true}));
+              ElementsAre(ManifestDifference{ChangeKind::missing, "b", one, {}, true},
+                          ManifestDifference{ChangeKind::changed, "c", one, two, true},
+                          ManifestDifference{ChangeKind::extra, "d", {}, one, true}));
 }
 
 }  // namespace

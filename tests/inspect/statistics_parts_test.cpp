@@ -18,7 +18,7 @@ namespace {
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 
-MemoryCheckpoint a_checkpoint() {
+MemoryCheckpoint numbers() {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   MemoryCheckpoint checkpoint;
@@ -36,16 +36,17 @@ MemoryCheckpoint a_checkpoint() {
   return checkpoint;
 }
 
-Selection all_of(const MemoryCheckpoint& checkpoint) {
+Selection everything_in(const MemoryCheckpoint& checkpoint) {
   return select(checkpoint.contents(), NameSelection(), checkpoint.path());
 }
 
 // Returns the documents of `stats --part`, written as text and read back.
-std::vector<PartOfStatistics> parts_of(const MemoryCheckpoint& checkpoint, int num_parts) {
+std::vector<PartOfStatistics> statistics_of_parts(const MemoryCheckpoint& checkpoint,
+                                                  int num_parts) {
   std::vector<PartOfStatistics> parts;
   for (int i = 0; i < num_parts; ++i) {
     const Selection part =
-        part_of_selection(checkpoint.contents(), all_of(checkpoint), i, num_parts);
+        part_of_selection(checkpoint.contents(), everything_in(checkpoint), i, num_parts);
     const auto statistics = compute_statistics(checkpoint, part.tensors, {});
     Value::List entries;
     for (std::size_t j = 0; j < statistics.size(); ++j) {
@@ -60,12 +61,12 @@ std::vector<PartOfStatistics> parts_of(const MemoryCheckpoint& checkpoint, int n
 }
 
 TEST(StatisticsPartsTest, JoinedPartsAreTheStatisticsOfOneProcessToTheBit) {
-  const MemoryCheckpoint checkpoint = a_checkpoint();
-  const Selection all = all_of(checkpoint);
+  const MemoryCheckpoint checkpoint = numbers();
+  const Selection all = everything_in(checkpoint);
   const auto whole = compute_statistics(checkpoint, all.tensors, {});
   for (const int num_parts : {1, 2, 3, 20}) {
     const auto joined =
-        join_statistics(parts_of(checkpoint, num_parts), checkpoint.contents(), all);
+        join_statistics(statistics_of_parts(checkpoint, num_parts), checkpoint.contents(), all);
     ASSERT_EQ(joined.size(), whole.size());
     for (std::size_t i = 0; i < whole.size(); ++i) {
       SCOPED_TRACE(checkpoint.contents().tensors[all.tensors[i]].meta.fqn);
@@ -83,30 +84,31 @@ TEST(StatisticsPartsTest, JoinedPartsAreTheStatisticsOfOneProcessToTheBit) {
 }
 
 TEST(StatisticsPartsTest, APartThatIsMissingGivenTwiceOrOfOtherTensorsIsNamed) {
-  const MemoryCheckpoint checkpoint = a_checkpoint();
+  const MemoryCheckpoint checkpoint = numbers();
   const auto join = [&](std::vector<PartOfStatistics> parts) {
     return [&checkpoint, parts = std::move(parts)] {
-      join_statistics(parts, checkpoint.contents(), all_of(checkpoint));
+      join_statistics(parts, checkpoint.contents(), everything_in(checkpoint));
     };
   };
-  const auto parts = parts_of(checkpoint, 2);
+  const auto parts = statistics_of_parts(checkpoint, 2);
   EXPECT_THAT(join({parts[0]}), ThrowsError(ErrorKind::mismatch, "is a part missing?"));
   EXPECT_THAT(join({parts[0], parts[1], parts[0]}),
               ThrowsError(ErrorKind::mismatch, "is one part given twice?"));
   MemoryCheckpoint other;
   other.add({"thirds", DType::float32, {1}}, test::bytes_of<float>({1}));
-  EXPECT_THAT(join(parts_of(other, 1)),
+  EXPECT_THAT(join(statistics_of_parts(other, 1)),
               ThrowsError(ErrorKind::mismatch, "numel: expected 3 of the checkpoint, found 1"));
   other.add({"more", DType::float32, {1}}, test::bytes_of<float>({1}));
-  EXPECT_THAT(join(parts_of(other, 2)), ThrowsError(ErrorKind::mismatch, "another checkpoint"));
+  EXPECT_THAT(join(statistics_of_parts(other, 2)),
+              ThrowsError(ErrorKind::mismatch, "another checkpoint"));
 }
 
 TEST(StatisticsPartsTest, ADocumentOfAnotherKindIsRefusedByMember) {
-  const MemoryCheckpoint checkpoint = a_checkpoint();
+  const MemoryCheckpoint checkpoint = numbers();
   const auto join = [&](const std::string& text) {
     return [&checkpoint, text] {
       join_statistics({{"part", parse_json(text, "part")}}, checkpoint.contents(),
-                      all_of(checkpoint));
+                      everything_in(checkpoint));
     };
   };
   EXPECT_THAT(join("{}"), ThrowsError(ErrorKind::corruption, "part: stats: expected a list"));

@@ -517,7 +517,7 @@ TEST(TablePlannerTest, ConstraintsThatContradictAreRefused) {
 // Shows D10.
 TEST(TablePlannerTest, BadTablesAndOptionsAreRefused) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kInf = std::numeric_limits<double>::infinity();
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
   const auto bad_table = [&](auto change) {
     std::vector<TableSize> tables{table("a", 100, 64)};
@@ -531,7 +531,7 @@ TEST(TablePlannerTest, BadTablesAndOptionsAreRefused) {
   EXPECT_THAT(bad_table([](TableSize& t) { t.rows = kHuge; }), HasSubstr("at most 1.0 PiB"));
   EXPECT_THAT(bad_table([](TableSize& t) { t.rows = 0, t.columns = kHuge; }),
               HasSubstr("a: ids and outputs"));
-  for (const double pooling : {-1.0, kNaN, kInfinity}) {
+  for (const double pooling : {-1.0, kNaN, kInf}) {
     EXPECT_THAT(bad_table([&](TableSize& t) { t.pooling_factor = pooling; }),
                 HasSubstr("a: pooling factor"));
   }
@@ -558,7 +558,7 @@ TEST(TablePlannerTest, BadTablesAndOptionsAreRefused) {
   }
   EXPECT_THAT(bad_options([](PlannerOptions& o) { o.batch_size = 0; }), HasSubstr("batch size"));
   EXPECT_THAT(bad_options([](PlannerOptions& o) { o.batch_size = kHuge; }), HasSubstr("a: ids"));
-  for (const double bandwidth : {0.0, -1.0, kNaN, kInfinity}) {
+  for (const double bandwidth : {0.0, -1.0, kNaN, kInf}) {
     EXPECT_THAT(bad_options([&](PlannerOptions& o) { o.bandwidths.random_rows = bandwidth; }),
                 HasSubstr("bandwidth of random rows"));
     EXPECT_THAT(bad_options([&](PlannerOptions& o) { o.bandwidths.between_hosts = bandwidth; }),

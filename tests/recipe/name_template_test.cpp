@@ -8,7 +8,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-NameTemplate parsed(std::string_view text) {
+NameTemplate parsed_template(std::string_view text) {
   auto result = NameTemplate::parse(text);
   EXPECT_TRUE(std::holds_alternative<NameTemplate>(result)) << text;
   return std::get<NameTemplate>(std::move(result));
@@ -30,7 +30,7 @@ std::string formatted(const NameTemplate& form, const std::vector<std::string>& 
 }
 
 TEST(NameTemplateTest, NumbersAreDecimalWithoutLeadingZeros) {
-  const NameTemplate form = parsed("layers.{L}.w");
+  const NameTemplate form = parsed_template("layers.{L}.w");
   EXPECT_THAT(*form.match("layers.17.w"), ElementsAre("17"));
   EXPECT_THAT(*form.match("layers.0.w"), ElementsAre("0"));
   for (const char* other : {"layers.017.w", "layers..w", "layers.x.w", "layers.1.ww", "alayers.1.w",
@@ -40,21 +40,21 @@ TEST(NameTemplateTest, NumbersAreDecimalWithoutLeadingZeros) {
 }
 
 TEST(NameTemplateTest, ANumberIsShifted) {
-  const NameTemplate form = parsed("h.{L+4}.w");
+  const NameTemplate form = parsed_template("h.{L+4}.w");
   EXPECT_THAT(*form.match("h.4.w"), ElementsAre("0"));
   EXPECT_FALSE(form.match("h.3.w"));
   EXPECT_EQ(formatted(form, {"7"}), "h.11.w");
 }
 
 TEST(NameTemplateTest, ARangeBoundsANumber) {
-  const NameTemplate form = parsed("layers.{L:2..61}.w");
+  const NameTemplate form = parsed_template("layers.{L:2..61}.w");
   EXPECT_FALSE(form.match("layers.1.w"));
   EXPECT_THAT(*form.match("layers.2.w"), ElementsAre("2"));
   EXPECT_THAT(*form.match("layers.60.w"), ElementsAre("60"));
   EXPECT_FALSE(form.match("layers.61.w"));
   // The range is that of L itself, not of the number L + 4 in the name.
-  EXPECT_THAT(*parsed("h.{L+4:0..2}.w").match("h.5.w"), ElementsAre("1"));
-  EXPECT_FALSE(parsed("h.{L+4:0..2}.w").match("h.6.w"));
+  EXPECT_THAT(*parsed_template("h.{L+4:0..2}.w").match("h.5.w"), ElementsAre("1"));
+  EXPECT_FALSE(parsed_template("h.{L+4:0..2}.w").match("h.6.w"));
 }
 
 TEST(NameTemplateTest, NumbersMayBeVariables) {
@@ -69,14 +69,14 @@ TEST(NameTemplateTest, NumbersMayBeVariables) {
 }
 
 TEST(NameTemplateTest, TextsHaveNoDotAndAnyHas) {
-  EXPECT_THAT(*parsed("a.{name}.b").match("a.xy.b"), ElementsAre("xy"));
-  EXPECT_FALSE(parsed("a.{name}.b").match("a.x.y.b"));
-  EXPECT_THAT(*parsed("{x:*}_m.{y:*}").match("p._m.q.r"), ElementsAre("p.", "q.r"));
-  EXPECT_THAT(*parsed("{x:*}_m.{y:*}").match("_m.q"), ElementsAre("", "q"));
+  EXPECT_THAT(*parsed_template("a.{name}.b").match("a.xy.b"), ElementsAre("xy"));
+  EXPECT_FALSE(parsed_template("a.{name}.b").match("a.x.y.b"));
+  EXPECT_THAT(*parsed_template("{x:*}_m.{y:*}").match("p._m.q.r"), ElementsAre("p.", "q.r"));
+  EXPECT_THAT(*parsed_template("{x:*}_m.{y:*}").match("_m.q"), ElementsAre("", "q"));
 }
 
 TEST(NameTemplateTest, AlternativesAreWords) {
-  const NameTemplate form = parsed("{p:q|k|v}_proj");
+  const NameTemplate form = parsed_template("{p:q|k|v}_proj");
   EXPECT_THAT(*form.match("v_proj"), ElementsAre("2"));
   EXPECT_FALSE(form.match("o_proj"));
   EXPECT_EQ(formatted(form, {"1"}), "k_proj");
@@ -84,7 +84,7 @@ TEST(NameTemplateTest, AlternativesAreWords) {
 }
 
 TEST(NameTemplateTest, ARepeatedNumberIsTheSame) {
-  const NameTemplate form = parsed("a.{L}.b.{L}.c");
+  const NameTemplate form = parsed_template("a.{L}.b.{L}.c");
   EXPECT_TRUE(form.match("a.3.b.3.c"));
   EXPECT_FALSE(form.match("a.3.b.4.c"));
 }
@@ -123,10 +123,10 @@ TEST(NameTemplateTest, RefusesWhatReadsTwoWays) {
 }
 
 TEST(NameTemplateTest, AHostilePatternTakesPolynomialTime) {
-  const NameTemplate form = parsed("{a:*}x{b:*}x{c:*}x{d:*}y");
+  const NameTemplate form = parsed_template("{a:*}x{b:*}x{c:*}x{d:*}y");
   EXPECT_FALSE(form.match(std::string(NameTemplate::kMaxNameNbytes - 1, 'x') + "z"));
   EXPECT_FALSE(form.match(std::string(NameTemplate::kMaxNameNbytes + 1, 'x')));
-  EXPECT_FALSE(parsed("{a:*}x{b:*}x{c:*}xz{d:*}").match(std::string(2000, 'x')));
+  EXPECT_FALSE(parsed_template("{a:*}x{b:*}x{c:*}xz{d:*}").match(std::string(2000, 'x')));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -19,6 +20,7 @@ using formats::CheckpointReader;
 using formats::StateKind;
 using test::Bytes;
 using test::bytes_of;
+using test::floats;
 using test::MemoryCheckpoint;
 using testing::Contains;
 using testing::ElementsAre;
@@ -39,16 +41,6 @@ Recipe parsed(const std::string& rules, const std::string& more = "") {
 std::unique_ptr<CheckpointReader> applied(MemoryCheckpoint source, const Recipe& recipe,
                                           RecipeOptions options = {}) {
   return open_transformed(std::make_unique<MemoryCheckpoint>(std::move(source)), recipe, options);
-}
-
-std::vector<float> floats(const CheckpointReader& reader, const std::string& fqn) {
-  const formats::TensorEntry* tensor = reader.contents().find_tensor(fqn);
-  if (tensor == nullptr) throw std::runtime_error("no " + fqn);
-  const Bytes bytes = test::whole_tensor(
-      reader, static_cast<std::size_t>(tensor - reader.contents().tensors.data()));
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
 }
 
 std::vector<std::string> names(const CheckpointReader& reader) {

@@ -14,6 +14,7 @@
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -25,6 +26,7 @@ namespace tessera::recipe {
 namespace {
 
 using test::bytes_of;
+using test::floats;
 using test::MemoryCheckpoint;
 using testing::Contains;
 using testing::ElementsAre;
@@ -147,16 +149,6 @@ void expect_back_from_torch_dist(const Recipe& recipe, const MemoryCheckpoint& s
     }
     EXPECT_EQ(found[name], test::whole_tensor(source, i)) << name;
   }
-}
-
-std::vector<float> floats(const formats::CheckpointReader& reader, const std::string& fqn) {
-  const formats::TensorEntry* tensor = reader.contents().find_tensor(fqn);
-  if (tensor == nullptr) throw std::runtime_error("no " + fqn);
-  const auto bytes = test::whole_tensor(
-      reader, static_cast<std::size_t>(tensor - reader.contents().tensors.data()));
-  std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
 }
 
 constexpr int kLayers = 2;

@@ -38,16 +38,16 @@ class MemoryBase final : public formats::BaseCheckpoint {
   std::string identity_;
 };
 
-constexpr std::int64_t kNumel = 3 << 18;  // three blocks of 1 MiB
+constexpr std::int64_t kNumelOfModel = 3 << 18;  // three blocks of 1 MiB
 
 MemoryCheckpoint checkpoint_with(std::size_t changed_element) {
   MemoryCheckpoint checkpoint("memory", 2);
-  std::vector<float> numbers(kNumel);
+  std::vector<float> numbers(kNumelOfModel);
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i);
-  checkpoint.add({"a", DType::float32, {kNumel}}, bytes_of(numbers));
+  checkpoint.add({"a", DType::float32, {kNumelOfModel}}, bytes_of(numbers));
   if (changed_element < numbers.size()) numbers[changed_element] = -1.0F;
-  checkpoint.add({"b", DType::float32, {kNumel}}, bytes_of(numbers),
-                 {{Box{{0}, {kNumel - 5}}, 0}, {Box{{kNumel - 5}, {5}}, 1}});
+  checkpoint.add({"b", DType::float32, {kNumelOfModel}}, bytes_of(numbers),
+                 {{Box{{0}, {kNumelOfModel - 5}}, 0}, {Box{{kNumelOfModel - 5}, {5}}, 1}});
   checkpoint.add({"c", DType::int64, {2}}, bytes_of<std::int64_t>({1, 2}));
   return checkpoint;
 }
@@ -71,44 +71,46 @@ std::vector<std::string> equal_names(const MemoryCheckpoint& source, const Memor
 }
 
 TEST(BaseComparisonTest, OneChangedElementAnywhereMakesItsPieceDiffer) {
-  const MemoryBase base(checkpoint_with(kNumel));
-  EXPECT_THAT(equal_names(checkpoint_with(kNumel), base),
+  const MemoryBase base(checkpoint_with(kNumelOfModel));
+  EXPECT_THAT(equal_names(checkpoint_with(kNumelOfModel), base),
               testing::ElementsAre("a0", "b0", "b1", "c0"));
   for (const std::size_t changed :
-       {std::size_t{0}, std::size_t{kNumel} / 2, std::size_t{kNumel} - 6}) {
+       {std::size_t{0}, std::size_t{kNumelOfModel} / 2, std::size_t{kNumelOfModel} - 6}) {
     EXPECT_THAT(equal_names(checkpoint_with(changed), base),
                 testing::ElementsAre("a0", "b1", "c0"));
   }
-  EXPECT_THAT(equal_names(checkpoint_with(kNumel - 1), base),
+  EXPECT_THAT(equal_names(checkpoint_with(kNumelOfModel - 1), base),
               testing::ElementsAre("a0", "b0", "c0"));
 }
 
 TEST(BaseComparisonTest, ARankComparesItsOwnPieces) {
-  const MemoryBase base(checkpoint_with(kNumel));
+  const MemoryBase base(checkpoint_with(kNumelOfModel));
   EXPECT_THAT(equal_names(checkpoint_with(0), base, 1), testing::ElementsAre("b1"));
 }
 
 TEST(BaseComparisonTest, OtherDtypesShapesKindsAndRegionsAreNotCompared) {
   MemoryCheckpoint other("memory", 2);
-  other.add({"a", DType::int32, {kNumel}}, bytes_of(std::vector<std::int32_t>(kNumel)));
-  other.add({"b", DType::float32, {kNumel}}, bytes_of(std::vector<float>(kNumel)),
-            {{FlatRange{0, kNumel - 5}, 0}, {FlatRange{kNumel - 5, kNumel}, 1}});
+  other.add({"a", DType::int32, {kNumelOfModel}},
+            bytes_of(std::vector<std::int32_t>(kNumelOfModel)));
+  other.add(
+      {"b", DType::float32, {kNumelOfModel}}, bytes_of(std::vector<float>(kNumelOfModel)),
+      {{FlatRange{0, kNumelOfModel - 5}, 0}, {FlatRange{kNumelOfModel - 5, kNumelOfModel}, 1}});
   other.add({"c", DType::int64, {2}}, bytes_of<std::int64_t>({1, 2})).kind =
       formats::StateKind::opaque;
-  EXPECT_THAT(equal_names(checkpoint_with(kNumel), MemoryBase(std::move(other))),
+  EXPECT_THAT(equal_names(checkpoint_with(kNumelOfModel), MemoryBase(std::move(other))),
               testing::IsEmpty());
 }
 
 TEST(BaseComparisonTest, ADamagedBaseIsAnError) {
-  MemoryCheckpoint damaged = checkpoint_with(kNumel);
+  MemoryCheckpoint damaged = checkpoint_with(kNumelOfModel);
   damaged.fail_reads_of("c", 0);
   const MemoryBase base(std::move(damaged));
-  EXPECT_THAT([&] { equal_names(checkpoint_with(kNumel), base); },
+  EXPECT_THAT([&] { equal_names(checkpoint_with(kNumelOfModel), base); },
               ThrowsError(ErrorKind::corruption, "c"));
 }
 
 TEST(BaseComparisonTest, RanksTellEachOtherTheirEqualPieces) {
-  const MemoryBase base(checkpoint_with(kNumel));
+  const MemoryBase base(checkpoint_with(kNumelOfModel));
   const MemoryCheckpoint source = checkpoint_with(0);
   const Plan plan = plan_reshard(source.contents(), "memory", {});
   const auto pairs = formats::pair_pieces(plan.destination, base.reader().contents());
@@ -123,7 +125,7 @@ TEST(BaseComparisonTest, RanksTellEachOtherTheirEqualPieces) {
   EXPECT_EQ(texts[1], "x 2-3");
   EXPECT_THAT(names_of(equal_pieces_from_texts(base, plan.destination, pairs, texts, "path").pairs),
               testing::ElementsAre("a0", "b1", "c0"));
-  const MemoryBase another(checkpoint_with(kNumel), "y");
+  const MemoryBase another(checkpoint_with(kNumelOfModel), "y");
   EXPECT_THAT([&] { equal_pieces_from_texts(another, plan.destination, pairs, texts, "path"); },
               ThrowsError(ErrorKind::mismatch, "on rank 0"));
 }

@@ -22,7 +22,7 @@ using test::MemoryCheckpoint;
 using test::TemporaryDirectory;
 using test::ThrowsError;
 using test::write_file;
-using Names = std::vector<std::string>;
+using FileNames = std::vector<std::string>;
 
 class ExtraFilesTest : public ::testing::Test {
  protected:
@@ -37,8 +37,8 @@ class ExtraFilesTest : public ::testing::Test {
   }
 
   ExtraFilesPlan plan(const ExtraFilesOptions& options = {}, Format format = Format::native,
-                      const Names& sources = {"source"}, const std::string& to = "moved") {
-    Names paths;
+                      const FileNames& sources = {"source"}, const std::string& to = "moved") {
+    FileNames paths;
     for (const std::string& source : sources) paths.push_back(tmp_ / source);
     const auto reader = formats::open_checkpoint(fs_, paths.front());
     const Plan move =
@@ -47,13 +47,13 @@ class ExtraFilesTest : public ::testing::Test {
   }
 
   /// Returns the files that are not copied, each as `name: why`.
-  static Names left(const ExtraFilesPlan& plan) {
-    Names lines;
+  static FileNames left(const ExtraFilesPlan& plan) {
+    FileNames lines;
     for (const auto& [name, why] : plan.left) lines.push_back(name + ": " + why);
     return lines;
   }
-  static Names carried(const ExtraFilesPlan& plan) {
-    Names names;
+  static FileNames carried(const ExtraFilesPlan& plan) {
+    FileNames names;
     for (const auto& file : plan.carried) names.push_back(file.name);
     return names;
   }
@@ -75,49 +75,50 @@ TEST_F(ExtraFilesTest, OrdinaryFilesAreCarriedAndTheOthersAreNamed) {
     write_file(tmp_ / ("source/" + std::string(name)), "");
   }
   const ExtraFilesPlan found = plan();
-  EXPECT_EQ(carried(found), (Names{".hidden", "config.json"}));
+  EXPECT_EQ(carried(found), (FileNames{".hidden", "config.json"}));
   const std::string checkpoint = ": looks like a checkpoint file";
-  EXPECT_EQ(left(found),
-            (Names{".metadata" + checkpoint, "folder: a folder", "link: a link",
-                   "link.to.nowhere: a link", "model.safetensors" + checkpoint,
-                   "pipe: not a regular file", "rank-x.h5" + checkpoint, "x.distcp" + checkpoint}));
+  EXPECT_EQ(left(found), (FileNames{".metadata" + checkpoint, "folder: a folder", "link: a link",
+                                    "link.to.nowhere: a link", "model.safetensors" + checkpoint,
+                                    "pipe: not a regular file", "rank-x.h5" + checkpoint,
+                                    "x.distcp" + checkpoint}));
 }
 
 TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
   write_file(tmp_ / "source/index.h5.partial", "");
   write_file(tmp_ / "source/other.partial", "");
   write_file(tmp_ / "source/other.partial.journal", "tessera-journal 1\n");
-  EXPECT_EQ(carried(plan()), Names{});
-  EXPECT_EQ(left(plan()), Names{"index.h5.partial: has the name of a checkpoint file, but the "
-                                "checkpoint does not list it"});
+  EXPECT_EQ(carried(plan()), FileNames{});
+  EXPECT_EQ(left(plan()), FileNames{"index.h5.partial: has the name of a checkpoint file, but the "
+                                    "checkpoint does not list it"});
   write_file(tmp_ / "source/notes.partial", "");
   write_file(tmp_ / "source/notes.partial.journal", "my journal");
-  EXPECT_EQ(carried(plan()), (Names{"notes.partial", "notes.partial.journal"}));
+  EXPECT_EQ(carried(plan()), (FileNames{"notes.partial", "notes.partial.journal"}));
 }
 
 TEST_F(ExtraFilesTest, TheLargestAreLeftBeyondTheLimit) {
   write_file(tmp_ / "source/a", "1234");
   write_file(tmp_ / "source/b", "1");
   write_file(tmp_ / "source/c", "12");
-  EXPECT_EQ(carried(plan({.max_nbytes = 7})), (Names{"a", "b", "c"}));
-  EXPECT_EQ(carried(plan({.max_nbytes = 6})), (Names{"b", "c"}));
-  EXPECT_EQ(left(plan({.max_nbytes = 6})), Names{"a: 4 bytes, over the limit of 6 bytes for all"});
-  EXPECT_EQ(carried(plan({.max_nbytes = 0})), Names{});
+  EXPECT_EQ(carried(plan({.max_nbytes = 7})), (FileNames{"a", "b", "c"}));
+  EXPECT_EQ(carried(plan({.max_nbytes = 6})), (FileNames{"b", "c"}));
+  EXPECT_EQ(left(plan({.max_nbytes = 6})),
+            FileNames{"a: 4 bytes, over the limit of 6 bytes for all"});
+  EXPECT_EQ(carried(plan({.max_nbytes = 0})), FileNames{});
 }
 
 TEST_F(ExtraFilesTest, ASingleFileTakesNone) {
   write_file(tmp_ / "source/a", "1");
   const auto found = plan({}, Format::torch_zip, {"source"}, "moved.pt");
-  EXPECT_EQ(carried(found), Names{});
-  EXPECT_EQ(left(found), Names{"a: the destination is a single file"});
+  EXPECT_EQ(carried(found), FileNames{});
+  EXPECT_EQ(left(found), FileNames{"a: the destination is a single file"});
 }
 
 TEST_F(ExtraFilesTest, ASingleFileHasNone) {
   write("model.pt", Format::torch_zip);
   write_file(tmp_ / "config.json", "{}");
   const auto found = plan({}, Format::native, {"model.pt"});
-  EXPECT_EQ(carried(found), Names{});
-  EXPECT_EQ(left(found), Names{});
+  EXPECT_EQ(carried(found), FileNames{});
+  EXPECT_EQ(left(found), FileNames{});
 }
 
 TEST_F(ExtraFilesTest, ANameThatTheWriterNeedsIsAProblem) {
@@ -136,11 +137,11 @@ TEST_F(ExtraFilesTest, ANameThatWouldMisleadTheReaderIsLeft) {
   }
   const std::string adapter = "adapter_model.bin: looks like a checkpoint file";
   EXPECT_EQ(left(plan({}, Format("deepspeed"))),
-            (Names{adapter, "latest: looks like a checkpoint file"}));
+            (FileNames{adapter, "latest: looks like a checkpoint file"}));
   EXPECT_EQ(left(plan({}, Format("rank_files"))),
-            (Names{adapter, "metadata.pkl: looks like a checkpoint file"}));
-  EXPECT_EQ(left(plan()), Names{adapter});
-  EXPECT_EQ(carried(plan()), (Names{"latest", "metadata.pkl"}));
+            (FileNames{adapter, "metadata.pkl: looks like a checkpoint file"}));
+  EXPECT_EQ(left(plan()), FileNames{adapter});
+  EXPECT_EQ(carried(plan()), (FileNames{"latest", "metadata.pkl"}));
 }
 
 TEST_F(ExtraFilesTest, RefusalNamesAll) {
@@ -162,9 +163,9 @@ TEST_F(ExtraFilesTest, AnotherFolderTakesTheirPlace) {
   write_file(tmp_ / "model/equal", "1");
   write_file(tmp_ / "model/model.safetensors", "");
   const auto found = plan({.folder = tmp_ / "model"});
-  EXPECT_EQ(carried(found), (Names{"a", "b", "equal"}));
+  EXPECT_EQ(carried(found), (FileNames{"a", "b", "equal"}));
   EXPECT_EQ(found.carried[0].path, tmp_ / "model/a");
-  EXPECT_EQ(left(found), Names{"a: another folder is given"});
+  EXPECT_EQ(left(found), FileNames{"a: another folder is given"});
   EXPECT_THAT(
       [&] { plan({.folder = tmp_ / "model/a"}); },
       ThrowsError(ErrorKind::invalid_argument, "a folder that contains extra files, found a file"));
@@ -182,8 +183,9 @@ TEST_F(ExtraFilesTest, AMergeTakesWhatItsSourcesAgreeOn) {
   const auto with = [&](MergePreference preference) {
     return plan({.preference = preference}, Format::native, {"source", "other"});
   };
-  EXPECT_EQ(carried(with(MergePreference::none)), (Names{"equal", "only_other", "only_source"}));
-  EXPECT_EQ(left(with(MergePreference::none)), Names{"differs: differs between the sources"});
+  EXPECT_EQ(carried(with(MergePreference::none)),
+            (FileNames{"equal", "only_other", "only_source"}));
+  EXPECT_EQ(left(with(MergePreference::none)), FileNames{"differs: differs between the sources"});
   EXPECT_EQ(with(MergePreference::first).carried.at(0).path, tmp_ / "source/differs");
   EXPECT_EQ(with(MergePreference::last).carried.at(0).path, tmp_ / "other/differs");
   EXPECT_TRUE(with(MergePreference::none).notes.empty());
@@ -202,8 +204,8 @@ TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
   write_file(tmp_ / "shards/model.safetensors.index.json",
              R"({"metadata": {}, "weight_map": {"w": "model-00001-of-00001.safetensors"}})");
   EXPECT_EQ(left(plan({}, Format::native, {"shards"})),
-            Names{"adapter_model.safetensors: has the name of a checkpoint file, but the "
-                  "checkpoint does not list it"});
+            FileNames{"adapter_model.safetensors: has the name of a checkpoint file, but the "
+                      "checkpoint does not list it"});
 }
 
 TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {

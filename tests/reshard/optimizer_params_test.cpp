@@ -104,7 +104,7 @@ class Source {
 };
 
 /// A model with a norm, as PyTorch orders it.
-Source model() {
+Source model_in_torch_order() {
   Source source;
   source.tensor("model.emb.weight", {5, 3})
       .tensor("model.norm.weight", {3})
@@ -118,7 +118,7 @@ Source model() {
 
 /// The model with AdamW in two groups: weights of matrices decay, the norm does not.
 Source two_groups() {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.state(0, {5, 3}).state(1, {4, 3}).state(2, {3}).state(3, {3});
   source.group(0, {0, 1}).group(1, {2, 3});
   return source;
@@ -172,7 +172,7 @@ TEST(OptimizerParamsTest, ANumberGetsTheNameAtItsPlaceInTheGroups) {
 }
 
 TEST(OptimizerParamsTest, GroupsInOneValueAreNamedToo) {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.state(0, {5, 3}).value("optim.param_groups",
                                 Value::List{Value::Dict{{"lr", 0.1}, {"params", numbers({0})}}});
   const auto reader = source.named(list(R"(["emb.weight"])"));
@@ -201,7 +201,7 @@ TEST(OptimizerParamsTest, TheKeyOfANumberBecomesAString) {
 
 TEST(OptimizerParamsTest, NumbersThatAreTextAreNamedToo) {
   // The numbers are text in DCP, and in names without a key path.
-  Source source = model();
+  Source source = model_in_torch_order();
   source.tensor("optim.state.0.exp_avg", {5, 3}).tensor("optim.state.1.exp_avg", {4, 3});
   source.checkpoint().contents_for_change().tensors.back().key_path = {};
   for (auto& tensor : source.checkpoint().contents_for_change().tensors) {
@@ -272,7 +272,7 @@ TEST(OptimizerParamsTest, ValuesAliasesSimplificationsAndLossesFollow) {
 }
 
 TEST(OptimizerParamsTest, AnOptimizerWithoutStateGetsNamesInItsGroups) {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.group(0, {0, 1, 2, 3});
   const auto reader = source.named(list(kNames));
   EXPECT_EQ(value_of(*reader, "optim.param_groups.0.params"),
@@ -282,7 +282,7 @@ TEST(OptimizerParamsTest, AnOptimizerWithoutStateGetsNamesInItsGroups) {
 // --- the choice of the optimizer
 
 TEST(OptimizerParamsTest, WithoutNumbersThereIsNothingToDo) {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.tensor("optim.state.emb.weight.exp_avg", {5, 3});
   source.value("optim.param_groups.0.params", strings({"emb.weight"}));
   EXPECT_THAT([&] { source.named(list(kNames)); },
@@ -291,7 +291,7 @@ TEST(OptimizerParamsTest, WithoutNumbersThereIsNothingToDo) {
 }
 
 TEST(OptimizerParamsTest, NumbersWithoutGroupsHaveNoOrder) {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.state(0, {5, 3});
   EXPECT_THAT([&] { source.named(list(kNames)); },
               ThrowsError(ErrorKind::mismatch, "expected param_groups beside the state"));
@@ -299,7 +299,7 @@ TEST(OptimizerParamsTest, NumbersWithoutGroupsHaveNoOrder) {
 
 TEST(OptimizerParamsTest, OneOfSeveralOptimizersIsSelected) {
   const auto make = [] {
-    Source source = model();
+    Source source = model_in_torch_order();
     source.state(0, {5, 3}, "optim_d").group(0, {0}, "optim_d");
     source.state(0, {4, 3}, "optim_g").group(0, {0}, "optim_g");
     return source;
@@ -705,7 +705,7 @@ TEST(ParamsSearchTest, ShapesAloneNeedStateAndDistinctShapes) {
 }
 
 TEST(OptimizerParamsTest, FieldsOfEachParameterGiveNoNumbers) {
-  Source source = model();
+  Source source = model_in_torch_order();
   source.tensor("optimizer.state.up.weight.exp_avg", {4, 3});
   source.value("optimizer.param_groups.up.weight.lr", 0.1);
   EXPECT_THAT(

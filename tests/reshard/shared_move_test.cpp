@@ -54,18 +54,18 @@ MemoryCheckpoint a_source() {
   return source;
 }
 
-struct Destination {
+struct SharedDestination {
   std::string name;
   std::string file;
   Format format;
   int world_size = 0;
 
-  friend std::ostream& operator<<(std::ostream& out, const Destination& destination) {
+  friend std::ostream& operator<<(std::ostream& out, const SharedDestination& destination) {
     return out << destination.name;
   }
 };
 
-class SharedMoveTest : public ::testing::TestWithParam<Destination> {
+class SharedMoveTest : public ::testing::TestWithParam<SharedDestination> {
  protected:
   Plan planned() const {
     return plan_reshard(source_.contents(), source_.path(),
@@ -107,15 +107,15 @@ class SharedMoveTest : public ::testing::TestWithParam<Destination> {
   test::TemporaryDirectory tmp_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Formats, SharedMoveTest,
-                         ::testing::Values(Destination{"native", "c", Format::native, 3},
-                                           Destination{"dcp", "c", Format::dcp, 2},
-                                           Destination{"safetensors", "c.safetensors",
-                                                       Format::safetensors},
-                                           Destination{"torch_zip", "c.pt", Format::torch_zip},
-                                           Destination{"deepspeed", "c", Format("deepspeed")},
-                                           Destination{"rank_files", "c", Format("rank_files")}),
-                         [](const auto& each) { return each.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, SharedMoveTest,
+    ::testing::Values(SharedDestination{"native", "c", Format::native, 3},
+                      SharedDestination{"dcp", "c", Format::dcp, 2},
+                      SharedDestination{"safetensors", "c.safetensors", Format::safetensors},
+                      SharedDestination{"torch_zip", "c.pt", Format::torch_zip},
+                      SharedDestination{"deepspeed", "c", Format("deepspeed")},
+                      SharedDestination{"rank_files", "c", Format("rank_files")}),
+    [](const auto& each) { return each.param.name; });
 
 TEST_P(SharedMoveTest, AnyNumberOfSharesGivesTheBytesOfOneProcessAndReadsNoMore) {
   CountingReader alone(source_);
@@ -224,9 +224,10 @@ class DyingWorkerTest : public SharedMoveTest {
 };
 
 INSTANTIATE_TEST_SUITE_P(Formats, DyingWorkerTest,
-                         ::testing::Values(Destination{"native", "c", Format::native, 2},
-                                           Destination{"dcp", "c", Format::dcp, 2},
-                                           Destination{"torch_zip", "c.pt", Format::torch_zip}),
+                         ::testing::Values(SharedDestination{"native", "c", Format::native, 2},
+                                           SharedDestination{"dcp", "c", Format::dcp, 2},
+                                           SharedDestination{"torch_zip", "c.pt",
+                                                             Format::torch_zip}),
                          [](const auto& each) { return each.param.name; });
 
 // The last worker also finishes the move, so it also dies during the finishing steps.

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -15,6 +14,7 @@
 
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
+#include "support/files.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -29,6 +29,7 @@ namespace {
 using formats::CheckpointReader;
 using formats::NativeWriteOptions;
 using test::Bytes;
+using test::files_of;
 using test::MemoryCheckpoint;
 using test::TemporaryDirectory;
 using test::ThrowsError;
@@ -107,15 +108,6 @@ Counts move_counted(const std::string& from, const std::string& to, PlanOptions 
   plan_options.format = formats::Format::native;
   move(source, plan_reshard(reader->contents(), from, plan_options), to, options);
   return {source.num_given(), source.num_decoded()};
-}
-
-/// Returns the bytes of each file in a folder, by name.
-std::map<std::string, std::string> files_of(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    files[entry.path().filename().string()] = test::read_all(entry.path().string());
-  }
-  return files;
 }
 
 TEST(StoredChunksTest, ChunksThatFitMoveWithoutBeingDecoded) {
