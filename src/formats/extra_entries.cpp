@@ -14,7 +14,7 @@ std::string without_partial(const std::string& name) {
   return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
 }
 
-/// Whether a file of this name can belong to a checkpoint of some format.
+/// Whether a file of this name, with or without `.partial`, can belong to a checkpoint.
 bool is_checkpoint_name(const std::string& directory, const std::string& name) {
   // PEFT's adapter_model.bin is recognized only beside its configuration.
   const std::vector<std::string> names{name, "adapter_config.json"};

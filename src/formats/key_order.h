@@ -27,7 +27,7 @@ std::size_t num_reordered_dicts(const CheckpointContents& contents);
 std::string key_order_text(const CheckpointContents& contents);
 
 /// Sets the `dict_order` of all entries from the result of `key_order_text`. Returns false, and
-/// changes nothing, if the text does not have the number of each entry once.
+/// changes nothing, unless the text has the number of each entry exactly once.
 bool set_key_order(CheckpointContents& contents, std::string_view text);
 
 /// The place of an entry of a merge in one of its sources.

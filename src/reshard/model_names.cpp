@@ -17,7 +17,7 @@ bool is_in_dict(std::string_view name, std::string_view dict) {
   return name.starts_with(dict) && name.substr(dict.size()).starts_with('.');
 }
 
-/// Whether the first key of the tensor's path is `dict` itself, and not a longer text.
+/// Whether the outermost key of the tensor is `dict` itself, and not a text such as `model.w`.
 bool is_nested_in(const TensorEntry& tensor, std::string_view dict) {
   return !tensor.key_path.empty() && tensor.key_path.front() == formats::Key(std::string(dict));
 }

@@ -5,8 +5,8 @@
 
 namespace tessera::reshard {
 
-/// Returns the part of a key after `state.`: `w.exp_avg` for `optim.state.w.exp_avg`. Returns
-/// nothing if no component of the key is `state`.
+/// Returns the part of a key after its first component `state`: `w.exp_avg` for
+/// `optim.state.w.exp_avg`. Returns nothing if there is no such component, or nothing after it.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
 /// Returns the part of a key before the first component that equals `component`, with the last dot:

@@ -58,7 +58,7 @@ void print_opaque(const ScannedName& name, Terminal& terminal) {
                  name_in_words(name) + ", " + counted(name.num_times, "time") + "\n");
 }
 
-/// Prints one line with all names of a verdict that is no finding.
+/// Prints, on one line, all names that have `verdict`, which is no finding. Prints no empty line.
 void print_harmless(const PickleScanReport& report, Verdict verdict, Terminal& terminal) {
   std::string line;
   for (const ScannedName& name : report.names) {

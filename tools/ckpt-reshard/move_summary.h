@@ -47,8 +47,8 @@ void print_json(const MoveOptions& options, const Outcome& outcome,
 /// Prints one line for each of the first 100 findings to standard error.
 void print_findings(const std::string& prefix, const std::vector<formats::Finding>& findings,
                     Terminal& terminal);
-/// Warns if PyTorch's optimizers would not find their state in the DCP checkpoint that the move
-/// writes.
+/// Warns if the move turns the numbers of parameters in optimizer state into text keys, because of
+/// the destination's format or a rename. PyTorch's optimizers do not find state under such keys.
 void warn_of_optimizer_keys(const std::vector<reshard::FormatChangeCount>& changes,
                             Terminal& terminal);
 

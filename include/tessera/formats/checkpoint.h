@@ -56,7 +56,7 @@ using KeyPath = std::vector<Key>;
 /// A key path whose copies share memory, as the entries of a source and of a destination do.
 using SharedKeyPath = SharedVector<Key>;
 
-/// Returns a key of a dict as a `Key`; nothing if Python cannot hash such a key.
+/// Returns a dict's key as a `Key`: a string or a NonStringKey; nothing if Python cannot hash it.
 std::optional<Key> dict_key(const Value& key);
 
 /// Undoes `dict_key`: returns the key as a Value. Requires: `dict_key` returned `key`.

@@ -164,7 +164,7 @@ __device__ float finish_element(const DeviceUpdate& update, float scale, float w
 }
 
 /// Turns the sum in `g` into the g of [Note: Update of a row]: scales and clips it, and adds weight
-/// decay. Returns the sum of g^2 over this lane's columns.
+/// decay. Returns on every lane the sum of g^2 over all columns that this table has of the row.
 template <class T>
 __device__ float finish_gradient(const DeviceUpdate& update, float scale, const T* w, float* g) {
   float squares = 0;

@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 3> kOptimizerFiles = {
     "zero_pp_rank_#_mp_rank_#_optim_states.pt", "bf#_zero_pp_rank_#_mp_rank_#_optim_states.pt",
     "fp#_zero_pp_rank_#_mp_rank_#_optim_states.pt"};
 
-/// A pattern of file names, and the kind of parallelism that writes such files.
+/// A pattern of names of files that pipeline or expert parallelism writes, and which of the two.
 struct Parallelism {
   std::string_view pattern;
   std::string_view in_words;

@@ -536,7 +536,7 @@ class UniversalFiles::Builder {
                         is_dynamic ? "DynamicLossScaler" : "LossScaler"});
   }
 
-  /// Adds the files of a trained parameter `target`, in the folder `name`.
+  /// Adds the files of `target` in the folder of `name`, which is `target` or a name tied to it.
   void add_parameter(const std::string& zero, const std::string& name, const std::string& target) {
     const std::string folder = join_path(zero, name);
     files_.folders_.push_back(folder);

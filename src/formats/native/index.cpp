@@ -332,7 +332,7 @@ StoredPatch get_patch(ByteReader& in, const TensorEntry& tensor, const Region& r
   return patch;
 }
 
-/// Reads the tags before the encoding of a linked piece. Returns the encoding's code.
+/// Reads a piece's encoding, which a linked piece has after a tag and a link. Returns its code.
 std::uint8_t get_tags(ByteReader& in, const Index& index, std::uint64_t nbytes, StoredPiece& stored,
                       std::uint64_t& place, bool& is_patched) {
   const std::uint8_t code = in.u8();

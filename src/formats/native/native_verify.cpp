@@ -36,7 +36,7 @@ Finding make_finding(const Error& error, std::string expected) {
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
 }
 
-/// Checks the bytes of a file outside `data_ranges`.
+/// Checks that `data_ranges` do not overlap, and that the other bytes after the header are intact.
 void check_structure(const ReadableFile& file, std::vector<ByteRange> data_ranges,
                      std::uint64_t expected_checksum, Findings& findings,
                      const ProgressSink& progress) {

@@ -241,7 +241,7 @@ class RankFilesWriter : public ShareWriter, public ChunkSink {
     return number;
   }
 
-  /// Returns the writer of the rank's file. The first block creates it.
+  /// Returns the writer of the rank's file. The first call for a rank creates both.
   RankFileWriter& rank_file(int rank) {
     TESSERA_CHECK(ranks_.contains(rank));
     const auto number = static_cast<std::size_t>(rank);

@@ -46,7 +46,7 @@ class PickleBytes {
   /// memory pages that have other bytes too. Returns the end of the freed bytes, from which on the
   /// next call can go on. Does nothing if the bytes do not come from a file.
   std::size_t release(std::size_t begin, std::size_t end);
-  /// Forgets the bytes from `begin` on. The next `load` reads them again.
+  /// Forgets the bytes of a file from `begin` on. The next `load` reads them again.
   void unload(std::size_t begin);
 
  private:

@@ -291,8 +291,8 @@ std::string values_digest(std::string_view text) {
 
 namespace {
 
-/// Returns the digest of the values that the single file at `tensors` names. Returns nothing if the
-/// file names none, or does not exist.
+/// Returns the digest of the values file that the metadata of the single file at `tensors` has.
+/// Returns nothing if it has none, or if there is no safetensors file.
 std::optional<std::string> values_digest_at(const FileSystem& fs, const std::string& tensors) {
   if (fs.kind_of(tensors) != FileKind::regular) return std::nullopt;
   try {

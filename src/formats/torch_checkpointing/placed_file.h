@@ -11,8 +11,8 @@
 
 namespace tessera::formats::torch_checkpointing {
 
-/// Shows the file of one rank, and adds the places of its parts in the whole tensors. The file does
-/// not have these places, so the caller gives them.
+/// Shows the file of one rank (torch.save or safetensors) with given places of its parts in the
+/// whole tensors, because the file has none of these places, or only some.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
   /// `places`: one for each tensor; null for a tensor that every rank has whole. `key_paths`:

@@ -15,8 +15,8 @@ namespace tessera::formats::torch_zip {
 void note_flags(const TensorRecord& tensor, const std::string& name,
                 std::vector<Simplification>& simplifications);
 
-/// Adds to `simplifications` each tensor that overlaps a tensor before it in their storage. (In
-/// PyTorch, a write to one of them changes the other; Tessera reads them as separate tensors.)
+/// Of each group of tensors that overlap in a storage, adds all but the first to `simplifications`.
+/// (In PyTorch, a write to one can change another; Tessera reads them as separate tensors.)
 /// `tensors`: each tensor with its name in the checkpoint.
 void note_shared_memory(const SavedObject& saved,
                         std::span<const std::pair<std::string, const TensorRecord*>> tensors,

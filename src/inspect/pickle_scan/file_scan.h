@@ -56,7 +56,7 @@ class FileScan {
   void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                    int depth);
   void scan_numpy(const ReadableFile& file, const std::string& member);
-  /// Scans the pickles that follow each other at `begin`. Returns the position after the last one.
+  /// Scans the pickles in a row from `begin` on. Returns where the last ends; `begin` if none.
   std::uint64_t scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
                                 const std::string& member, Expect expect);
   bool add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,

@@ -405,8 +405,8 @@ class Walk {
     push_tuple(items);
   }
 
-  /// Pushes a dict with these keys and values. Only after the pickle has named joblib's array
-  /// wrapper may a dict describe a raw array. The walk then collects what the dict says.
+  /// Pushes a dict with these keys and values. If the pickle has named joblib's array wrapper, the
+  /// dict may describe a raw array, so the walk collects what it says. Otherwise, it is `other`.
   void push_dict(std::span<const Slot> items) {
     for (const Slot& item : items) consume(item);
     if (!may_have_arrays_ || arrays_.size() >= kMaxArrays) return push(Kind::other);

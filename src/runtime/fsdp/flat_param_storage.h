@@ -11,13 +11,13 @@
 
 namespace tessera::fsdp {
 
-/// The memory of a flat parameter. Makes the parameters views of shards or views with full shapes.
+/// The memory of a flat parameter. Makes the parameters views of shards or of full shapes.
 ///
-/// Owns this rank's shard, which lives as long as this object, and the buffer of gathered
-/// parameters, whose memory FlatParamGather allocates and frees. A parameter is a view of its
-/// elements in the shard, or of its full shape in the buffer. `set_data` switches between the two;
-/// the parameter's TensorImpl stays the same, because module and optimizer hold it. Operators that
-/// use this memory call the listener ([Note: Touch]). Not thread-safe.
+/// Owns this rank's shard, which lives as long as this object, and, if `has_own_full_buffer`, the
+/// buffer of gathered parameters, whose memory FlatParamGather allocates and frees. `set_data`
+/// switches a parameter between its elements in the shard and its full shape in the buffer; its
+/// TensorImpl stays the same, because module and optimizer hold it. Operators that use this memory
+/// call the listener ([Note: Touch]); without a buffer, as Tracing says. Not thread-safe.
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.

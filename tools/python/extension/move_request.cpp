@@ -110,7 +110,7 @@ CreateOptions create_options(const MoveOptions& options, Format format) {
   return create;
 }
 
-/// Returns the options that the plan depends on, without those of a merge.
+/// Returns the options that the plan depends on, except those that only a merge has.
 JournaledOptions journaled_options(const MoveOptions& options, const Sources& sources) {
   const reshard::NamePrefixes& prefixes = sources.prefixes;
   JournaledOptions given;

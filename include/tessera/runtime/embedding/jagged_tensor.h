@@ -23,7 +23,7 @@ class JaggedTensor {
   /// naming the problem: negative lengths, lengths that do not add up, decreasing offsets, wrong
   /// shapes or dtypes.
   static JaggedTensor from_lengths(at::Tensor values, at::Tensor lengths, at::Tensor weights = {});
-  /// Builds a JaggedTensor from the offsets at which bags begin. Throws as from_lengths.
+  /// Builds a JaggedTensor from `offsets` `[B + 1]`, which go from 0 to N. Throws as from_lengths.
   static JaggedTensor from_offsets(at::Tensor values, at::Tensor offsets, at::Tensor weights = {});
 
   const at::Tensor& values() const { return values_; }
@@ -57,7 +57,7 @@ class KeyedJaggedTensor {
   /// wrong shapes or dtypes.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
-  /// Builds a KeyedJaggedTensor from the offsets at which bags begin. Throws as from_lengths.
+  /// Builds a KeyedJaggedTensor from `offsets` `[F * B + 1]`, from 0 to N. Throws as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
   /// Keys with their bags, in order.

@@ -111,7 +111,7 @@ class Tensor:
         return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}{self._slice_in_words()}>"
 
     def _slice_in_words(self) -> str:
-        """Returns in words which slice of the whole tensor this is; an empty text for the whole tensor."""
+        """Returns the end of `__repr__` for a slice, such as `, [0:4, 3] of [8, 8]`; empty for the whole tensor."""
         if self._sizes == self._meta.shape and self.ndim == len(self._meta.shape):
             return ""
         ranges = [f"{begin}:{begin + size}" if d in self._dims else str(begin)
