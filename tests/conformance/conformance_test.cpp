@@ -17,6 +17,7 @@
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/random.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -26,6 +27,8 @@
 
 namespace tessera::test {
 namespace {
+
+using test::kSampleStep;
 
 using formats::CheckpointReader;
 using formats::CheckpointWriter;
@@ -101,7 +104,7 @@ class WriterConformanceTest : public ConformanceTest {
     for (const Fault fault : {Fault::short_write, Fault::from_then_on}) {
       FaultFileSystem faulty(fs_, tmp_.path());
       bool succeeded = false;
-      for (std::int64_t i = 0; !succeeded; ++i) {
+      for (std::int64_t i = 0; !succeeded; i += kSampleStep) {
         SCOPED_TRACE("operation " + std::to_string(i));
         ASSERT_LT(i, 2000);
         faulty.fail_operation(i, fault);
@@ -381,7 +384,7 @@ TEST_P(WriterConformanceTest, AFailureWhileReplacingLeavesTheOldOne) {
   FaultFileSystem faulty(fs_, tmp_.path());
   bool succeeded = false;
   write(old);
-  for (std::int64_t i = 0; !succeeded; ++i) {
+  for (std::int64_t i = 0; !succeeded; i += kSampleStep) {
     SCOPED_TRACE("operation " + std::to_string(i));
     ASSERT_LT(i, 2000);
     faulty.fail_operation(i);
@@ -561,7 +564,7 @@ TEST_P(ReaderConformanceTest, DamagedFilesAreRefusedOrReadButNeverCrash) {
 TEST_P(ReaderConformanceTest, AFailureOfAnyReadSurfacesAsIo) {
   FaultFileSystem faulty(fs_, tmp_.path());
   bool succeeded = false;
-  for (std::int64_t i = 0; !succeeded; ++i) {
+  for (std::int64_t i = 0; !succeeded; i += kSampleStep) {
     SCOPED_TRACE("operation " + std::to_string(i));
     ASSERT_LT(i, 2000);
     faulty.fail_operation(i);

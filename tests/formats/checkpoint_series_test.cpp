@@ -11,6 +11,7 @@
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/safetensors.h"
@@ -19,6 +20,7 @@ namespace tessera::formats {
 namespace {
 
 using namespace tessera::test;
+using test::kSampleStep;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -263,7 +265,7 @@ TEST_F(CheckpointSeriesTest, AFailureAtAnyOperationLeavesNoHalfCheckpoint) {
   FaultFileSystem fs(fs_, directory_.path());
   bool is_done = false;
   std::int64_t index = 0;
-  for (; !is_done; ++index) {
+  for (; !is_done; index += kSampleStep) {
     SCOPED_TRACE(index);
     for (const char* name : {"step-1", "step-2", "step-3"}) {
       if (!fs_.kind_of(directory_ / name)) write(name);

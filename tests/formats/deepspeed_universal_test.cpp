@@ -19,6 +19,7 @@
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "support/reading.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -31,6 +32,7 @@ namespace {
 using test::Bytes;
 using test::bytes_of;
 using test::FaultFileSystem;
+using test::kSampleStep;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 using test::values_of;
@@ -458,7 +460,7 @@ TEST_F(UniversalTest, AFailureOfAnyOperationSurfacesAndLeavesNoDestination) {
        {FaultFileSystem::Fault::short_write, FaultFileSystem::Fault::from_then_on}) {
     FaultFileSystem faulty(fs_, tmp_.path());
     bool has_succeeded = false;
-    for (std::int64_t i = 0; !has_succeeded; ++i) {
+    for (std::int64_t i = 0; !has_succeeded; i += kSampleStep) {
       SCOPED_TRACE("operation " + std::to_string(i));
       ASSERT_LT(i, 2000);
       faulty.fail_operation(i, fault);
@@ -488,7 +490,7 @@ TEST_F(UniversalTest, AFailureWhileReplacingLeavesTheOldOne) {
   }());
   FaultFileSystem faulty(fs_, tmp_.path());
   bool has_succeeded = false;
-  for (std::int64_t i = 0; !has_succeeded; ++i) {
+  for (std::int64_t i = 0; !has_succeeded; i += kSampleStep) {
     SCOPED_TRACE("operation " + std::to_string(i));
     ASSERT_LT(i, 2000);
     faulty.fail_operation(i);

@@ -6,10 +6,13 @@
 #include "formats/native_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::formats {
 namespace {
+
+using test::kSampleStep;
 
 using namespace tessera::test;
 using Fault = FaultFileSystem::Fault;
@@ -59,7 +62,7 @@ TEST(NativeFaultTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
         FaultFileSystem fs(FileSystem::posix(), directory.path());
         bool committed = false;
         std::int64_t index = 0;
-        for (; !committed; ++index) {
+        for (; !committed; index += kSampleStep) {
           SCOPED_TRACE(index);
           fs.fail_operation(index, fault);
           try {

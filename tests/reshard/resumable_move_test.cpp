@@ -18,6 +18,7 @@
 #include "support/counting_reader.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -35,6 +36,7 @@ using formats::KeptWork;
 using test::Bytes;
 using test::CountingReader;
 using test::FaultFileSystem;
+using test::kSampleStep;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 using Compression = formats::NativeWriteOptions::Compression;
@@ -249,7 +251,7 @@ TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
     std::int64_t index = 0;
-    const std::int64_t step = fault == FaultFileSystem::Fault::once ? 1 : 3;
+    const std::int64_t step = fault == FaultFileSystem::Fault::once ? kSampleStep : 3;
     for (bool committed = false; !committed; index += step) {
       SCOPED_TRACE(index);
       fs_.fail_operation(index, fault);
@@ -284,7 +286,7 @@ TEST_P(ResumableMoveTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
       "exchange " + GetParam().file + ".partial " + GetParam().file + " FAILED\n";
   bool has_failed = true;
   int num_exchanges = 0;
-  for (std::int64_t index = 0; has_failed; ++index) {
+  for (std::int64_t index = 0; has_failed; index += kSampleStep) {
     SCOPED_TRACE(index);
     fs_.fail_operation(-1);
     move(old_source, KeptWork::refuse);
@@ -306,7 +308,7 @@ TEST_P(ResumableMoveTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
     }
     clear();
   }
-  EXPECT_EQ(num_exchanges, 1);
+  if (kSampleStep == 1) EXPECT_EQ(num_exchanges, 1);
 }
 
 // Shows E4.

@@ -16,6 +16,7 @@
 #include "support/fault_file_system.h"
 #include "support/files.h"
 #include "support/memory_checkpoint.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -30,6 +31,7 @@ using formats::Format;
 using formats::KeptWork;
 using test::CountingReader;
 using test::FaultFileSystem;
+using test::kSampleStep;
 using test::MemoryCheckpoint;
 using test::ThrowsError;
 
@@ -236,7 +238,7 @@ TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies
   write_old();
   const auto old = destination_files();
   bool has_died = true;
-  for (std::int64_t operation = 0; has_died; ++operation) {
+  for (std::int64_t operation = 0; has_died; operation += kSampleStep) {
     SCOPED_TRACE(operation);
     remove_everything();
     write_old();

@@ -14,6 +14,7 @@
 #include "formats/staging/staged_work.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
+#include "support/sampling.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
@@ -22,6 +23,7 @@ namespace {
 
 using test::FaultFileSystem;
 using test::files_of;
+using test::kSampleStep;
 using test::read_all;
 using test::TemporaryDirectory;
 using test::ThrowsError;
@@ -87,7 +89,7 @@ TEST_F(ExtraCopiesTest, AFailureAtAnyOperationLeavesTheDestinationAsItWas) {
   for (const bool has_journal : {false, true}) {
     for (const bool replaces : {false, true}) {
       bool has_failed = true;
-      for (std::int64_t i = 0; has_failed; ++i) {
+      for (std::int64_t i = 0; has_failed; i += kSampleStep) {
         SCOPED_TRACE("operation " + std::to_string(i));
         ASSERT_LT(i, 200);
         if (replaces) write(fs_, "old", options(has_journal));
@@ -118,7 +120,7 @@ TEST_F(ExtraCopiesTest, WhereverAWriterDiesTheNextOneTakesOver) {
     WorkOptions old_options = options(has_journal);
     if (old == Old::without_extra_files) old_options.extra_files.clear();
     bool has_failed = true;
-    for (std::int64_t i = 0; has_failed; ++i) {
+    for (std::int64_t i = 0; has_failed; i += kSampleStep) {
       SCOPED_TRACE("operation " + std::to_string(i));
       ASSERT_LT(i, 200);
       if (old != Old::none) write(fs_, "old", old_options);
