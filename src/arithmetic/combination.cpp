@@ -41,7 +41,7 @@ bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
 }
 
 /// Plans a combination of opened readers: a weighted sum of the sources, then merged adapters.
-/// `make` returns a reader that adds up elements when they are read. Owns the readers until then.
+/// `make` moves the readers into one that adds up elements when they are read. Call it once.
 class Combination {
  public:
   Combination(std::vector<WeightedReader> sources, std::vector<LoraAdapter> adapters,

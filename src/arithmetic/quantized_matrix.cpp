@@ -23,7 +23,7 @@ std::int64_t divided_up(std::int64_t number, std::int64_t divisor) {
   return (number + divisor - 1) / divisor;
 }
 
-/// Some rows and columns of a table of elements, row by row.
+/// The elements in some rows and columns of a tensor, one row after another.
 struct Table {
   std::vector<std::byte> bytes;
   std::int64_t width;

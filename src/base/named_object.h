@@ -50,8 +50,8 @@ inline void require_no_dangling_link(const std::string& destination) {
                         "an unused name", "a broken link", "remove or rename it");
 }
 
-/// Refuses a destination in the folder of devices (/dev), or among the kernel's files (/proc,
-/// /sys).
+/// Throws Error(invalid_argument) if the destination is directly in /dev (/dev/shm is allowed), or
+/// anywhere in procfs or sysfs (/proc, /sys).
 inline void require_storage(const std::string& destination) {
   const std::string parent = directory_of(destination);
   struct stat folder {};

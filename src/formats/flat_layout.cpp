@@ -494,8 +494,8 @@ Value FlatLayoutReader::read_value(std::size_t value_index) const {
   return is_of_groups ? with_parameters(value) : value;
 }
 
-/// Returns a value of an optimizer's parameter groups in which the names of vectors in lists have
-/// become the names of their parameters.
+/// Returns a value of an optimizer's parameter groups. In its lists, at any depth, the names of a
+/// vector's parameters take the place of the vector's name.
 Value FlatLayoutReader::with_parameters(const Value& value) const {
   if (const auto* const dict = value.get_if<Value::Dict>()) {
     Value::Dict changed;

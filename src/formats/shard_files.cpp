@@ -211,7 +211,7 @@ std::vector<Finding> notes_on_rest(const ShardIndex::Rest& rest, const std::stri
          found + " (not read, and left out by a move)");
   }
   if (!rest.total_size) return notes;
-  // Some programs count a tied tensor once, others once for each of its names. Accept both.
+  // Accept a tied tensor counted once or per name, and tensors not in weight_map counted or not.
   std::uint64_t all = 0;
   std::uint64_t listed = 0;
   std::uint64_t of_aliases = 0;

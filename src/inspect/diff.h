@@ -17,7 +17,7 @@ struct DiffOptions {
   /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
   /// elements must be equal bit for bit, or as numbers if their dtypes differ.
   std::optional<double> rtol{};
-  /// The absolute tolerance in the formula at `rtol`.
+  /// The absolute tolerance in the formula at `rtol`. If it is not set, see there.
   std::optional<double> atol{};
 
   /// What to do with two tensors of different dtypes: report the dtypes, or compare the elements as

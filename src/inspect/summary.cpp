@@ -89,9 +89,9 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
   return true;
 }
 
-// Merges siblings with consecutive numbers and equal content, such as layers, into one node. A
-// label may have more than its number (`0.weight`), because single children are merged into their
-// parents before. The number is the part before the first dot.
+// Merges siblings with consecutive numbers that `are_alike`, such as layers, into one node, without
+// comparing elements. A label may have more than its number (`0.weight`), because single children
+// are merged into their parents before. The number is the part before the first dot.
 std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
                            std::vector<TreeNode> siblings, Folding folding) {
   const auto split = [](const TreeNode& node) {

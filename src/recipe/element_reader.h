@@ -66,8 +66,8 @@ class ElementReader {
     read(tensor, window, out, {});
   }
 
-  /// Returns whether the tensor's elements are in another order than the source's, as after a
-  /// transpose. Then a window of the tensor needs elements from all over the source.
+  /// Returns whether a block of more than 64 KiB has elements in another order than the source, as
+  /// after a transpose, or with a gap after each. A window of it is then spread over the source.
   static bool is_permuted(const BlockTensor& tensor);
 
  private:

@@ -125,7 +125,7 @@ struct Stream {
   std::map<std::vector<std::int64_t>, BlockTensor> tensors{};
 };
 
-/// Two tensors whose elements must be equal, because the recipe merges them into one.
+/// The recipe drops `tensor` (in a merge, or as padding): its elements must equal `expected`'s.
 struct Requirement {
   BlockTensor tensor;
   BlockTensor expected;

@@ -85,7 +85,7 @@ class NameLister {
   const MovedSelection& selection_;
   const StateNames state_names_;
   MovedNames names_;
-  // Index of a listed tensor, by source name; only if the source has aliases.
+  // Indices in `names_.tensors`, by a tensor's own name at the source. Empty without aliases.
   std::map<std::string, std::size_t> place_of_target_;
   // Tensors `per_rank.<rank>.<name>` of the source, by that name: ranks and indices. Filled when
   // the first alias becomes a tensor.

@@ -230,8 +230,8 @@ void RankSave::seal(std::uint64_t token) {
 
 void RankSave::finish() {
   FileSystem& fs = state_->file_system();
-  // Both variables are destroyed when this call ends, also if it throws. So the destination is
-  // restored before the caller sees the error.
+  // Moved into locals, so that their destructors run when this call ends, also if it throws. They
+  // undo what is not committed, before the caller sees the error.
   const std::unique_ptr<formats::StagedDestination> staging = std::move(state_->staged);
   const std::optional<State::OneFile> file = std::exchange(state_->one_file, std::nullopt);
   formats::finish_parts(fs, state_->directory, state_->contents, state_->values,

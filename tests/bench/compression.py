@@ -24,7 +24,7 @@ def measured(command: list) -> dict:
 
 
 def interleaved(benchmark: str, ways: dict[str, list], rounds: int) -> list[Result]:
-    """Runs all commands `rounds` times in turn. Each command prints how long its calls took."""
+    """Runs all commands `rounds` times in turn. Each prints JSON: `seconds` (a list), `nbytes` and `stored_nbytes`."""
     results = [Result(benchmark, name, [], 0) for name in ways]
     told = {}
     for _ in range(rounds):

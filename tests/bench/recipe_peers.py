@@ -95,7 +95,7 @@ PEERS = {"transformers": convert_with_transformers, "mbridge": convert_with_mbri
 
 
 def tensors_of(path: Path) -> dict[str, object]:
-    """Returns tensors under the names of Megatron's layers without TransformerEngine, which puts norms into linear layers."""
+    """Returns tensors, as int16, by Megatron's names without TransformerEngine, which puts norms into linear layers."""
     import torch
 
     new_names = {"self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",

@@ -74,8 +74,8 @@ class Terminal {
 /// Returns the columns that UTF-8 text takes: its code points.
 std::size_t display_width(std::string_view text);
 
-/// Returns the last `max_width` columns of the text, beginning with `…` if the text is longer: the
-/// end of a name tells more than its beginning.
+/// Returns the text if it fits in `max_width` columns, else `…` and the end that still fits:
+/// the end of a name tells more than its beginning.
 std::string shorten_front(std::string_view text, std::size_t max_width);
 
 }  // namespace tessera::cli

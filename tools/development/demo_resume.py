@@ -117,7 +117,7 @@ def compare_runs(in_one_go: Path, moved: Path, tolerance: float) -> int:
 
 
 def demo_resume(*, torch_version: str | None) -> int:
-    """Returns 0 if the resumed run has the same losses as the uninterrupted run."""
+    """Returns 0 if the losses of the resumed run are within TOLERANCE of the uninterrupted run's, else 1."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("resume_anywhere", "ckpt-inspect"), definitions=runtime_definitions(python / "bin/python"))

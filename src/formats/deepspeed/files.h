@@ -59,8 +59,8 @@ void require_zero_alone(const std::vector<std::string>& names, const std::string
 /// Returns the files of a checkpoint of ZeRO alone. Throws: Error(corruption) naming a missing
 /// rank; Error(unsupported) naming a file of tensor, pipeline or expert parallelism.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
-/// Returns the files of a checkpoint with tensor or pipeline parallelism. Throws: Error(corruption)
-/// naming a missing rank; Error(unsupported) naming a file of expert parallelism.
+/// Returns the files of tensor or pipeline parallelism. Throws: Error(corruption) naming a missing
+/// rank (not if it is the last); Error(unsupported) for experts, or two files of a rank or layer.
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory);
 /// Whether the names are those of a checkpoint with tensor or pipeline parallelism, but without

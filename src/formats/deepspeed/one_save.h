@@ -22,7 +22,7 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
                       std::size_t num_model_ranks = 1);
 /// Checks that one save can have written the files of two model ranks: they have the same version
 /// of DeepSpeed, parallel sizes, ZeRO stage, step counters, parameter groups and scalars of the
-/// optimizer. Throws: Error(corruption) naming the file of the second model rank.
+/// optimizer. Throws: Error(corruption) naming `model` or `optimizer`, whichever differs.
 void require_one_save(const File& first_model, const File& first_optimizer, const File& model,
                       const File& optimizer, int stage);
 

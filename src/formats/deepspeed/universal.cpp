@@ -346,9 +346,9 @@ class UniversalReader final : public ModelRanksReader {
                           "not copied from all hosts?");
   }
 
-  /// Throws if a file of model states is missing. DeepSpeed's script copies one file of stage 1
-  /// or 2, or those of all ranks of stage 3. Tessera's writer makes one for stages 1 and 2, and a
-  /// second one, with only the values, under the name that stage 3 looks for.
+  /// Throws if needed model states are missing: in a checkpoint by Tessera, the file of stages 1
+  /// and 2; in one by DeepSpeed's script, the file of a rank of stage 3. Tessera's second file,
+  /// under the name that stage 3 looks for, has only the values, and may be missing.
   void require_model_states() const {
     if (!is_partitioned(model())) return;
     if (is_by_tessera(*optimizer_)) {

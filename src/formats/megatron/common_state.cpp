@@ -119,7 +119,7 @@ CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
 
 /// Returns Megatron's groups. Groups that Megatron saved are kept, and missing fields are added.
 /// Otherwise there is one group with and one without weight decay; if there are experts, two more
-/// such groups follow. If the source has a group of only one kind, both kinds are made from it.
+/// such groups follow. If the source has only one kind, its group is copied for the other kind.
 std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
   std::vector<Group> groups;
   const bool are_from_megatron =

@@ -171,8 +171,8 @@ class Reading {
     return found;
   }
 
-  /// Reads a group that lists its parameters by number, and their state, which is stored under
-  /// these numbers.
+  /// Reads a group that lists its parameters by number: their state, stored under these numbers,
+  /// and the fp32 weights of its half-precision parameters, stored in their order.
   void read_listed(Group& group, const Optimizer& optimizer) {
     if (group.numbers.empty()) return;
     const std::vector<std::size_t> found = parameters_of(group.key);

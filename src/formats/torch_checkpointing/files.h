@@ -45,10 +45,10 @@ struct Sources {
   std::vector<Finding> notes{};
 };
 
-/// Finds the files of all ranks: the files that `metadata` names, and, for items that it does not
-/// name because they cannot be resharded, the files with default names. `metadata`: null if the
-/// folder has none; then all files have default names. Throws: Error(corruption) naming a missing
-/// rank, or the file of a rank that did not exist in this save.
+/// Finds the files of all ranks: those that `metadata` names, and, for items that it does not name
+/// (they cannot be resharded), those with default names. `metadata`: null if the folder has none.
+/// Throws: Error(corruption) naming the file of a rank that did not exist in this save, or a
+/// missing rank, unless it has no tensors of a named item, or only rank 0 saved an unnamed one.
 Sources find_sources(const FileSystem& fs, const std::string& directory,
                      const std::vector<std::string>& names, const Metadata* metadata);
 

@@ -67,9 +67,9 @@ class EntryReader : public DividedReader, public PartlyRead {
   void check_rest(const RestOptions& options) const override;
 
  protected:
-  /// The source of a piece: the elements of a file's tensor from element `begin` on, or one number.
+  /// The source of a piece: `number` if it is set, else a file's tensor from element `begin` on.
   struct Source {
-    const File* file;  // null: `small_file` is set
+    const File* file;  // null: the file is `small_file`
     std::size_t tensor;
     std::int64_t begin = 0;
     std::optional<float> number{};

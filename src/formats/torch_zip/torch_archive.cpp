@@ -296,7 +296,7 @@ class Flattener {
                                            pickle::entries_as_dict(object).has_value());
   }
 
-  /// Returns the object that holds the entries of a dict, an OrderedDict or another mapping.
+  /// Returns the object that holds a mapping's entries: the mapping itself, or a dict within it.
   static Object entries_of(Object mapping) {
     if (mapping.is(ObjectKind::dict)) return mapping;
     if (const auto entries = pickle::entries_as_dict(mapping)) return *entries;

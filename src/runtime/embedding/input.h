@@ -97,8 +97,8 @@ class Input {
   /// if a rank refused its batch or has another fingerprint. `stride`: elements of a header.
   void check_headers(const std::int64_t* headers, std::size_t stride);
   std::int64_t num_outputs(int rank) const;
-  /// Returns the size of the second message (lengths, ids, weights) that a rank with `batch_size`
-  /// samples and `num_ids` ids sends to `rank`. Units: int64 elements.
+  /// Returns the size of the second message (lengths, ids, weights) with which a rank that has
+  /// `batch_size` samples sends `num_ids` of its ids to `rank`. Units: int64 elements.
   std::int64_t payload(int rank, std::int64_t batch_size, std::int64_t num_ids) const;
   /// Returns the size of the second message to each rank. Units: int64 elements.
   std::vector<std::int64_t> send_sizes() const;

@@ -17,8 +17,8 @@ struct Outgoing {
   std::int64_t num_ids = 0;
 };
 
-/// Returns the items to send of a batch, ordered by rank and then by output. Does not set
-/// `num_ids`.
+/// Returns the items to send of a batch, ordered by rank and then by output. Leaves `begin` and
+/// `num_ids` at 0.
 std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
 
 /// Sets `begin` of each item to the number of ids that go to the same rank before it. Sets

@@ -198,9 +198,9 @@ void materialize_all(const ModulePtr& module, const std::string& fqn,
   }
 }
 
-/// Throws if parameters of the module are in a unit that contains the module. The module can then
-/// no longer become a unit. A parameter that is tied to a parameter of some other unit is no reason
-/// to throw.
+/// Throws if parameters of the module are in the unit of an outer module, one above this module.
+/// This module can then no longer become a unit. A parameter that is tied to a parameter of some
+/// other unit is no reason to throw.
 void refuse_module_of_unit(const Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   for (const at::Tensor& parameter : parameters) {

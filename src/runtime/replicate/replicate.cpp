@@ -370,7 +370,7 @@ void Reducer::accumulate_in_bucket(Parameter& parameter) {
   parameter.has_slot = true;
 }
 
-/// Writes the gradient, times share(), into the bucket, and frees the gradient's own memory.
+/// Moves `.grad`, times share(), into the bucket. Adds it if this backward has moved one before.
 void Reducer::move(Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const Tensor tensor = parameter.tensor.lock();

@@ -153,8 +153,8 @@ std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
 /// `read` copies their bytes to the host.
 class JobMemory final : public formats::TensorSource {
  public:
-  /// `read(name, box, begin, end, address)` copies bytes [begin, end) of a box. It must outlive
-  /// this object. Does not need the GIL.
+  /// `read(name, box, begin, end, address)` copies bytes [begin, end) of a box. `read` and
+  /// `contents` must outlive this object. The caller need not hold the GIL.
   JobMemory(const CheckpointContents& contents, const Addresses& addresses,
             const nb::callable& read)
       : contents_(contents),

@@ -73,9 +73,9 @@ class TableSet {
 };
 
 /// Base class of all embedding collections. Each table's weight is a parameter called
-/// `embedding_bags.<table>.weight`, sharded or not. Each table is an empty child module, so that
-/// libtorch itself lists the parameter under this name. Source: github.com/pytorch/torchrec, change
-/// D38190302.
+/// `embedding_bags.<table>.weight`, sharded or not. Each table is a child module that only holds
+/// this parameter, so that libtorch itself lists it under this name. Source:
+/// github.com/pytorch/torchrec, change D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
   /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up. Shape

@@ -41,8 +41,8 @@ struct FullyShardOptions {
   /// Parameters that fully_shard ignores.
   std::vector<at::Tensor> ignored_states{};
   /// Whether to all-gather the next unit while the current unit computes. This holds one more unit
-  /// in memory. The next unit is the one that came next in the last pass, so the first pass
-  /// prefetches nothing.
+  /// in memory. The next unit is the one that came next in the last pass of the same kind (training
+  /// or inference), so the first pass of each kind prefetches nothing.
   ForwardPrefetch forward_prefetch = ForwardPrefetch::none;
   /// When a backward all-gathers the next unit; see `forward_prefetch`.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::backward_pre;

@@ -68,11 +68,11 @@ class Checkpoint(Mapping[str, Any]):
                            byte_range=error.byte_range)
 
     def items(self) -> ItemsView[str, Any]:
-        """Returns pairs of a name and its Tensor or value. A value that is never read is a Refused."""
+        """Returns pairs of a name and its Tensor or value; a Refused for a value that Tessera never reads."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """Returns the Tensor or value of each name, in order. A value that is never read is a Refused."""
+        """Returns the Tensor or value of each name, in order; a Refused for a value that Tessera never reads."""
         return _Values(self)
 
     def __contains__(self, name: object) -> bool:
