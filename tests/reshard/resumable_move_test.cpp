@@ -308,7 +308,9 @@ TEST_P(ResumableMoveTest, AFailedReplacementLeavesTheOldOneAndGoesOn) {
     }
     clear();
   }
-  if (kSampleStep == 1) EXPECT_EQ(num_exchanges, 1);
+  if (kSampleStep == 1) {
+    EXPECT_EQ(num_exchanges, 1);
+  }
 }
 
 // Shows E4.
