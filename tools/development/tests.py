@@ -118,7 +118,8 @@ def run_ctest(directory: Path, selection: list[str], environment: dict[str, str]
     report = directory / "test-report.xml"
     reports_of_shards = directory / "test-reports"
     log = directory / "test-log.txt"
-    command = ["ctest", "--test-dir", directory, "--parallel", str(os.cpu_count() or 2),
+    num_at_once = (os.cpu_count() or 2) + 1  # one more than cores, because tests wait for the disk to sync
+    command = ["ctest", "--test-dir", directory, "--parallel", str(num_at_once),
                "--output-on-failure", "--output-junit", report, *selection]
     with locked(directory, "running tests"):
         report.unlink(missing_ok=True)
