@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -876,6 +877,21 @@ def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, fo
     assert_equal(state, into)
     with pytest.raises(dcp.api.CheckpointException):
         dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
+
+
+def test_the_storage_reader_warns_of_tensors_that_get_another_dtype(tmp_path):
+    """Shows A2. DCP converts the elements, also those that the dtype cannot hold."""
+    import tessera.dcp
+
+    state = {"b": torch.tensor([1e30, 2.5]), "a": torch.ones(2), "same": torch.ones(2)}
+    tessera.save(state, tmp_path / "s")
+    into = {"b": torch.zeros(2, dtype=torch.int64), "a": torch.zeros(2, dtype=torch.float16), "same": torch.zeros(2)}
+    with pytest.warns(RuntimeWarning, match=r"^a: float32 is converted to float16, the dtype in the state dict \(and 1 more\)$"):
+        dcp.load(into, storage_reader=tessera.dcp.StorageReader(tmp_path / "s"))
+    assert into["b"][1] == 2 and into["a"].sum() == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        dcp.load(zeroed(state), storage_reader=tessera.dcp.StorageReader(tmp_path / "s"))
 
 
 def save_beside_a_dead_rank(root):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Union
 
@@ -109,6 +110,7 @@ class StorageReader(DcpStorageReader):
         checkpoint._open_reader().require_unchanged()
         for item, target in targets:
             planner.commit_tensor(item, target)
+        _warn_of_casts(checkpoint, targets)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -124,6 +126,19 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
         box._read_into(target.reshape(-1).view(torch.uint8))
     else:
         target.copy_(box.torch())
+
+
+def _warn_of_casts(checkpoint: Checkpoint, targets: list[tuple[ReadItem, torch.Tensor]]) -> None:
+    """Warns if tensors have another dtype in the state dict. As with any storage of DCP, their elements are converted."""
+    casts = {}
+    for item, target in targets:
+        stored = checkpoint[item.storage_index.fqn].dtype
+        if str(target.dtype) != f"torch.{stored}":
+            casts[item.storage_index.fqn] = f"{stored} is converted to {str(target.dtype).removeprefix('torch.')}"
+    if casts:
+        first = min(casts)
+        more = f" (and {len(casts) - 1} more)" if len(casts) > 1 else ""
+        warnings.warn(f"{first}: {casts[first]}, the dtype in the state dict{more}", RuntimeWarning, stacklevel=3)
 
 
 class StorageWriter(DcpStorageWriter):
