@@ -231,6 +231,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   if (outermost.reorders_keys) counts[FormatChange::key_order] = 1;
   counts[FormatChange::nested_keys] = outermost.num_nested_keys;
   counts[FormatChange::model_names] = outermost.num_model_names;
+  counts[FormatChange::split_ties] += outermost.num_split_ties;
   counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);

@@ -83,8 +83,8 @@ def test_dicts_and_lists_within_a_model_come_back(tmp_path):
     tied = one + 3
     model = {"head": {"w": one, "b": one + 1}, "layers": [one + 2, {"w": tied}], "count": {"n": torch.tensor([1])}, "again": {"w": tied}, 7: {8: one}}
     trained = {"model": {"up": {"w": one}, "down": {"w": one + 1}},
-               "optim": {"state": {"up.w": {"exp_avg": one, "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": ["up.w"]}]}}
-    mixed = {"model": {"layers": [one, torch.tensor([1]), 5, one + 1, None], "up._extra_state": [torch.tensor([3.0]), 4]}, "list": [7, one]}
+               "optim": {"state": {"up.w": {"exp_avg": one + 2, "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": ["up.w"]}]}}
+    mixed = {"model": {"layers": [one, torch.tensor([1]), 5, one + 1, None], "up._extra_state": [torch.tensor([3.0]), 4]}, "list": [7, one + 2]}
     for number, state in enumerate(({"model": model, "epoch": 1}, trained, mixed)):
         torch.save(state, tmp_path / f"{number}.pt")
         run_folder = tmp_path / f"{number}-run"

@@ -219,6 +219,40 @@ def test_what_deepspeed_keeps_beside_a_model_is_what_the_table_says(what, tmp_pa
     check(what, ("deepspeed", "torch"), is_kept(what, before["client"], after["client"]), told)
 
 
+def tied_with_deepspeeds_parts():
+    """Returns states in which tensors of one part of a DeepSpeed checkpoint are also in another, and how many ties are split."""
+    tensor, other, step, buffer = w(), w(3.0), torch.tensor(7.0), torch.arange(3)
+    group = {"params": ["a"], "lr": 0.1}
+    return {
+        "the weights": ({"model": {"a": tensor, "b": tensor}, "ema": {"a": tensor}, "best": tensor}, 1),
+        "a bare model": ({"a": tensor, "ema": {"a": tensor}}, 1),
+        "a buffer": ({"model": {"a": tensor, "buffer": buffer}, "buffer": buffer}, 1),
+        "a frozen weight": ({"model": {"a": tensor, "frozen": other}, "teacher": {"frozen": other},
+                             "optim": {"state": {"a": {"exp_avg": w(5.0), "step": step}}, "param_groups": [group]}}, 1),
+        "state": ({"model": {"a": tensor, "b": other}, "optim": {
+            "state": {"a": {"exp_avg": w(5.0), "step": step}, "b": {"exp_avg": tensor, "step": step}},
+            "param_groups": [{**group, "params": ["a", "b"]}]}}, 2),
+        "groups": ({"model": {"a": tensor, "b": other}, "optim": {
+            "state": {}, "param_groups": [{"params": ["a"], "lr": step}, {"params": ["b"], "lr": step}]}}, 1),
+    }
+
+
+@pytest.mark.parametrize("what", tied_with_deepspeeds_parts())
+def test_tensors_that_are_tied_across_deepspeeds_parts_are_kept_and_counted(what, tmp_path):
+    """Shows A2, F2. DeepSpeed ties tensors of the model, and tensors of the client state, but none across."""
+    state, num_split = tied_with_deepspeeds_parts()[what]
+    torch.save(state, tmp_path / "before.pt")
+    document = json.loads(succeed("ckpt-reshard", tmp_path / "before.pt", tmp_path / "run", "--to", "deepspeed", "--json"))
+    move(tmp_path / "run", tmp_path / "back.pt", "torch")
+    after = torch.load(tmp_path / "back.pt", weights_only=True)
+    expected = state if "model" in state else {"model": {"a": state["a"]}, "ema": state["ema"]}
+    assert same(after, expected)
+    counted = {change["kind"]: change["count"] for change in document["changes"]}
+    assert counted.get("split_ties") == num_split
+    if what == "the weights":
+        assert shares_memory(after["model"]) and shares_memory({"ema": after["ema"]["a"], "best": after["best"]})
+
+
 @pytest.mark.parametrize("pair", list(itertools.permutations(FORMATS, 2)), ids=" ".join)
 def test_there_and_back_is_the_same_to_diff(pair, moves):
     """Shows A4. After a move from A to B and back to A, `diff` finds no difference, whatever the table says of B."""

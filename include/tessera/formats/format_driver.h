@@ -100,6 +100,7 @@ struct OutermostChanges {
   bool reorders_keys = false;       // the keys get the order of names
   std::size_t num_nested_keys = 0;  // keys `model.w` that become a key `w` in a dict `model`
   std::size_t num_model_names = 0;  // tensors `w` that become `model.w`
+  std::size_t num_split_ties = 0;   // tied tensors that are stored once for each of their files
 };
 
 /// A kind of file that a format's directories hold. Before Tessera replaces a checkpoint, it checks

@@ -118,7 +118,8 @@ class DeepSpeedDriver final : public FormatDriver {
   }
   OutermostChanges outermost_changes(const CheckpointContents& contents) const override {
     return {.num_nested_keys = deepspeed::num_keys_into_model(contents),
-            .num_model_names = deepspeed::num_bare_tensors(contents)};
+            .num_model_names = deepspeed::num_bare_tensors(contents),
+            .num_split_ties = deepspeed::num_split_ties(contents)};
   }
   std::span<const FileMark> file_marks() const override { return kDeepSpeedMarks; }
 

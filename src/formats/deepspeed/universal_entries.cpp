@@ -104,6 +104,25 @@ bool is_bare(const CheckpointContents& contents) {
          std::ranges::none_of(contents.values, is_known_entry);
 }
 
+/// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`, unless
+/// the checkpoint is bare (is_bare).
+KeyPath path_in_dicts(const std::string& name, const KeyPath& key_path, bool bare) {
+  const bool is_name = key_path.size() == 1 && std::holds_alternative<std::string>(key_path[0]);
+  if (!key_path.empty() && !is_name) return key_path;
+  KeyPath path = path_in_name(name);
+  if (!path.empty()) return path;
+  std::string_view rest = name;
+  if (!bare && take_prefix(rest, "model.")) return {std::string(kModel), std::string(rest)};
+  return {name};
+}
+
+/// Returns the path of a tensor's name. In a bare checkpoint, a tensor at the top is the module's.
+KeyPath path_of_tensor(const std::string& name, const KeyPath& key_path, bool bare) {
+  KeyPath path = path_in_dicts(name, key_path, bare);
+  if (bare && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+  return path;
+}
+
 class Sorter {
  public:
   Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
@@ -135,7 +154,7 @@ class Sorter {
     for (std::size_t i = 0; i < values_.size(); ++i) {
       const ValueEntry& value = contents_.values[i];
       place_ = places_[number++];
-      add_opened(value.name, path_of(value.name, value.key_path), values_[i]);
+      add_opened(value.name, path_in_dicts(value.name, value.key_path, is_bare_), values_[i]);
     }
     for (auto& [group_number, group] : groups_) {
       if (group_number != static_cast<std::int64_t>(sorted_.groups.size())) {
@@ -181,20 +200,8 @@ class Sorter {
     for (ValueEntry& leaf : leaves.values) sorted_.order.push_back(std::move(leaf.name));
   }
 
-  /// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`.
-  KeyPath path_of(const std::string& name, const KeyPath& key_path) const {
-    const bool is_name = key_path.size() == 1 && std::holds_alternative<std::string>(key_path[0]);
-    if (!key_path.empty() && !is_name) return key_path;
-    KeyPath path = path_in_name(name);
-    if (!path.empty()) return path;
-    std::string_view rest = name;
-    if (!is_bare_ && take_prefix(rest, "model.")) return {std::string(kModel), std::string(rest)};
-    return {name};
-  }
-
   void add_tensor(const std::string& name, const KeyPath& key_path, std::size_t tensor) {
-    KeyPath path = path_of(name, key_path);
-    if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    const KeyPath path = path_of_tensor(name, key_path, is_bare_);
     remember_place(path);
     if (path.size() > 1 && is_text(path[0], kModel)) {
       const KeyPath within = behind(path, 1);
@@ -206,18 +213,16 @@ class Sorter {
   }
 
   void add_alias(const Alias& alias, std::size_t tensor) {
-    KeyPath path = path_of(alias.fqn, alias.key_path);
-    if (is_bare_ && path.size() == 1) path.insert(path.begin(), std::string(kModel));
+    const KeyPath path = path_of_tensor(alias.fqn, alias.key_path, is_bare_);
     remember_place(path);
     const bool is_of_module = path.size() > 1 && is_text(path[0], kModel);
-    const KeyPath within = is_of_module ? behind(path, 1) : KeyPath{};
-    if (is_of_module && tensors_of_weights_.contains(tensor)) {
-      sorted_.ties.emplace(spell(within), tensor);
-      sorted_.tie_paths.emplace(spell(within), within);
-    } else if (is_of_module) {
+    if (!is_of_module) return add(alias.fqn, path, tensor);
+    const KeyPath within = behind(path, 1);
+    if (tensors_of_weights_.insert(tensor).second) {
       sorted_.weights.emplace(spell(within), Leaf{alias.fqn, within, tensor});
     } else {
-      add(alias.fqn, path, tensor);
+      sorted_.ties.emplace(spell(within), tensor);
+      sorted_.tie_paths.emplace(spell(within), within);
     }
   }
 
@@ -272,7 +277,7 @@ class Sorter {
     std::vector<std::string> own;
     std::set<std::string> others;
     const auto look_at = [&](const auto& entry) {
-      const KeyPath path = path_of(name_of(entry), entry.key_path);
+      const KeyPath path = path_in_dicts(name_of(entry), entry.key_path, is_bare_);
       if (path.size() > 1 && is_text(path[0], kClientState)) {
         names_of[spell({path[1]})].push_back(spell(behind(path, 1)));
         return;
@@ -404,6 +409,23 @@ std::size_t num_keys_into_model(const CheckpointContents& contents) {
   std::ranges::for_each(contents.aliases, look_at);
   std::ranges::for_each(contents.values, look_at);
   return has_model ? num_flat : 0;
+}
+
+std::size_t num_split_ties(const CheckpointContents& contents) {
+  const bool bare = is_bare(contents);
+  std::map<std::string_view, std::set<KeyPath>> places;  // by tensor: where its names belong
+  const auto add_place = [&](const std::string& tensor, const auto& entry) {
+    KeyPath place = path_of_tensor(name_of(entry), entry.key_path, bare);
+    if (!is_text(place[0], kOptim)) place.resize(is_text(place[0], kModel) ? 1 : 0);
+    places[tensor].insert(std::move(place));
+  };
+  for (const Alias& alias : contents.aliases) add_place(alias.target, alias);
+  for (const TensorEntry& tensor : contents.tensors) {
+    if (places.contains(tensor.meta.fqn)) add_place(tensor.meta.fqn, tensor);
+  }
+  std::size_t num_split = 0;
+  for (const auto& [tensor, of_names] : places) num_split += of_names.size() - 1;
+  return num_split;
 }
 
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,

@@ -60,4 +60,9 @@ std::size_t num_bare_tensors(const CheckpointContents& contents);
 /// under the rest of their name (`w`). 0 if the checkpoint has no dict `model`.
 std::size_t num_keys_into_model(const CheckpointContents& contents);
 
+/// Returns how many times tied tensors are stored again. DeepSpeed's files tie tensors of the
+/// module, and tensors of what the user saved, but nothing across the two, and nothing of the
+/// optimizer.
+std::size_t num_split_ties(const CheckpointContents& contents);
+
 }  // namespace tessera::formats::deepspeed

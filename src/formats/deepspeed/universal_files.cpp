@@ -115,7 +115,9 @@ class Archive {
     };
     return std::ranges::any_of(tensors_,
                                [&](const auto& t) { return is_below(t.entry.key_path); }) ||
-           std::ranges::any_of(values_, [&](const auto& v) { return is_below(v.first.key_path); });
+           std::ranges::any_of(values_,
+                               [&](const auto& v) { return is_below(v.first.key_path); }) ||
+           std::ranges::any_of(ties_, [&](const auto& t) { return is_below(t.key_path); });
   }
 
   /// Returns the layout of the archive and fills `storages`. `path`: the file's name in messages.
