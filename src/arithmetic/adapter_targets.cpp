@@ -60,6 +60,7 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::si
     }
     const auto index = entries_.find_tensor(name);
     if (!index || std::holds_alternative<AsInFirst>(tensors[*index])) continue;
+    changed_.insert(*index);
     const bool is_new =
         change.kind != AdapterChange::Kind::replaced || replaced.insert(*index).second;
     add(change, base_.contents().tensors[*index].meta, tensors[*index], is_new);

@@ -28,6 +28,8 @@ class AdapterTargets {
 
   const std::vector<formats::Finding>& problems() const { return problems_; }
   const AdapterCounts& counts() const { return counts_; }
+  /// The indices of the base's tensors that the adapter changes.
+  const std::set<std::size_t>& changed() const { return changed_; }
 
  private:
   std::string find_prefix() const;
@@ -43,6 +45,7 @@ class AdapterTargets {
   std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
   std::vector<formats::Finding> problems_;
   AdapterCounts counts_;
+  std::set<std::size_t> changed_;
 };
 
 }  // namespace tessera::arithmetic

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "arithmetic/adapter_targets.h"
@@ -13,6 +15,7 @@
 #include "base/value_bits.h"
 #include "formats/own_annotations.h"
 #include "reshard/cast_rule.h"
+#include "reshard/moved_names.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -260,12 +263,45 @@ class Combination {
   }
 
   void add_adapters() {
+    std::set<std::size_t> changed;
     for (LoraAdapter& adapter : adapters_) {
       AdapterTargets targets(*readers_.front(), entries_.front(), adapter, options_->accumulation);
       targets.add_to(origins_, replaced_);
       problems_.insert(problems_.end(), targets.problems().begin(), targets.problems().end());
       counts_.adapters.push_back(targets.counts());
+      changed.insert(targets.changed().begin(), targets.changed().end());
     }
+    note_tied(changed);
+  }
+
+  /// Adds a note about tied tensors that adapters change: each of their names gets the change, also
+  /// one that no adapter has.
+  void note_tied(const std::set<std::size_t>& changed) {
+    const reshard::MovedSelection selected(contents_, options_->selection);
+    std::map<std::string_view, std::vector<std::string_view>> names;  // by the first name
+    const auto add_name = [&](std::string_view tensor, std::string_view name) {
+      if (selected.contains(name)) names[tensor].push_back(name);
+    };
+    for (const std::size_t index : changed) {
+      const std::string& name = contents_.tensors[index].meta.fqn;
+      add_name(name, name);
+    }
+    for (const formats::Alias& alias : contents_.aliases) {
+      const auto index = entries_.front().find_tensor(alias.target);
+      if (index && changed.contains(*index)) add_name(alias.target, alias.fqn);
+    }
+    std::erase_if(names, [](const auto& tensor) { return tensor.second.size() < 2; });
+    if (names.empty()) return;
+    const auto& tied = names.begin()->second;
+    const std::string others =
+        names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
+    contents_.opening_findings.push_back(
+        {.severity = Finding::Severity::note,
+         .rule = kCombineRule,
+         .where = {.path = readers_.front()->path()},
+         .expected = "changes by adapters to tensors that are not tied",
+         .found = "tied tensors, which stay tied and change together: '" + printable(tied[0]) +
+                  "' and '" + printable(tied[1]) + "'" + others});
   }
 
   /// Sorts the problems by name, and removes repeated ones: a source may be given twice.

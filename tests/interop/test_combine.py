@@ -1,5 +1,7 @@
 """Sums of checkpoints against PyTorch's own sums and averages."""
 
+import json
+
 import pytest
 import torch
 from ckpt_tools import reshard, succeed
@@ -105,3 +107,28 @@ def test_the_mean_is_that_of_an_averaged_model(tmp_path):
     mean = load_file(combine(tmp_path / "mean.safetensors", "--average", *paths))
     for name, wanted in averaged.module.state_dict().items():
         torch.testing.assert_close(mean[name], wanted, rtol=1e-6, atol=1e-6)  # PyTorch rounds after each step
+
+
+@pytest.mark.parametrize("kind", ["product", "replaced"])
+def test_an_adapter_that_changes_a_tied_weight_says_that_both_names_change(kind, tmp_path):
+    """Shows A2. The embedding, which the adapter does not name, is the same tensor as the head."""
+    weight = torch.arange(6.0).reshape(3, 2)
+    torch.save({"embed.weight": weight, "head.weight": weight, "up.weight": weight + 1}, tmp_path / "base.pt")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    name = "base_model.model.head."
+    save_file({name + "weight": weight * 2} if kind == "replaced" else
+              {name + "lora_A.weight": torch.ones(1, 2), name + "lora_B.weight": torch.ones(3, 1)}, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["head"] if kind == "product" else [],
+              "modules_to_save": ["head"] if kind == "replaced" else None}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+
+    def notes(*options):
+        document = json.loads(succeed("ckpt-reshard", "combine", tmp_path / "merged.pt", "--base", tmp_path / "base.pt", "--lora",
+                                      adapter, "--overwrite", "--json", *options))
+        return [note["found"] for note in document["notes"]]
+
+    assert notes() == ["tied tensors, which stay tied and change together: 'embed.weight' and 'head.weight'"]
+    merged = torch.load(tmp_path / "merged.pt")
+    assert torch.equal(merged["embed.weight"], merged["head.weight"]) and not torch.equal(merged["embed.weight"], weight)
+    assert notes("--only", "!embed") == []
