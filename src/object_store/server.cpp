@@ -174,10 +174,11 @@ bool Server::is_missing(const HttpResponse& response) const {
 
 std::optional<FoundObject> Server::find(const std::string& url) {
   Retries retries(RetryPolicy::of_process());
+  std::vector<std::string> headers{range_header(0, kBeginNbytes)};
   for (int num_lessons = 0;;) {
     FoundObject found;
-    const HttpResponse response = perform(
-        request_for(url, {}, {range_header(0, kBeginNbytes)}), [&](const auto&) -> TakeBytes {
+    const HttpResponse response =
+        perform(request_for(url, {}, headers), [&](const auto&) -> TakeBytes {
           return [&found](std::span<const std::byte> bytes) {
             // A server that ignores the range sends the whole file. End the transfer here.
             if (found.begin.size() + bytes.size() > kBeginNbytes) return false;
@@ -188,7 +189,11 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     if (num_lessons++ < kMaxLessons && learns_from(url, response)) continue;
     if (is_missing(response)) return std::nullopt;
     const auto range = parse_content_range(response.header("content-range"));
-    if (response.status == 416) {  // an empty object has no first byte
+    if (response.status == 416 && !headers.empty()) {
+      headers.clear();  // an empty object has no first byte, and this answer no ETag
+      continue;
+    }
+    if (response.status == 416) {
       found.version = version_in(response, range ? range->total : 0);
       return found;
     }

@@ -672,9 +672,11 @@ def test_a_dry_run_writes_nothing(proxy, keys):  # noqa: F811
 def test_extra_files_and_a_source_on_the_store(proxy, keys, bucket, tmp_path):  # noqa: F811
     for file in local_files(MODEL):
         bucket.put_object(Bucket="checkpoints", Key=f"new/source/{file.name}", Body=file.read_bytes())
-    bucket.put_object(Bucket="checkpoints", Key="new/source/config.json", Body=b"{}")
+    extra = {"config.json": b"{}", "empty.txt": b""}
+    for name, content in extra.items():
+        bucket.put_object(Bucket="checkpoints", Key=f"new/source/{name}", Body=content)
     succeed(proxy, "ckpt-reshard", "s3://checkpoints/new/source", "s3://checkpoints/new/moved", "--to", "native")
-    assert keys("new/moved")["new/moved/config.json"] == b"{}"
+    assert {name: keys("new/moved")[f"new/moved/{name}"] for name in extra} == extra
     succeed(proxy, "ckpt-inspect", "diff", "s3://checkpoints/new/moved", MODEL)
 
 
