@@ -133,7 +133,7 @@ class ManifestParser {
     return finish();
   }
 
-  /// Throws if no manifest can begin with the first line of `text`. The line may be incomplete.
+  /// Throws if no manifest can begin with the first line of `text`. The line's name may be cut off.
   void check_begin(std::string_view text) {
     if (text.empty() || text.starts_with('{') || text.starts_with(kWholeLabel)) return;
     if (text.starts_with(kPartLabel)) return;

@@ -14,7 +14,7 @@ namespace tessera::object_store {
 class HttpServer final : public Server {
  public:
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Adds a question mark and `query` to the URL in all later requests for it.
+  /// From now on, requests for `url` ask for `<url>?<query>`. Replaces an earlier query for it.
   void keep_query(const std::string& url, const std::string& query);
 
  private:

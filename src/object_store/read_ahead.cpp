@@ -9,8 +9,8 @@ constexpr std::size_t kMaxStreams = 32;  // at least the number of threads that 
 /// A read still continues a stream after a gap of at most this size: between two tensors there can
 /// be padding, or small tensors that are not read.
 constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{1} << 20;
-/// A read still continues a stream if it begins at most this far before the end of the last read:
-/// several threads that read one stream do not read in order.
+/// A read still continues a stream if it begins at most this far before the greatest end of the
+/// reads so far: several threads that read one stream do not read in order.
 constexpr std::uint64_t kMaxBackNbytes = std::uint64_t{64} << 20;
 
 }  // namespace

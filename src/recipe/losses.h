@@ -9,9 +9,9 @@
 // Finds what a recipe loses or changes besides names and shapes, so that a program can report it.
 namespace tessera::recipe {
 
-/// Returns notes about entries and elements that the recipe drops, numbers that it adds, tied
-/// tensors that become separate, and keys that become text. `path` is the source's path. Requires:
-/// the tensors in `made.targets` still have their blocks.
+/// Returns notes about entries and elements that the recipe drops, its additions to elements (they
+/// round), tied tensors that become separate, and keys that become text. `path` is the source's
+/// path. Requires: the tensors in `made.targets` still have their blocks.
 std::vector<formats::Finding> find_losses(const Transformation& made,
                                           const formats::CheckpointContents& source,
                                           const std::string& path);

@@ -20,7 +20,7 @@ std::vector<std::size_t> suffix_begins(std::string_view name) {
   return begins;
 }
 
-/// Returns the rest of a name after `state.` or `param_groups.`; nothing if the name has neither.
+/// Returns what follows the first component `state`, or else `param_groups`; nothing without one.
 std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
   if (const auto rest = reshard::behind_state(name)) return rest;
   constexpr std::string_view kGroups = "param_groups";

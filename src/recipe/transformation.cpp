@@ -134,7 +134,7 @@ class Transformer {
   // Becomes Transformation::targets_of.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
-  /// The targets made from aliases: their names, each with the index of the alias's tensor.
+  /// The names of the targets made from aliases, each with its tensor's index in `contents_`.
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;
   NewNames new_names_;
   Inputs inputs_;

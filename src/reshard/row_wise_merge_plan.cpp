@@ -73,8 +73,8 @@ std::vector<std::int64_t> RowWiseMergePlanner::column_widths_at_destination(
   return column_widths(regions, source_.tensors[table_index].meta.shape);
 }
 
-/// Returns whether, at the destination, state has one number per row for each column shard of its
-/// table.
+/// Returns whether the destination has this row-wise state once for each column shard of its table,
+/// not once for the whole table.
 bool RowWiseMergePlanner::is_kept_per_column_shard(const MovedTensor& moved,
                                                    const StateRole& role) const {
   return moved.has_torchrec_name || (role.kind == StateKind::row_wise_per_shard &&

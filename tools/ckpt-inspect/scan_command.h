@@ -16,7 +16,7 @@ struct ScanCommandOptions {
 void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& terminal);
 
 /// Prints the names that the pickles in files and folders would import and call. Returns
-/// ExitCode::findings if something is dangerous, or was not looked at.
+/// ExitCode::findings if a name is dangerous, or if the scan has a problem (ScanProblem).
 ExitCode run_scan(const ScanCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -33,7 +33,7 @@ def missing_packages(packages: list[str]) -> list[str]:
 
 
 def privileged(command: list[str]) -> list[str] | None:
-    """Returns `command` as root would run it, or None if this user cannot become root."""
+    """Returns `command`, with sudo unless this user is root; None if sudo fails. May ask for the password."""
     if os.geteuid() == 0:
         return command
     if not shutil.which("sudo"):

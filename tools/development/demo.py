@@ -60,7 +60,7 @@ def show_and_run(command: list[str], python: Path) -> float:
 
 
 def differences(checkpoint: Path, digests: dict) -> list[str]:
-    """Returns one line for each tensor that differs between a checkpoint and the trainer."""
+    """Returns one line for each field of a tensor, such as its shape, that differs in the trainer."""
     command = [ROOT / "build/bin/ckpt-inspect", "ls", "--json", "--sha256", checkpoint]
     listing = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     found = {tensor["name"]: tensor for tensor in listing["tensors"]}

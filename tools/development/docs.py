@@ -250,7 +250,7 @@ def run_doxygen(directory: Path, *, html: bool) -> list[str]:
 
 
 def check_reference(directory: Path, *, html: bool) -> list[str]:
-    """Runs Doxygen in `directory`. Returns the problems in comments of the public headers."""
+    """Empties `directory` and runs Doxygen in it. Returns the problems in comments of the public headers."""
     return run_doxygen(directory, html=html) + undescribed(directory / "xml", directory / "include")
 
 

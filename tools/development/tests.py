@@ -114,7 +114,7 @@ def cases_in_shard(shard: Case, reports: Path) -> list[Case]:
 
 
 def run_ctest(directory: Path, selection: list[str], environment: dict[str, str], variant: str = "") -> list[Case]:
-    """Runs the selected tests of a build folder, and prints what failed or was skipped. Returns all tests that ran."""
+    """Runs the selected tests of a build folder. Prints what failed or was skipped. Returns these and what passed."""
     report = directory / "test-report.xml"
     reports_of_shards = directory / "test-reports"
     log = directory / "test-log.txt"

@@ -77,7 +77,7 @@ struct TouchedRow {
         count(touched.counts[index]) {}
 };
 
-/// Sums the gradients of occurrences [begin, end) into `g[0, dim)`, in order.
+/// Sets `g[0, dim)` to the weighted sum of the gradients of occurrences [begin, end), in order.
 __device__ void sum_occurrences(const TouchedRows::View& touched, const PooledGradient& gradient,
                                 std::int64_t begin, std::int64_t end, std::int64_t dim, float* g) {
   for (std::int64_t column = lane(); column < dim; column += kWarpThreads) {

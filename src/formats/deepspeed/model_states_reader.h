@@ -92,9 +92,9 @@ class ModelStatesReader : public EntryReader {
   /// Returns a parameter's name, followed by those tied to it whose tensors in the module are not
   /// the parameter's.
   std::vector<std::string> names_in_module(const std::string& parameter) const;
-  /// Notes tensors of the module that differ between files of a list in `of_ranks`. In stage 3 each
-  /// data rank saves its own; Tessera reads those in the first file of each list, except
-  /// parameters, which it reads from other members.
+  /// Notes tensors of the module that differ between files of a list in `of_ranks`: in stage 3 each
+  /// data rank saves its own. Buffers are read from the first file of each list. Copies of
+  /// parameters are not read, and get a note of their own; other members have the parameters.
   void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
                               const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);

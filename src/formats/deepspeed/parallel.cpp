@@ -263,8 +263,8 @@ class ParallelReader final : public ModelRanksReader {
     return {.whole = shapes.front(), .parts = shapes, .blocks = {{{all, all}}}};
   }
 
-  /// Returns where the elements of a tensor rank's part are stored. `path_of(rank, slice)` returns
-  /// the path of the vector that holds them.
+  /// Returns where the elements of the part of tensor rank `tensor` are stored. `path_of` gets its
+  /// ModelRank and a Slice, and returns the path of the vector with the slice's elements.
   template <class PathOf>
   std::vector<VectorPart> parts_of(const Whole& whole, std::size_t tensor, const std::string& name,
                                    const PathOf& path_of) const {

@@ -243,8 +243,8 @@ bool has_wrong_slices(const File& model) {
   return shuffled && *shuffled == Value(true);
 }
 
-/// Computes the slices of one rank in stage 3. A parameter's part is never split between two
-/// vectors: when a vector is full, the next part is at the beginning of the next vector.
+/// Computes the slices of one rank in stage 3. The parameters' parts, none of them split, must fill
+/// each vector exactly, one after another. Throws if a part is larger than what is left of one.
 void cut_equally(Partition& partition, const File& file, std::size_t rank, std::size_t num_ranks) {
   const auto ranks = static_cast<std::int64_t>(num_ranks);
   std::size_t vector = 0;

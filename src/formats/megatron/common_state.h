@@ -53,7 +53,7 @@ class CommonState {
   /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
   /// value that cannot be pickled.
   std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
-  /// Throws what `pickled` will throw, except about steps that are tensors: they are not set yet.
+  /// Throws what `pickled` will throw. Steps that are tensors need not be set yet.
   void check() const;
 
  private:

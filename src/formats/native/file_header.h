@@ -15,7 +15,7 @@ namespace tessera::formats::native {
 /// The kind of a file in a checkpoint. Stored on disk; never renumber.
 enum class FileRole : std::uint32_t { index = 1, rank = 2 };
 
-/// Format versions. All files of a checkpoint have the same one, except linked files.
+/// Format versions. All files of a checkpoint have the same one, but linked files keep their own.
 inline constexpr std::uint32_t kFirstVersion = 1;
 inline constexpr std::uint32_t kPackedVersion = 2;   // [Note: Packed pieces]
 inline constexpr std::uint32_t kLinkedVersion = 3;   // [Note: Linked files]

@@ -344,7 +344,7 @@ std::uint8_t get_tags(ByteReader& in, const Index& index, std::uint64_t nbytes, 
   return in.u8();
 }
 
-/// `place`: set for a linked piece. `is_patched`: set if a patch follows.
+/// Sets `place` only for a linked piece. Always sets `is_patched`: whether a patch follows.
 StoredPiece get_stored(ByteReader& in, const Index& index, std::uint64_t nbytes,
                        std::uint64_t& place, bool& is_patched) {
   StoredPiece stored;
@@ -1010,8 +1010,8 @@ std::vector<RankTensor> tensors_by_fqn(const std::vector<Index>& ranks) {
   return tensors;
 }
 
-/// Merges the entries that all rank files have for one tensor, sorts its pieces by their positions,
-/// and adds the tensor to `whole`.
+/// Merges the entries `by_rank` that rank files have for one tensor, puts each piece at its
+/// StoredPiece::position, and adds the tensor to `whole`.
 void merge_tensor(Index& whole, std::span<const RankTensor> by_rank, PiecePool& pool,
                   const std::string& path) {
   TensorEntry tensor = without_pieces(by_rank.front().entry());

@@ -86,7 +86,7 @@ const NativeBase& native_base(const LinkedPieces& linked) {
   return *base;
 }
 
-/// Returns, for each piece of the base, where HDF5 readers find it (Index::linked_places).
+/// Returns one place per piece of the base, by tensor. Index::linked_places says what a place is.
 std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
   std::vector<std::vector<std::uint64_t>> places;
   PiecePlaces finder(base);

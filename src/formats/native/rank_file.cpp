@@ -555,9 +555,9 @@ void RankFileWriter::complete() {
   complete_ = true;
 }
 
-/// Sets the StoredPiece of each piece from its blocks. Places of tables are relative to the start
-/// of the first table, because its place in the file is not known yet. Returns the size of all
-/// tables. Units: bytes.
+/// Sets the StoredPiece of each piece that has a dataset of its own, and each StoredPatch, from the
+/// blocks. Places of tables are relative to the start of the first table, because its place in the
+/// file is not known yet. Returns the size of all tables. Units: bytes.
 std::uint64_t RankFileWriter::settle_storage() {
   std::uint64_t tables_nbytes = 0;
   for (const OwnDataset& own : own_datasets_) {

@@ -121,8 +121,8 @@ class Object {
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple
-  /// Returns the state that BUILD gives to the call. If a foreign call has several BUILDs, returns
-  /// a tuple of their states.
+  /// Returns the state that BUILD gives to the call; nothing without BUILD. Several BUILDs of a
+  /// foreign call give a tuple of two: what the earlier ones give together, and the last state.
   std::optional<Object> call_state(std::string_view rule) const;
   /// Says whether the call comes from an opcode that exists only for classes: NEWOBJ, OBJ, INST,
   /// NEWOBJ_EX.

@@ -699,8 +699,8 @@ class Walk {
     reach_limit("a raw array with a shape and dtype that NumPy writes", "another shape or dtype");
   }
 
-  /// Walks the nested pickle of an array of objects. A second loader reads this pickle before the
-  /// first loader continues.
+  /// Walks the nested pickle of an array of objects, which begins at this place of the file. joblib
+  /// reads it with a second loader before the first loader continues.
   void walk_nested() {
     if (depth_ >= kMaxNestedPickles) {
       return reach_limit("at most " + std::to_string(kMaxNestedPickles) + " nested pickles",

@@ -67,7 +67,7 @@ class Pass final : public HandleEvents,
   /// Returns an object to be owned by an autograd graph that this pass records. When all graphs of
   /// the pass are destroyed without a backward, so are their tokens, and the pass ends.
   std::shared_ptr<void> graph_token();
-  /// Opens an idle pass again, for a second backward through the graph of the pass.
+  /// Enters a backward. Opens an idle pass again, for a second backward through the pass's graph.
   void enter_backward();
 
   void abort() noexcept;

@@ -50,8 +50,8 @@ void touch_storage(const at::Tensor& tensor);
 /// Returns the number of this thread's current operator. Units whose last use has this number must
 /// stay gathered, because one operator may use parameters of several units.
 std::uint64_t current_operator();
-/// To be called when an operator of this thread begins. Gives it a new number for
-/// `current_operator`.
+/// To be called when an operator of this thread begins. From then on, `current_operator` returns a
+/// new number.
 void begin_operator();
 
 /// Returns a tensor with the touch key and the same storage as `tensor`. For autograd it is not a

@@ -21,8 +21,8 @@ namespace tessera::state {
 
 /// The tensors of a state dict of type SHARDED as checkpoint contents, without values.
 struct LiveState {
-  /// Which rank writes which piece. Exactly one rank writes each piece. All ranks have the same
-  /// `contents`.
+  /// The tensors, cut into pieces. Each piece names the one rank that writes it. All ranks have the
+  /// same `contents`.
   formats::CheckpointContents contents;
   /// This rank's shards of each tensor in `contents.tensors`.
   std::vector<std::vector<LocalShard>> held;

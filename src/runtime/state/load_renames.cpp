@@ -250,8 +250,8 @@ Value with_renamed_members(const std::string& name, Value value,
   }
   const std::string state = name.substr(0, groups) + "state.";
   const std::vector<Rename> of_parameters = [&] {
-    // A parameter without state has no names in the checkpoint that begin with the prefix. So it is
-    // renamed by the given renames alone.
+    // `with_optimizer_renames` adds no rename for state that the checkpoint lacks. The list
+    // also names parameters without state, so each rename of the model also renames state here.
     std::vector<Rename> all = renames;
     for (const Rename& rename : renames) {
       if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
