@@ -94,7 +94,8 @@ std::string Error::line_with(std::string_view spelled) const {
 Error Error::at_tensor(std::string fqn) const {
   ErrorWhere where = where_;
   where.fqn = std::move(fqn);
-  return Error(kind_, std::move(where), reason(), remedy_);
+  const std::string place = place_of(where);
+  return Error(kind_, std::move(where), place, std::string(reason()), remedy_);
 }
 
 Error Error::expected(ErrorKind kind, ErrorWhere where, std::string_view rule,

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 namespace tessera {
@@ -35,6 +36,14 @@ TEST(ErrorTest, TakesTheTensorsNameAfterwards) {
   EXPECT_STREQ(error.at_tensor("w").what(), "a.pt: w: bytes [4, 8): CRC: expected 1, found 2");
   EXPECT_EQ(error.at_tensor("w").where().fqn, "w");
   EXPECT_EQ(error.at_tensor("w").kind(), ErrorKind::corruption);
+}
+
+TEST(ErrorTest, AListKeepsItsLinesIfItTakesATensorsName) {
+  const std::string lines = std::string(3000, 'a') + "\n" + std::string(3000, 'b');
+  const Error error = Error::listing(ErrorKind::mismatch, {.path = "c"}, "2 problems:", lines);
+  const std::string list(error.reason());
+  EXPECT_EQ(error.at_tensor("w").what(), "c: w: " + list);
+  EXPECT_EQ(std::ranges::count(list, '\n'), 2);
 }
 
 TEST(ErrorTest, PrintableKeepsUnicodeAndEscapesWhatIsNone) {
