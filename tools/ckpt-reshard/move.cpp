@@ -321,8 +321,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   return outcome;
 }
 
-/// Adds the result of an earlier step to those of the cast. A tensor that the cast has a result for
-/// gets `unite(result, earlier)`. Requires: `results` are sorted by tensor.
+/// Adds the result of an earlier step to those of the cast. If the cast has a result for this
+/// tensor, calls `unite` with that result instead. Requires: `results` are sorted by tensor.
 template <class Result, class Unite>
 void add_earlier(std::vector<Result>& results, const Result& earlier, const Unite& unite) {
   const auto cast =

@@ -30,8 +30,8 @@ struct MoveSource {
       std::make_shared<arithmetic::RoundingLosses>();
 };
 
-/// Plans, moves and commits; with `dry_run` only plans. `paths` are the paths that `open` reads.
-/// Calls `open` after it has checked the options; it must open files only through `fs`.
+/// Plans, moves and commits; with `dry_run`, plans and checks. Returns bad_input if the plan has
+/// problems. Calls `open` after the options are checked; `open` reads `paths`, only through `fs`.
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal);
 

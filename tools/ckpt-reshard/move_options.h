@@ -43,10 +43,10 @@ struct MoveOptions {
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // applied to names that no rename matches
   std::vector<std::string> source_prefixes;      // only of a merge
-  formats::MergePreference preference = formats::MergePreference::none;  // only of a merge
+  formats::MergePreference preference = formats::MergePreference::none;  // of merge and combine
   std::string combination;  // of `combine`: the formula; empty: none
   bool drop_optimizer = false;
-  std::string optimizer_params;  // a file or `auto`; empty: not given
+  std::string optimizer_params;  // a file, `auto` or `numbers`; empty: not given
   RecipeArguments recipe;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string dequantize;  // a dtype; empty: not given
@@ -87,7 +87,7 @@ void check_options(const MoveOptions& options);
 /// The contents of the files that options name, and of the checkpoint of `--like`. Empty for
 /// options that are not given.
 struct OptionFiles {
-  /// `source` is the path of the checkpoint, or of the first of several.
+  /// `source`: path of the checkpoint, or of the first of several. A recipe needs its config.json.
   OptionFiles(const MoveOptions& options, const std::string& source);
 
   std::string table_plan;
@@ -100,7 +100,7 @@ struct OptionFiles {
 };
 
 // The next two functions convert the options for the core. Throws: UsageError that names the
-// option.
+// option; Error if the file of --plan, --mesh or --units is wrong.
 reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles& files);
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan);

@@ -117,8 +117,8 @@ std::string names_in_words(const std::vector<std::string>& names) {
   return text;
 }
 
-/// Prints one line about the extra files that are copied, one for each edited file, and one about
-/// the files that are left out.
+/// Prints one line about the extra files that are copied, one for each change in a copy, and one
+/// about the files that are left out.
 void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal) {
   std::vector<std::string> carried;
   std::uint64_t nbytes = 0;
@@ -205,7 +205,7 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
   return {};
 }
 
-/// Prints one line about the changes that the formats make necessary.
+/// Prints one line about the changes that formats, renames or a merge cause; nothing if none.
 void print_changes(const std::vector<reshard::FormatChangeCount>& changes, Terminal& terminal) {
   std::string line;
   for (const auto& change : changes) line += (line.empty() ? "" : "; ") + change_in_words(change);

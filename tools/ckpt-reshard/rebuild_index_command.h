@@ -12,7 +12,7 @@ struct RebuildIndexOptions {
 
 void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options, Terminal& terminal);
 
-/// Rebuilds the missing index of a native checkpoint from the rank files.
+/// Makes the index of a native checkpoint from the rank files. Replaces an index that is there.
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -17,7 +17,7 @@ struct SplitOptions {
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves the entries of a checkpoint whose names begin with one of some prefixes.
+/// Moves a part of a checkpoint: names under prefixes, names of --only, or all but optimizers.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

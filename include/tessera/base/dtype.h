@@ -50,7 +50,7 @@ std::string dtype_expectation(std::string_view name);
 /// Returns the dtype stored on disk as `code`, or nothing if no dtype has that code.
 std::optional<DType> dtype_from_code(std::uint8_t code);
 
-/// Returns the size of one element in bytes. A complex number is one element.
+/// Returns the size of an element in bytes. A complex number or a pair of 4-bit floats is one.
 std::uint64_t itemsize(DType dtype);
 
 bool is_floating_point(DType dtype);  // true for real floats, also those of 8 and 4 bits

@@ -104,7 +104,7 @@ class Error : public std::runtime_error {
   /// Returns the text of `what()` with `spelled` in place of the remedy, so that a program can use
   /// its own words. If `spelled` is empty, the line has no remedy.
   std::string line_with(std::string_view spelled) const;
-  /// Returns a copy that names the tensor `fqn`, for a caller that knows which tensor failed.
+  /// Returns a copy that names the tensor `fqn` in place of any other.
   Error at_tensor(std::string fqn) const;
 
  private:

@@ -25,8 +25,8 @@ class ReadableFile {
   /// operating system fails.
   virtual void read_at(std::uint64_t offset, std::span<std::byte> out) const = 0;
   /// Returns the size and the time of the last change (or the ETag), as they were when the file was
-  /// opened, in words. If the file is changed or replaced and opened again, the text differs. Empty
-  /// if nothing is known.
+  /// opened, in words. If the file is changed or replaced and opened again, the text differs,
+  /// unless the size and the time are equal. Empty if nothing is known.
   virtual std::string version() const { return {}; }
 };
 
@@ -67,7 +67,7 @@ class FileSystem {
   virtual std::unique_ptr<ReadableFile> open(const std::string& path) const = 0;
   /// Creates a file that must not exist yet.
   virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
-  /// Opens an existing file for writing at offsets.
+  /// Opens an existing file to write at offsets; a link or a hard link is Error(already_exists).
   virtual std::unique_ptr<WritableFile> open_for_update(const std::string& path) = 0;
   virtual void make_directory(const std::string& path) = 0;  // must not exist
   virtual std::vector<std::string> list_directory(
@@ -89,7 +89,7 @@ class FileSystem {
 /// Reads a whole file. Throws: Error(corruption) if it is larger than `max_nbytes`.
 std::string read_file(const FileSystem& fs, const std::string& path, std::uint64_t max_nbytes);
 /// Returns the first `max_nbytes` bytes of a file, or the whole file if it is shorter; nothing if
-/// `path` is not a regular file.
+/// there is no regular file at `path`.
 std::optional<std::string> read_begin(const FileSystem& fs, const std::string& path,
                                       std::uint64_t max_nbytes);
 
@@ -97,7 +97,7 @@ std::optional<std::string> read_begin(const FileSystem& fs, const std::string& p
 std::string join_path(const std::string& directory, const std::string& name);
 
 std::string without_trailing_slashes(std::string path);  // a root stays `/`
-/// Returns the parent directory of a path, `.` if it has none. Ignores trailing slashes.
+/// Returns a path's parent directory; `.` for a name alone, `/` for `/`. Ignores trailing slashes.
 std::string directory_of(const std::string& path);
 /// Returns the last name of a path. Ignores trailing slashes.
 std::string last_component(const std::string& path);

@@ -12,18 +12,18 @@ namespace tessera {
 
 /// Says whether `name` matches `pattern`: `*` matches any number of characters, also dots; `?`
 /// matches one character; `[a-z]` matches one character of a set, `[!a-z]` one outside of the set;
-/// `\` makes the next character ordinary. An unclosed `[` is ordinary too. A character is a UTF-8
-/// code point, or one byte of invalid UTF-8. Cost: O(name * pattern), never exponential.
+/// `\` outside of a set makes the next character ordinary. An unclosed `[` is ordinary too. A
+/// character is a UTF-8 code point, or one byte of invalid UTF-8. Cost: never exponential.
 bool glob_match(std::string_view pattern, std::string_view name);
 
 /// Returns the glob that matches `text` and nothing else.
 std::string glob_of(std::string_view text);
 
-/// A selection of names by patterns. A pattern selects the names it matches or equals, and all
-/// names below them: `model.layers.0` selects `model.layers.0.up.weight`. A pattern that starts
-/// with `=` selects no names below: `=args` selects `args`, but not `args.weight`. A pattern that
-/// starts with `!` (or `!=`) excludes names. Without other patterns, all names that are not
-/// excluded are selected.
+/// A selection of names by patterns. A pattern (see glob_match) selects the name it equals, the
+/// names it matches, and all names below a match: `layers.0` selects `layers.0.up.weight`. With `=`
+/// at its start, it selects no names below: `=args` selects `args`, but not `args.weight`. A
+/// pattern that starts with `!` (or `!=`) excludes names, also those that another pattern selects.
+/// If all patterns exclude, all names that are not excluded are selected.
 class NameSelection {
  public:
   NameSelection() = default;

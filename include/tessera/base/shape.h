@@ -19,7 +19,7 @@ namespace tessera {
 ///
 /// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions, because
 /// a large checkpoint has two shapes for each piece that is a box. (c10::SmallVector does the same
-/// for torch's sizes.) Throws: std::length_error for more than 2^31 dimensions, as vectors do.
+/// for torch's sizes.) Throws: std::length_error for 2^31 or more dimensions, as vectors do.
 class Shape {
  public:
   using value_type = std::int64_t;
@@ -110,7 +110,7 @@ class Shape {
 /// The most dimensions a tensor may have. HDF5 has the same limit.
 inline constexpr std::size_t kMaxDims = 32;
 
-/// Returns the number of elements. Requires: `checked_numel` has accepted the shape.
+/// Returns the product of the sizes. Requires: no size is negative, and the product is below 2^63.
 std::int64_t numel_of(std::span<const std::int64_t> sizes);
 
 /// Returns the row-major strides. Units: elements. A size of zero counts as one, as in torch.

@@ -57,8 +57,8 @@ class SharedVector {
   const T& back() const { return get().back(); }
   operator const std::vector<T>&() const { return get(); }
 
-  /// Returns the list to change. Copies it first if another object shares it. The reference is
-  /// valid until this object is copied or assigned.
+  /// Returns the list to change. Copies it first if another object shares it. Do not use the
+  /// reference after this object was copied, moved, assigned, swapped or cleared.
   std::vector<T>& edit() {
     if (shared_ == nullptr) {
       shared_ = new Shared;

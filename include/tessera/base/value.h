@@ -12,7 +12,7 @@ namespace tessera {
 /// Anything in a checkpoint that is not a tensor: a step counter, a hyperparameter, a string,
 /// nested lists and dicts. It keeps what Python distinguishes (int and float, list and tuple, str
 /// and bytes, the order and the key types of a dict), so that a value survives any conversion
-/// between formats. A plain value type: copies are deep, `==` compares structure (NaN equals NaN).
+/// between formats. Copies are deep. `==` compares types and order, also in a dict; NaN equals NaN.
 class Value {
  public:
   /// Python's None.

@@ -63,10 +63,10 @@ class BaseCheckpoint {
   /// Opens the checkpoint at `path`, to be the base of a new checkpoint of `format`. `fs` must
   /// outlive the result.
   /// Throws:
-  /// - Error(not_found) if there is no checkpoint;
+  /// - Error(not_found) if there is no checkpoint; Error(invalid_argument) if `path` is a URL;
   /// - Error(unsupported) if the checkpoint has another format, or if the format does not support a
   ///   base;
-  /// - Error(corruption) if its index is damaged.
+  /// - Error(corruption) if its index is damaged, or if the checkpoint is unfinished.
   static std::shared_ptr<const BaseCheckpoint> open(const FileSystem& fs, const std::string& path,
                                                     Format format);
   virtual ~BaseCheckpoint() = default;

@@ -220,7 +220,7 @@ struct MissingData {
   std::map<std::size_t, std::string> values{};  // key: index of the value
 };
 
-/// Returns a finding as an error: `<where>: <rule>: expected <x>, found <y> (<remedy>)`.
+/// Returns a finding as an Error(mismatch): `<where>: <rule>: expected <x>, found <y> (<remedy>)`.
 Error finding_to_error(const Finding& finding);
 /// Returns the finding as one line. The remedy is written for C++ callers: `CreateOptions::...`.
 std::string finding_to_string(const Finding& finding);
@@ -228,7 +228,7 @@ std::string finding_to_string(const Finding& finding);
 /// Receives the findings one by one.
 using FindingSink = std::function<void(const Finding&)>;
 
-/// Receives the number of bytes just processed; called from any thread.
+/// Receives the number of bytes just processed. Several threads may call it at the same time.
 using ProgressSink = std::function<void(std::uint64_t nbytes)>;
 
 /// Tensors whose bytes can be read piece by piece: from an open checkpoint, or from a trainer's
@@ -259,8 +259,8 @@ class CheckpointReader : public TensorSource {
   /// Returns the path that was opened.
   virtual const std::string& path() const = 0;
 
-  /// Returns names of tensors and aliases in the order that their state dict had, one list for each
-  /// file that keeps an order. Nothing for formats that sort names.
+  /// Returns names of tensors and aliases in the order that their state dict had: one list for the
+  /// checkpoint, or one for each source of a merge. Has no names if the order is not known.
   virtual std::vector<std::vector<std::string>> dict_orders() const { return {}; }
 
   /// Returns the value stored under `contents().values[value_index]`.
@@ -275,8 +275,8 @@ class CheckpointReader : public TensorSource {
   /// Throws: Error(io).
   virtual void check_files(const FindingSink& sink) const = 0;
 
-  /// Returns the paths of the files that hold tensor bytes, each once. Empty if the bytes are in
-  /// memory.
+  /// Returns the paths of the files that hold tensor bytes, as FileSystem::open takes them. A file
+  /// in the list may be missing. Empty if the bytes are in memory.
   virtual std::vector<std::string> data_files() const = 0;
 
   /// Returns the pieces and values whose files are missing. Opens no file. Empty for formats whose
@@ -287,7 +287,7 @@ class CheckpointReader : public TensorSource {
   /// Checks all that the format can check and that opening did not check: every stored byte against
   /// its checksum, the structure, and whether all files exist. Continues after a finding where it
   /// can. At most `num_threads` threads read; 0: default_num_threads(). Findings do not depend on
-  /// the number of threads.
+  /// the number of threads. Requires: `sink` and `progress` are not empty.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress,
                       int num_threads) const = 0;
   void verify(const FindingSink& sink, const ProgressSink& progress) const {
@@ -336,10 +336,10 @@ class CheckpointWriter {
   /// they start blocks in order; a writer that needs the order makes threads wait.
   virtual void write_block(PieceId piece, std::int64_t begin, std::span<const std::byte> bytes) = 0;
 
-  /// If an interrupted writer of the same work has finished the block, reads the block back into
-  /// `room`, checks it, and returns true. Otherwise returns false, and the caller must pass the
-  /// block to `write_block`. Same order and thread-safety as `write_block`. Requires: `room` has
-  /// the block's size.
+  /// Takes the block from the files of an interrupted writer of the same work, if it is there and
+  /// its checksum is right, and returns true. If false, the caller must pass it to `write_block`.
+  /// Same order and thread-safety as `write_block`. Requires: `room` has the block's size. The
+  /// writer uses `room` only as a buffer: after the call it need not hold the block.
   virtual bool resume_block(PieceId /*piece*/, std::int64_t /*begin*/,
                             std::span<std::byte> /*room*/) {
     return false;
@@ -351,8 +351,8 @@ class CheckpointWriter {
   /// commit. Returns whether there are finished blocks. A writer that resumed work always keeps it.
   virtual bool keep_work() noexcept { return false; }
 
-  /// Makes every thread that waits inside `write_block` throw Error(interrupted). Call it when a
-  /// block will never be written.
+  /// Makes every thread that waits inside `write_block` or `resume_block` throw Error(interrupted).
+  /// Call it when a block will never be written.
   virtual void abandon() noexcept = 0;
 
   /// Syncs and makes the checkpoint appear. Requires: every block was written.

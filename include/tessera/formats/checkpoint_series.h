@@ -41,8 +41,8 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
 LatestValid latest_valid(const std::string& directory,
                          Validation validation = Validation::structure);
 
-/// Called for an old checkpoint that is not removed, because its directory contains an entry of
-/// another program (`foreign_entry`).
+/// Called for an old checkpoint that stays, because its folder contains a file or a folder that is
+/// not its own. `foreign_entry`: the path of this entry, relative to the checkpoint.
 using LeftCheckpointSink =
     std::function<void(const std::string& path, const std::string& foreign_entry)>;
 

@@ -76,7 +76,7 @@ struct CreateOptions {
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive
 /// the writer. Throws: what the format's own `create_…` throws; Error(already_exists) and
-/// Error(mismatch) for kept work (KeptWork).
+/// Error(mismatch) for kept work (KeptWork); Error(unsupported) if Tessera only reads the format.
 std::unique_ptr<CheckpointWriter> create_checkpoint(FileSystem& fs, const std::string& destination,
                                                     CheckpointContents contents,
                                                     std::vector<Value> values,

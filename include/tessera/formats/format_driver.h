@@ -82,10 +82,10 @@ struct FormatTraits {
   bool has_compression = false;      // uses CreateOptions::native.compression
   bool has_base = false;             // shares files with an older checkpoint (base_checkpoint.h)
   bool holds_replicas = false;       // each rank stores what it holds, also what others hold
-  /// Of a file beside the checkpoint that would make readers open another checkpoint: DeepSpeed's
-  /// `latest` names the folder to open. A move does not copy it there. Empty: none.
+  /// The name of an extra file that would make readers of the new checkpoint open another one:
+  /// DeepSpeed's `latest` names the folder to open. A move does not copy it there. Empty: none.
   std::string_view misleading_name{};
-  /// Tensors with this prefix stay whole on every rank, unless the source cuts them. Empty: none.
+  /// Tensors with this prefix stay whole on every rank, unless a source with replicas cuts them.
   std::string_view uncut_prefix{};
   /// The outermost dicts whose entries have files of their own, the model's first. Programs load
   /// each dict from its files. Empty: no dict has such files.
@@ -125,7 +125,7 @@ class SideFiles {
  public:
   virtual ~SideFiles() = default;
 
-  /// Returns the side file that the checkpoint at `path` names, if there is one.
+  /// Returns the path of the side file that the checkpoint at `path` names, if it names one.
   virtual std::optional<std::string> named_by(const FileSystem& fs,
                                               const std::string& path) const = 0;
   /// Returns the left-over side file of an earlier checkpoint at `path`, if there is one: the
@@ -244,7 +244,7 @@ void register_format(const FormatDriver& driver);
 const FormatDriver& driver_of(Format format);
 /// Returns what a format can hold. Throws: as driver_of.
 FormatTraits traits_of(Format format);
-/// Says whether writers of a format store whole tensors only, and so no ranks.
+/// Says whether writers of a format store only whole tensors (no ranks). Throws: as driver_of.
 bool holds_whole_tensors(Format format);
 
 /// Returns the format of that name, or nothing.

@@ -42,7 +42,7 @@ struct MergedCheckpoint {
 /// missing (model and optimizer saved apart), the state belongs to the parameter of that name in
 /// the first source that has one. An alias of a tensor that comes from another source becomes a
 /// tensor, so that every name keeps its bytes. The format is the first source's. `preference`:
-/// which source wins if several have a name. Requires: at least one source.
+/// which source wins if several have a name. Requires: at least one source. Throws: Error(io).
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference);
 
 /// A checkpoint to open as one of several.

@@ -67,7 +67,7 @@ std::optional<NativeWriteOptions> parse_compression(std::string_view text);
 /// nothing. `values` is parallel to `contents.values`. `fs` must show the operating system's files,
 /// because the writer locks the staging path there. If the HDF5 library was built without
 /// thread-safety, the application's own HDF5 calls must not overlap with the writer's.
-/// Throws: Error(invalid_argument) if the contents contradict themselves; Error(already_exists).
+/// Throws: Error(invalid_argument) for wrong contents or bad options; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_native(FileSystem& fs, std::string destination,
                                                 CheckpointContents contents,
                                                 std::vector<Value> values,

@@ -60,13 +60,13 @@ std::uint64_t join_parts(const FileSystem& fs, const std::string& directory,
                          const PartOptions& options);
 
 /// Marks one rank's file as part of this checkpoint and syncs it; does nothing for dcp.
-/// Requires: `token` is what `join_parts` returned.
+/// Requires: `token` is what `join_parts` returned, and this rank's file is not sealed yet.
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token,
                const PartOptions& options);
 
 /// Writes and syncs the file that makes the directory a checkpoint: `index.h5` or `.metadata`. If
 /// the call throws, this file does not exist. Requires: every rank has sealed. Throws:
-/// Error(corruption) naming a rank file that is missing or was not sealed.
+/// Error(corruption) naming a rank file that is missing or not sealed (native; dcp does not check).
 void finish_parts(FileSystem& fs, const std::string& directory, const CheckpointContents& contents,
                   const std::vector<Value>& values, const PartOptions& options);
 

@@ -37,8 +37,8 @@ class TensorReader {
   /// `out` at most 4 MiB of memory.
   void read(const Box& box, FlatRange window, std::span<std::byte> out) const;
 
-  /// Returns where a read that begins at `begin` should end: at most `max_numel` elements later,
-  /// and not beyond the end of a contiguous piece. So blocks do not read a stored chunk twice.
+  /// Returns the element before which a read from `begin` should end: at most `max_numel` elements
+  /// later (but at least one), and not beyond the contiguous piece in which the read begins.
   std::int64_t window_end(std::int64_t begin, std::int64_t max_numel) const;
 
  private:

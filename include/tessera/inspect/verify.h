@@ -18,7 +18,7 @@ struct VerifyOptions {
 
 /// What a check found, and how much it read.
 struct VerifyReport {
-  std::vector<formats::Finding> findings{};  // sorted by file, then tensor, then rule; `part` first
+  std::vector<formats::Finding> findings{};  // rule `part`, then all others by file, tensor, rule
   std::int64_t num_tensors = 0;
   std::int64_t num_pieces = 0;
   std::int64_t num_values = 0;
@@ -31,8 +31,8 @@ struct VerifyReport {
 /// Checks an open checkpoint completely. Continues after a finding if possible. Checks what the
 /// format can check (checksums of all stored bytes, files, structure), and these rules: `coverage`:
 /// pieces that miss elements or overlap; `value`: values that cannot be read (a note if Tessera
-/// never reads them); `alias` and `units`: aliases and flat units that name no tensor, or a tensor
-/// of another shape. Throws: Error(io) if the operating system fails; Error(interrupted).
+/// never reads them); `alias`: aliases of no tensor; `units`: parameters of flat units that are no
+/// tensor, or one of another shape. Throws: Error(io) if the system fails; Error(interrupted).
 VerifyReport verify(const formats::CheckpointReader& reader, const VerifyOptions& options);
 
 /// Returns how many bytes `verify` reports to `progress` in total.

@@ -61,7 +61,7 @@ std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std
 /// has one box without dimensions.
 std::vector<Box> boxes_of(const Region& region, std::span<const std::int64_t> shape);
 
-/// Returns the box of the elements that are in both boxes; nothing if there are none.
+/// Returns the box that two boxes of one tensor share; nothing if they share no element.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
 /// The runs of elements that are contiguous in each of two regions of one tensor. A copy between

@@ -108,12 +108,12 @@ struct MeshLayout {
   ///       {"names": "*.wo.weight", "placements": ["Shard(0)", "Shard(1)"]},
   ///       {"names": "layers.[0-3].*", "placements": ["Stage(0)", "Shard(0)"]},
   ///       {"names": "*", "placements": ["Shard(0)", "Replicate"]}]}
-  /// Throws: Error(corruption) naming `path`, the member and the rule.
+  /// Throws: Error(corruption) naming `path`, the member, and the number of its rule, from 0.
   static MeshLayout from_json(std::string_view text, const std::string& path);
 
-  /// Returns which ranks hold which boxes of a tensor, ordered by box; no box is empty. Each cut is
-  /// that of torch.chunk. If several axes cut one dimension, the last axis cuts first, as FSDP2
-  /// does over tensor parallelism. All ranks hold tensors that cannot be cut (0-d or empty).
+  /// Returns which ranks hold which boxes of a tensor, ordered by box. Each cut is that of
+  /// torch.chunk, without the empty boxes. If several axes cut one dimension, the last axis cuts
+  /// first, as FSDP2 does over tensor parallelism. All ranks hold a 0-d or empty tensor, whole.
   /// Throws: Error(invalid_argument) naming the file and the tensor if no rule matches, or if the
   /// rule cuts a dimension that the tensor does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;

@@ -56,12 +56,12 @@ struct TablePlan {
 };
 
 /// Returns the table's name if `fqn` is a table's weight with torchrec's names:
-/// `<anything>embedding_bags.<table>.weight` or `<anything>embeddings.<table>.weight`.
+/// `[<module>.]embedding_bags.<table>.weight` or `[<module>.]embeddings.<table>.weight`.
 std::optional<std::string> table_of_weight(std::string_view fqn);
 
-/// Returns which ranks hold which boxes of a table, without empty shards. Rows and columns are cut
-/// as by torch.chunk, so the last ranks may hold nothing. Shape: `[rows, columns]`. Throws:
-/// Error(invalid_argument) for another number of dimensions.
+/// Returns which ranks hold which boxes of a table, cut as by torch.chunk. Ranks without elements
+/// are left out; an empty table is whole on all ranks. Requires: problem_of finds nothing.
+/// Shape: `[rows, columns]`. Throws: Error(invalid_argument) for another number of dimensions.
 std::vector<Shard> table_shards(const TableRule& rule, std::span<const std::int64_t> shape,
                                 int world_size);
 

@@ -56,12 +56,12 @@ struct RecipeOptions {
   std::string prefix{};       ///< before each name of the checkpoint, not in the recipe's names
 };
 
-/// Parses what the user sets: `NAME=NUMBER` for a variable, `prefix=TEXT` for the prefix.
-/// Throws: Error(invalid_argument) naming the text.
+/// Parses what the user sets: `NAME=NUMBER` for a variable, `prefix=TEXT` for the prefix. The last
+/// text for a name counts. Throws: Error(invalid_argument) naming the text.
 void add_setting(RecipeOptions& options, std::string_view text);
 
-/// Reads a `config.json` into the options: the one in the checkpoint's folder, or else the one in
-/// `model_folder`. An empty path is skipped. Throws: Error(corruption) if the file is not JSON.
+/// Reads a `config.json` into the options: from the checkpoint's folder, or else `model_folder`, if
+/// it is given. Without such a file, changes nothing. Throws: Error(corruption) if it is not JSON.
 void read_config(const FileSystem& fs, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 
@@ -96,8 +96,8 @@ struct RecipeReport {
 
 /// Applies a recipe to names and shapes, and proves it: each element of the source is placed, or
 /// dropped by a rule; each element of a target comes from one place; the inverse gives back the
-/// source. Reads no tensor.
-/// Throws: Error(mismatch, invalid_argument) for variables; Error(unsupported) as open_transformed.
+/// source. Reads no tensor. Throws: Error(mismatch, invalid_argument, corruption) for variables;
+/// Error(mismatch) if a rule has no inverse to apply; Error(unsupported) as open_transformed.
 RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContents& contents,
                           const RecipeOptions& options);
 
@@ -106,8 +106,8 @@ RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContent
 /// need equal elements (a padding, or several tensors that become one): the first read of such a
 /// tensor compares them and throws Error(mismatch). If the recipe says that the names of `reader`
 /// are Megatron's, first renames and unstacks the tensors of a torch_dist checkpoint. Throws:
-/// Error(mismatch) naming the rule, the tensor and the sizes if the recipe does not fit;
-/// Error(unsupported) naming the tensor if a name of Megatron's is too long for a rule.
+/// Error(mismatch) if the recipe does not fit, or if values that become one differ; as check_recipe
+/// for variables; Error(unsupported) naming the tensor if its Megatron name is too long for a rule.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,
     const RecipeOptions& options);

@@ -57,8 +57,8 @@ void add_base_to_identity(const formats::BaseCheckpoint& base, RowChanges row_ch
                           formats::CreateOptions& create);
 
 /// Opens the base of a move, compares the move's pieces with it, and sets in `create` which pieces
-/// stay in files of the base. Returns the bytes of the pieces that stay. If `create` has a journal,
-/// adds the base to its identity. Does nothing if `base` is empty. `options`: as for
+/// stay in files of the base. Returns how many bytes stay there, without changed rows. If `create`
+/// has a journal, adds the base to its identity. Does nothing if `base` is empty. `options`: as for
 /// find_equal_pieces. Throws: what BaseCheckpoint::open, check_base and find_equal_pieces throw.
 std::uint64_t link_to_base(const Plan& plan, const formats::TensorSource& source,
                            const FileSystem& fs, const std::string& base,

@@ -56,7 +56,7 @@ struct ExtraFilesOptions {
   std::string folder{};  // a folder whose files are carried instead; empty: the sources'
   /// The source whose file is copied if sources of a merge have different files of one name.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Whether to remove the quantization settings of `config.json`: the weights became numbers.
+  /// Whether quantized weights became numbers: removes their settings (in `config.json` or beside).
   bool removes_quantization = false;
 };
 
@@ -76,8 +76,8 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
-  /// Whether the source's own files have names of a model (`model…`), not of an adapter
-  /// (`adapter_model…`). For SafetensorsWriteOptions::is_base_model.
+  /// Whether the source's format holds whole tensors, and none of its files begins with `adapter`.
+  /// Then it is a model, not an adapter. For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes
@@ -85,7 +85,7 @@ struct ExtraFilesPlan {
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied
 /// into a checkpoint of format `format` at `destination`. Never follows links, and enters only
-/// folders that hold files of the checkpoint.
+/// folders that hold files of the checkpoint. If the destination is a single file, copies none.
 ///
 /// If several sources have a file of the same name, it is copied if a preference is set or the
 /// files are equal; otherwise it is not copied. If the plan casts tensors, `config.json` gets the
@@ -123,9 +123,9 @@ class SourceFiles {
   /// Returns the states of a source's data files. For a file that has been opened: its state before
   /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
-  /// Throws Error(mismatch) if a file that has been opened is no longer as it was before the
-  /// opening, because another program has changed or replaced it. Ignores files that are gone.
-  /// Throws: Error(io).
+  /// Throws Error(mismatch) if a file is no longer as it was just before it was opened (or when
+  /// `states_of` first looked at it), because another program has changed or replaced it. Ignores
+  /// files that are gone. Throws: Error(io).
   void require_unchanged() const;
 
  private:
@@ -193,10 +193,10 @@ void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileS
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares = {},
                 const std::optional<FileStates>& source_files = {});
-/// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit,
-/// compares the source's files with ExecuteOptions::source_files, because the destination would mix
-/// old and new bytes of a file that was overwritten during the move. Throws: what execute and the
-/// writer's commit throw; Error(mismatch) with the file that has changed.
+/// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit, may
+/// read the rest of partly read storages to check their checksums, and compares the source's files
+/// with ExecuteOptions::source_files (the destination must not mix old and new bytes of a file).
+/// Throws: what execute and commit throw; Error(corruption); Error(mismatch) with the changed file.
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
@@ -208,11 +208,11 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
 /// Finishes a move as `finish_move` does. A writer with a journal keeps its finished blocks
 /// - after an error that may not occur in the next run: Error(io), an interruption, no memory, or
 ///   Error(already_exists) for a file in the way;
-/// - after any error, if the writer resumed work.
+/// - after any error, if the writer resumed work (not if the source proves damaged at the end).
 /// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing is
-/// kept, and a file that Tessera did not write stays in DST.partial, the error names this file.
-/// Returns how many bytes of tensors an earlier writer had written. Requires: `start_move` returned
-/// the writer for `destination` on `fs`. Throws: as finish_move.
+/// kept, it names a file that stays in DST.partial because Tessera did not write it. Returns how
+/// many bytes of tensors an earlier writer had written. Requires: `start_move` returned the writer
+/// for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);
@@ -263,8 +263,8 @@ struct SharedMoveOutcome {
 /// workers may call this at the same time, each for its own share.
 /// Requires: `create.journal`. `plan.problems` is empty.
 /// Throws:
-/// - what start_move and finish_move throw. After an error during the write, the finished blocks
-///   of this share are kept for the next run, and the error says so;
+/// - what start_move and finish_move throw. After an error during the write, the finished blocks of
+///   this share are kept, and the error says so (not if damage is found after they were written);
 /// - Error(unsupported) if the format cannot be written by several processes, or if the file system
 ///   has no locks;
 /// - Error(already_exists) if another process writes the share;
@@ -275,9 +275,9 @@ SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& 
                              formats::CreateOptions create, const SharedMoveOptions& worker,
                              const ExecuteOptions& options);
 
-/// Makes the destination appear if all shares are complete. Writes no share. If another process is
-/// just finishing the move, waits for it; a stop request ends the wait. `source_files`: as for
-/// start_move. Throws: as move_share.
+/// Makes the destination appear if all shares are complete; otherwise returns the missing ones.
+/// Writes no share. If another process is just finishing the move, waits for it; a stop request
+/// ends the wait. `source_files`: as for start_move. Throws: as move_share.
 SharedMoveOutcome finish_shares(const Plan& plan, const formats::CheckpointReader& reader,
                                 FileSystem& fs, const std::string& destination,
                                 formats::CreateOptions create, const std::stop_token& stop = {},

@@ -55,8 +55,8 @@ formats::CheckpointContents share_out(const JobState& state, const formats::Form
 std::vector<FormatChangeCount> count_save_changes(const formats::CheckpointContents& contents,
                                                   std::size_t num_aliases, formats::Format format);
 
-/// Returns a SHA-256, in hex digits, of the world size, the tensors, the aliases and the format
-/// (not of `units` and `has_kinds_by_name`). Ranks compare this digest instead of the whole state.
+/// Returns a SHA-256, in hex digits, of world size, tensors in their order, aliases and format (not
+/// of `units`, `has_kinds_by_name` and the keys in key paths). Ranks compare it, not the state.
 std::string layout_digest(const JobState& state, formats::Format format);
 
 /// Returns `contents`, but with other pieces: the regions that `rank` holds. `held` is parallel to
@@ -104,12 +104,12 @@ struct LoadPlanOptions {
 /// unless torchrec's name itself is wanted.
 ///
 /// `problems` lists everything that does not fit: one part of a checkpoint (PartOfWhole), missing
-/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the wanted tensors,
+/// and unexpected names, shapes, dtypes, kinds of state, holes and overlaps in the checkpoint,
 /// flat vectors without a layout. `problems` is the same on every rank, with one exception: if the
 /// columns of a table are cut differently (row_wise_per_shard), only the ranks that hold a shard of
 /// the table report this.
 /// Requires: names sorted and unique, pieces within their tensors, `rank` below the world size.
-/// Throws: Error(invalid_argument) if a pattern or a rename matches no name.
+/// Throws: Error(invalid_argument) if a pattern (other than `!GLOB`) or a rename matches no name.
 /// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_load(const formats::CheckpointContents& source, const std::string& source_path,
                const formats::CheckpointContents& wanted, int rank, const LoadPlanOptions& options);
@@ -137,8 +137,8 @@ struct RankSaveOptions {
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };
 
-/// One rank's side of a save by all ranks of a job ([Note: Rank parts] in parts.h). Nothing appears
-/// at the path before the checkpoint is whole.
+/// One rank's side of a save by all ranks of a job ([Note: Rank parts] in parts.h). No checkpoint
+/// appears at the path before it is whole. At a URL, single files may appear earlier.
 ///
 ///     rank 0      stage; tells the directory to the others
 ///     all ranks   set_contents
@@ -152,8 +152,8 @@ struct RankSaveOptions {
 ///
 /// Without a base, you can leave out compare_with_base and link_equal_pieces. Begin an action only
 /// when all ranks have finished the action before it. If an action throws on one rank, all ranks
-/// must stop there and destroy this object; rank 0's destructor then removes everything that was
-/// written. An action may run on any thread, but two actions must not run at once.
+/// must stop there and destroy this object; rank 0's destructor then removes what was written (not
+/// files at a URL). An action may run on any thread, but two actions must not run at once.
 class RankSave {
  public:
   /// `path`: of the checkpoint; trailing slashes are ignored.
@@ -178,8 +178,8 @@ class RankSave {
   /// - what BaseCheckpoint::open throws;
   /// - Error(io).
   std::string stage();
-  /// Sets the contents and values of the checkpoint. `directory`: the result of `stage` on rank 0.
-  /// `values` is parallel to `contents.values`.
+  /// Sets contents and values. `directory`: the result of `stage` on rank 0. `values` is parallel
+  /// to `contents.values`. Throws: Error(invalid_argument) if the names form no tree of containers.
   void set_contents(std::string directory, formats::CheckpointContents contents,
                     std::vector<Value> values);
   /// Creates the single file if one process must write the format. Otherwise does nothing. Throws:
@@ -195,12 +195,12 @@ class RankSave {
   void link_equal_pieces(const std::vector<std::string>& texts);
   /// Returns the bytes of this rank's pieces that stay in files of the base, before compression.
   std::uint64_t linked_nbytes() const;
-  /// Writes this rank's part. `plan` comes from `plan_save`, `source` from `memory_source` or
-  /// another source with equal contents. Throws: what `execute` and the format's writer throw.
+  /// Writes this rank's part. `plan`: from `plan_save`. `source`: `memory_source`, or with equal
+  /// contents. Throws: as `execute` and the writer; Error(not_found) if TMPDIR is not shared (URL).
   void write(const Plan& plan, const formats::TensorSource& source);
-  /// Checks that all parts exist. Returns the token that `seal` needs.
+  /// Checks that all parts exist. Returns the token for `seal`. At a URL, removes the old index.
   std::uint64_t join();
-  /// Marks this rank's part as belonging to the checkpoint.
+  /// Marks this rank's part as belonging to the checkpoint. If it belongs at a URL, uploads it.
   void seal(std::uint64_t token);
   /// Makes the checkpoint appear at the path, then removes older ones as `keep_last` says. If the
   /// removal fails, the error says that the new checkpoint is complete.

@@ -35,7 +35,7 @@ using tessera::Rename;
 /// Whether the caller allows something that is refused by default.
 enum class Relaxation { refuse, allow };
 
-/// What a cast does with finite numbers that are too large for its dtype.
+/// What a cast does with numbers that are too large for its dtype, as TensorOverflow counts them.
 enum class OnOverflow {
   refuse,    // the move fails
   saturate,  // they become the largest finite number of the dtype, with their sign
@@ -50,8 +50,8 @@ std::string_view on_overflow_name(OnOverflow on_overflow);
 /// Whether to move the entries of optimizers (OptimizerEntries).
 enum class OptimizerSelection { keep, leave_out };
 
-/// The format, layout, names and dtypes of the destination. The defaults keep everything as it is
-/// in the source.
+/// The format, layout, names and dtypes of the destination. By default, the format is native, and
+/// everything else stays as it is in the source.
 struct PlanOptions {
   formats::Format format{};               // of the destination
   int world_size = 0;                     // 0: from the strategy, table plan, mesh or source
@@ -152,8 +152,8 @@ struct UncastTensors {
   friend bool operator==(const UncastTensors&, const UncastTensors&) = default;
 };
 
-/// What to move where. Depends only on the source's contents and the options, so it is equal on
-/// every rank.
+/// What to move where. A plan of plan_reshard depends only on its arguments, so it is equal on
+/// every rank. A plan of plan_save or plan_load (job_state.h) is for one rank.
 struct Plan {
   formats::CheckpointContents destination;
   std::vector<TensorCopy> copies;          // parallel to destination.tensors
@@ -188,14 +188,14 @@ struct Plan {
 ///
 /// A tensor with missing pieces is read from their replicas, if there are any. Each entry that
 /// `gaps` affects gets a note or a problem with its name.
-/// Throws: Error(invalid_argument) if options contradict each other. Everything that is wrong with
-/// the source's contents is in `problems`.
+/// Throws: Error(invalid_argument) if options contradict each other, or if a rename or a pattern
+/// (other than `!GLOB`) fits no name. What is wrong with the source's contents is in `problems`.
 /// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
                   const PlanOptions& options, const SourceGaps& gaps = {});
 
-/// Returns the SHA-256 of everything that a plan decides, as hex digits. Ranks compare it instead
-/// of the plan.
+/// Returns the SHA-256, as hex digits, of what a plan decides about tensors, values and aliases
+/// (not about units, annotations and key paths). Ranks compare it instead of the plan.
 std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
 
 /// How much is written for one rank.

@@ -14,15 +14,15 @@
 
 namespace tessera::dist {
 
-/// A collective that has been started. Not thread-safe.
+/// A started collective. Do not use or change its tensors before `wait`. Not thread-safe.
 class Pending {
  public:
   Pending() = default;  // a collective that has finished
   Pending(c10::intrusive_ptr<c10d::Work> work, std::string what)
       : work_(std::move(work)), what_(std::move(what)) {}
 
-  /// Waits until the collective has finished on this rank. On CUDA only the current stream waits.
-  /// Throws: Error(io) naming rank, group and tensor if another rank fails or the time-out passes.
+  /// Waits until the collective has finished on this rank. With NCCL only the current stream waits.
+  /// Throws (with Gloo): Error(io) naming rank, group and tensor if a rank fails or is too late.
   void wait();
 
  private:
@@ -80,9 +80,9 @@ class Group {
   /// Sums `input` over the ranks. Rank r gets the r-th range of n elements of the sum.
   /// Shape: `input` `[size * n]`, `output` `[n]`, both contiguous.
   Pending reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what);
-  /// Sums `tensor` over the ranks, in place.
+  /// Sums `tensor` over the ranks, in place. Shape: the same on all ranks, contiguous.
   Pending all_reduce(at::Tensor tensor, const std::string& what);
-  /// Replaces `tensor` by the tensor of rank `root` of this group.
+  /// Replaces `tensor` by that of the group's rank `root`. Shape: equal on all ranks, contiguous.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
   /// Sends the r-th split of `sent` to rank r, and fills `received` with the splits from all ranks,
   /// both in rank order. Shapes: 1-d and contiguous. `num_sent` and `num_received` give the

@@ -55,7 +55,7 @@ class TableSet {
     std::string feature;
     std::int64_t column;  // first column
   };
-  /// Returns the outputs, ordered by table, then by feature.
+  /// Returns the outputs: table by table, and within a table in the order of `feature_names`.
   const std::vector<Output>& outputs() const { return outputs_; }
   const std::vector<std::int64_t>& output_widths() const { return output_widths_; }
   std::int64_t output_width() const { return output_width_; }  // sum of the widths
@@ -78,14 +78,14 @@ class TableSet {
 /// github.com/pytorch/torchrec, change D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
-  /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up. Shape
-  /// of the result: `[batch, sum of the outputs' widths]`, float32. Throws: Error(invalid_argument)
-  /// for an id out of range, naming its table, feature, sample and position; for a missing feature;
-  /// for weights that are missing or unexpected.
+  /// Looks up and pools the rows of each bag's ids. Ignores keys that no table looks up. Returns
+  /// float32 `[batch, sum of the outputs' widths]`. Collective if sharded. Throws:
+  /// Error(invalid_argument) for a missing feature, missing or unexpected weights, or an id out of
+  /// range, with its place (EmbeddingBagCollection: only if ids are on the CPU).
   virtual KeyedTensor forward(const KeyedJaggedTensor& batch) = 0;
 
   const TableSet& tables() const { return tables_; }
-  /// Returns a table's weight, or this rank's shard of it.
+  /// Returns a table's weight, or this rank's shard. Throws: Error(not_found) for an unknown name.
   at::Tensor weight(const std::string& table) const;
 
  protected:

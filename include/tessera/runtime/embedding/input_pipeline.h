@@ -37,9 +37,9 @@ class InputPipeline {
                 std::function<KeyedJaggedTensor(const Batch&)> sparse)
       : tables_(std::move(tables)), read_(std::move(read)), sparse_(std::move(sparse)) {}
 
-  /// Returns the next batch, or nothing at the end. Throws what `read` throws. If `sparse` throws
-  /// or returns invalid ids, the forward of that batch throws on all ranks: on this rank the same
-  /// error, on the other ranks an error that names this rank.
+  /// Returns the next batch, or nothing at the end. Throws what `read` throws; then do not call it
+  /// again. If `sparse` throws or returns invalid ids, the forward of that batch throws on all
+  /// ranks: the same error on this rank, an error that names this rank on the others.
   std::optional<Item> next() {
     fill(2);
     if (under_way_.empty()) return std::nullopt;

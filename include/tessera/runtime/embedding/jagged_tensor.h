@@ -16,7 +16,7 @@ namespace tessera {
 ///
 /// Shapes, for B bags with N ids in total: `values` `[N]`, int32 or int64; `lengths` `[B]` and
 /// `offsets` `[B + 1]`, int64; `weights` `[N]`, floating point, or undefined. Bag b is
-/// `values[offsets[b]:offsets[b + 1]]`. All tensors are contiguous and on one device.
+/// `values[offsets[b]:offsets[b + 1]]`. All are contiguous. Put `weights` on the values' device.
 class JaggedTensor {
  public:
   /// Builds a JaggedTensor from the number of ids in each bag. Throws: Error(invalid_argument)
@@ -62,13 +62,13 @@ class KeyedJaggedTensor {
                                         at::Tensor offsets, at::Tensor weights = {});
   /// Keys with their bags, in order.
   using Entries = std::vector<std::pair<std::string, JaggedTensor>>;
-  /// Builds a KeyedJaggedTensor from each key's bags. Requires: equal batch sizes; weights in all
-  /// entries or in none.
+  /// Joins each key's bags; copies them. Throws: Error(invalid_argument) if numbers of bags differ,
+  /// a key occurs twice, or only some entries have weights.
   static KeyedJaggedTensor from_dict(const Entries& entries);
   /// Returns a batch without ids. Without keys, `batch_size` is ignored and the batch has no
   /// samples.
   static KeyedJaggedTensor empty(std::vector<std::string> keys = {}, std::int64_t batch_size = 0);
-  /// Joins batches of equal size with different keys, in order.
+  /// Joins batches of equal size with different keys, in order; copies them. Throws as from_dict.
   static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> batches);
 
   const std::vector<std::string>& keys() const { return keys_; }
@@ -86,10 +86,10 @@ class KeyedJaggedTensor {
   JaggedTensor operator[](const std::string& key) const;
   /// Returns the bags of each key, in order of the keys. All tensors but the offsets are views.
   Entries to_dict() const;
-  /// Splits by keys: the first `sizes[0]` keys, the next `sizes[1]`, ... Requires: the sizes add up
-  /// to the number of keys.
+  /// Splits by keys: the first `sizes[0]` keys, the next `sizes[1]`, ... Shares memory. Throws:
+  /// Error(invalid_argument) if the sizes do not add up to the number of keys.
   std::vector<KeyedJaggedTensor> split(std::span<const std::int64_t> sizes) const;
-  /// Returns a batch of the keys at these positions, in this order. Keys may be left out.
+  /// Returns a copy with the keys at these positions, in this order. Requires: no position twice.
   KeyedJaggedTensor permute(std::span<const std::int64_t> positions) const;
   /// Returns this batch on `device`. Copies only tensors that are on another device.
   KeyedJaggedTensor to(at::Device device) const;

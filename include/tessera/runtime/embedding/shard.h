@@ -20,7 +20,7 @@ enum class Kernel {
   fused,  // the collection's own optimizer steps in the backward; no `.grad`
 };
 
-/// How the tables of a sharded collection are updated.
+/// How the tables of a sharded collection are updated, and which memory they are in.
 struct ShardOptions {
   /// The kernel of each table, by table name. Default: fused if there is an `optimizer`, else
   /// dense.
@@ -29,10 +29,10 @@ struct ShardOptions {
   /// Where tables and their optimizer state are. Default: the device of the collection's weights;
   /// if these are on the CPU or the meta device, the device of the mesh's collectives.
   std::optional<at::Device> device{};
-  /// For tables that are larger than the device's memory: how many rows of the table a rank keeps
-  /// on the device, by table name. Weight and optimizer state are then in pinned host memory, and
-  /// the device holds the rows that were looked up last. A batch must look up at most this many
-  /// rows on a rank. Tables on the CPU, and shards of at most this many rows, ignore this.
+  /// For tables that are larger than the device's memory: how many rows a rank keeps on the device,
+  /// by table name. Weight and optimizer state are then in pinned host memory; the device holds the
+  /// rows that were looked up last. If a rank needs more for one batch, the forward throws
+  /// Error(unsupported). Tables on the CPU, and shards of at most this many rows, ignore this.
   std::map<std::string, std::int64_t> cached_rows{};
 };
 
@@ -43,8 +43,8 @@ class ShardedEmbeddingBagCollection;
 /// rank only initialises its shards. The initial values depend on one seed from rank 0's default
 /// generator, not on the table plan. With an `init_fn` they also depend on the table plan, but
 /// replicas are equal. A frozen weight stays frozen. Call `shard` before creating an optimizer.
-/// Collective: makes a further connection between the ranks, for the lookups. The first forward
-/// throws if ranks have different tables or options.
+/// Collective: makes further connections between the ranks. The first forward (or `distribute`)
+/// throws Error(mismatch) if ranks have different tables, plans, kernels or kinds of optimizer.
 /// Throws:
 /// - Error(mismatch) if the table plan is for other tables or another number of ranks, or has an
 ///   invalid rule;
@@ -71,8 +71,8 @@ class DistributedInput {
  public:
   explicit DistributedInput(std::shared_ptr<embedding::Inputs> inputs)
       : inputs_(std::move(inputs)) {}
-  /// Waits for the first of the two messages between ranks and starts the second. Collective.
-  /// Throws: the error in this rank's batch, or an error that names the rank with a wrong batch.
+  /// Waits for the first message between ranks and starts the second; else `forward` does.
+  /// Collective. Throws: the error in this rank's batch, or an error that names the rank at fault.
   void advance();
 
  private:
@@ -89,7 +89,7 @@ class DistributedInput {
 /// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
 /// empty. If one rank refuses its batch, all ranks throw. The output is that of the unsharded
 /// collection for this rank's batch. If a table is cut by rows, each shard sums its rows of a bag
-/// first; these sums are added in the order of the mesh's ranks.
+/// first; these sums are added in the order of the mesh's ranks. A second backward throws.
 class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                             public registry::UpdatesParameters {
  public:
@@ -99,8 +99,8 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   ~ShardedEmbeddingBagCollection() override;
 
   KeyedTensor forward(const KeyedJaggedTensor& batch) override;
-  /// Starts to send a batch to the ranks that hold its rows. Compute another batch during this
-  /// time, then pass the result to `forward`. Collective.
+  /// Starts to send a batch to the ranks that hold its rows. Compute another batch meanwhile, then
+  /// pass the result to `forward`, which throws if a rank's batch is invalid. Collective.
   DistributedInput distribute(const KeyedJaggedTensor& batch);
   /// Looks up a batch that `distribute` has sent. Collective. Throws: Error(invalid_argument) if
   /// `input` is of another collection, or was looked up already.
@@ -113,7 +113,7 @@ class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
   const std::optional<embedding::FusedOptimizer>& optimizer() const;
   /// Sets the numbers of the fused tables' optimizer, such as the learning rate, from the next
   /// backward on. The numbers must be equal on all ranks. Throws: Error(invalid_argument) for an
-  /// optimizer of another kind.
+  /// optimizer of another kind, or an invalid number.
   void set_optimizer(const embedding::FusedOptimizer& optimizer);
 
   /// Returns the table plan.
@@ -164,8 +164,8 @@ std::optional<TensorMeta> global_meta(const at::Tensor& parameter);
 namespace embedding {
 
 /// Switches to Tessera's CUDA kernels, instead of ATen's operators, for tables on a CUDA device.
-/// Call it before `shard`: it affects only later calls of `shard`. Link the library
-/// `tessera::cuda_tables`, which depends on CUDA. Thread-safe.
+/// Call it before you make collections (`shard`, FusedEmbeddingBagCollection); earlier ones do not
+/// change. Link `tessera::cuda_tables`, which depends on CUDA. Thread-safe.
 void use_cuda_kernels();
 
 }  // namespace embedding

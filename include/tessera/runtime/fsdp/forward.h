@@ -28,9 +28,9 @@ class [[nodiscard]] ForwardScope {
  public:
   /// Throws: Error(invalid_argument) if
   /// - nothing at or below `root` is sharded or replicated;
-  /// - a unit at or below `root` already belongs to another root (a forward was run on a submodule
-  ///   or an outer module);
-  /// - a parameter was replaced, moved or converted.
+  /// - a unit in it belongs to another root (a forward was run on a submodule or outer module);
+  /// - its units are on several devices, or embedding tables were added after the first forward;
+  /// - a parameter was replaced, moved or converted, or is within `unshard_params`.
   explicit ForwardScope(torch::nn::Module& root);
   ~ForwardScope() noexcept(false);
   ForwardScope(const ForwardScope&) = delete;
@@ -39,7 +39,7 @@ class [[nodiscard]] ForwardScope {
   /// Allows a second backward through `output` (retain_graph), which opens the pass again. Also
   /// lets the pass end if all watched outputs are destroyed without a backward.
   void watch(const at::Tensor& output);
-  /// Casts a floating-point tensor to the root's param_dtype. Returns other tensors unchanged.
+  /// Casts a floating-point tensor to the root's param_dtype, unless MixedPrecision says `keep`.
   at::Tensor cast_input(at::Tensor input) const;
 
  private:
@@ -68,8 +68,8 @@ class [[nodiscard]] NoSyncScope {
 
 /// Drops the unsharded gradients that NoSyncScope has accumulated for units at and below `root`.
 /// (Gradients of replicated modules are in `.grad`; `zero_grad` clears them.) Not collective, but
-/// all ranks must call it. Throws: Error(invalid_argument) within a forward or backward, or if
-/// nothing at or below `root` is sharded or replicated.
+/// all ranks must call it. Throws: Error(invalid_argument) within a forward or backward, if `root`
+/// has no sharded or replicated module, or if its units belong to another root (see ForwardScope).
 void drop_unsynced_gradients(torch::nn::Module& root);
 
 /// Returns whether sharded parameters of `module` are in an open pass. Not collective.
@@ -109,8 +109,8 @@ void watch(ForwardScope& scope, const std::tuple<Ts...>& outputs) {
 
 }  // namespace detail
 
-/// Calls `module.forward(args...)` within a ForwardScope. Casts floating-point tensors among the
-/// arguments to the root's param_dtype.
+/// Calls `module.forward(args...)` within a ForwardScope. Applies `cast_input` to arguments that
+/// are tensors, and `watch` to tensors in the output (also in a vector, pair or tuple).
 template <class Module, class... Args>
   requires std::is_base_of_v<torch::nn::Module, Module>
 auto forward(Module& module, Args&&... args) {
@@ -128,9 +128,9 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// All-gathers the unit of a parameter, as an operator that uses the parameter would. Call it
-/// before code that reads `data_ptr()`. Outside of a pass, throws as an operator would. Ignores
-/// tensors that are not sharded parameters. Collective if the unit is not gathered yet.
+/// All-gathers the unit of a sharded parameter, for code that reads `data_ptr()`. Ignores other
+/// tensors. Collective if the unit is not gathered yet. Throws: Error(invalid_argument) outside of
+/// a pass, if the parameter has requires_grad and gradients are enabled.
 void touch(const at::Tensor& parameter);
 
 }  // namespace tessera

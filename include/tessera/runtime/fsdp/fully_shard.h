@@ -27,14 +27,14 @@ enum class Offload {
 
 /// How to shard a module. Must be equal on all ranks, except `device`.
 struct FullyShardOptions {
-  /// The axis `shard` shards parameters; the axis `replicate`, if there is one, replicates the
-  /// shards (hybrid strategies). Default: this process alone.
+  /// FULL_SHARD and SHARD_GRAD_OP shard over the mesh's only axis. Hybrid strategies shard over the
+  /// axis `shard` and copy the shards over `replicate`. Default: this process alone.
   dist::Mesh mesh{};
   /// Which modules below `module` become units of their own. Default: none.
   AnyFsdpPolicy policy{};
   /// How much a rank holds between passes, and whether a unit is resharded after its forward.
   ShardingStrategy strategy = ShardingStrategy::full_shard;
-  /// Dtypes of computation, reduction and buffers. Default: the parameters' own.
+  /// Dtypes of computation, reduction and buffers. Default: those of parameters and of buffers.
   MixedPrecision mixed_precision{};
   /// Modules that fully_shard ignores, with all parameters at and below them.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules{};

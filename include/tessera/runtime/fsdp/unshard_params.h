@@ -12,7 +12,7 @@ class FlatParamHandle;
 
 /// Which parameters to show whole, on which ranks, and whether to keep writes.
 struct UnshardParamsOptions {
-  /// Whether to include all units at and below the module. False: only the module's own unit.
+  /// Whether to include each unit with a parameter at or below the module. False: only its own.
   bool recurse = true;
   /// Whether parameters keep the values that are written to them within the scope.
   bool writeback = true;
@@ -34,8 +34,8 @@ struct UnshardParamsOptions {
 /// by other data of the same shape. Scopes with equal options (except `recurse`) nest.
 class [[nodiscard]] UnshardedParams {
  public:
-  /// Collective over the mesh. Throws: Error(invalid_argument) naming a unit that is in a pass, or
-  /// in a scope with other options; or if, without `recurse`, the module is not fully sharded.
+  /// Collective over the mesh. Throws: Error(invalid_argument) if a unit is in a pass, or a scope
+  /// with other options; if a parameter was replaced; without `recurse`, if `module` is no unit.
   UnshardedParams(torch::nn::Module& module, const UnshardParamsOptions& options);
   /// Collective if rank 0's writes are sent, even if an exception propagates on this rank. Throws:
   /// Error(invalid_argument) naming a parameter whose shape has changed; Error(io) if a peer fails.
@@ -52,9 +52,9 @@ class [[nodiscard]] UnshardedParams {
   int num_uncaught_;
 };
 
-/// Shows the whole parameters of all units that contain a parameter at or below `module`. See
-/// UnshardedParams. Source: FullyShardedDataParallel.summon_full_params. (PyTorch refuses
-/// `writeback` with `rank0_only`: github.com/pytorch/pytorch, change 92297. Tessera supports it.)
+/// Returns UnshardedParams: by default for all units with a parameter at or below `module`. Source:
+/// FullyShardedDataParallel.summon_full_params. (PyTorch refuses `writeback` with `rank0_only`:
+/// github.com/pytorch/pytorch, change 92297. Tessera supports it.)
 inline UnshardedParams unshard_params(torch::nn::Module& module,
                                       const UnshardParamsOptions& options = {}) {
   return UnshardedParams(module, options);

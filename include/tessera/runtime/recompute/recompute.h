@@ -14,8 +14,8 @@ namespace tessera {
 /// How `recompute` gets back the tensors that the first call did not keep.
 enum class Recomputation {
   /// Saved-tensor hooks: autograd stores a placeholder instead of each saved tensor. When a
-  /// backward reads the first placeholder, the function runs again. Works with
-  /// torch::autograd::grad. As use_reentrant=False in PyTorch.
+  /// backward reads the first placeholder, the function runs again. Works with autograd::grad.
+  /// Throws Error(unsupported) under Python's autograd engine. As use_reentrant=False in PyTorch.
   saved_tensors,
   /// One autograd node for the whole function. The backward of this node runs the function again,
   /// and then runs a nested backward through the second call. Not for torch::autograd::grad. As
@@ -30,7 +30,7 @@ enum class RngState { preserve, leave };
 struct RecomputeOptions {
   /// How the function is run again.
   Recomputation recomputation = Recomputation::saved_tensors;
-  /// Default: the second call draws the same random numbers as the first.
+  /// Default: both calls draw the same random numbers, on the CPU and on the devices of `args`.
   RngState rng_state = RngState::preserve;
 };
 
@@ -43,7 +43,7 @@ std::vector<at::Tensor> recompute(RecomputeBody body, const std::vector<at::Tens
 template <class T>
 inline constexpr bool is_tensor = std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
 
-/// Calls a function, or the `forward` of a module, its holder or a pointer to it.
+/// Calls a function, or the `forward` of the module that a holder or pointer refers to.
 template <class F, class... Args>
 decltype(auto) call(F& function, Args&&... args) {
   if constexpr (std::is_invocable_v<F&, Args...>) {
@@ -92,7 +92,7 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 
 /// Calls `function(args...)` and keeps only the tensors among `args` for the backward (activation
 /// checkpointing). The backward calls `function` again to compute the other tensors that it needs.
-/// `function` is a callable, a module, its holder or a shared_ptr to it. It returns a tensor, or a
+/// `function` is a callable, a module holder or a shared_ptr to a module. It returns a tensor, or a
 /// vector or tuple of tensors, and must do the same in both calls. `function` and `args` are
 /// copied: what a lambda captures by reference must outlive the backward. Calls nest. Collective
 /// only in a pass of fully sharded modules: the second call gathers again.

@@ -36,7 +36,7 @@ class FusedUpdates {
   /// Returns the fields of the parameter group of these parameters: `lr`, …
   virtual Value::Dict fields() const = 0;
   /// Checks saved fields. Throws: Error(mismatch) naming a field that is missing, not a number, or
-  /// from another optimizer.
+  /// from another optimizer; Error(invalid_argument) naming a number that is out of range.
   virtual void check_fields(const Value::Dict& fields) const = 0;
   /// Replaces the fields by saved ones. Requires: check_fields accepted the saved fields.
   virtual void set_fields(const Value::Dict& fields) = 0;

@@ -35,14 +35,14 @@ std::shared_ptr<State> find(const torch::nn::Module& module) {
   return std::static_pointer_cast<State>(detail::find(module, typeid(State)));
 }
 
-/// Stores `state` until the module dies. Replaces an earlier state of the same type. Also frees the
-/// states of dead modules. Thread-safe.
+/// Stores `state` for a module. Replaces an earlier state of this type. Also frees the states of
+/// dead modules. Thread-safe. Throws: Error(invalid_argument) if no shared_ptr holds the module.
 template <class State>
 void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
   detail::attach(module, typeid(State), std::move(state));
 }
 
-/// Records that an API (`fully_shard`, `replicate`, `shard`) was applied to a module.
+/// Records that an API (such as `fully_shard`) was applied to a module. Throws as `attach`.
 void note_applied(torch::nn::Module& module, std::string api, dist::Mesh mesh);
 /// Returns the API that was applied to this module itself, or nothing. Does not change the
 /// registry. Source: github.com/pytorch/pytorch, change 113654.

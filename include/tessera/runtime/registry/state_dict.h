@@ -40,7 +40,7 @@ struct StateTensor {
   /// state. Empty: unknown.
   std::string module_fqn;
 
-  /// Returns an entry that holds all of `tensor`. Shape: the tensor's own.
+  /// Returns an entry that holds all of `tensor`: its memory if it is contiguous, else a copy.
   static StateTensor whole(const at::Tensor& tensor);
   /// Returns whether this rank holds all elements, in one shard.
   bool is_whole() const;

@@ -88,8 +88,8 @@ using StateDictPreHook = std::function<void(torch::nn::Module& module, const std
 using StateDictPostHook =
     std::function<void(torch::nn::Module& module, StateDict& state_dict, const std::string& prefix,
                        const StateDictOptions& options)>;
-/// Runs before the entries of `module` are loaded. May change all entries under `prefix`, because
-/// `state_dict` is a copy of the caller's.
+/// Runs before the entries of `module` are loaded. May replace all entries under `prefix`, because
+/// `state_dict` is a copy. Must not write into their tensors, which may be the caller's.
 using LoadPreHook = std::function<void(torch::nn::Module& module, StateDict& state_dict,
                                        const std::string& prefix, LoadReport& report)>;
 /// Runs after the module and its children have been loaded.

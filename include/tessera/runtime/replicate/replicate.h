@@ -19,7 +19,7 @@ struct ReplicateOptions {
   /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks.
   enum class ModuleStates { sync, as_they_are } module_states = ModuleStates::sync;
   /// Whether each forward (tessera::forward) in training mode first sends rank 0's buffers, such as
-  /// BatchNorm's running statistics, to all ranks.
+  /// BatchNorm's running statistics, to all ranks. A forward in a NoSyncScope does not send them.
   enum class Buffers { broadcast, keep } buffers = Buffers::broadcast;
   /// Parameters whose gradients `replicate` does not average.
   std::vector<at::Tensor> ignored_states{};
@@ -43,8 +43,8 @@ struct ReplicateOptions {
 /// - Error(unsupported) if a module updates its own parameters;
 /// - Error(mismatch) on all ranks if names, shapes or dtypes of parameters or buffers differ.
 ///
-/// A forward throws Error(invalid_argument) if a parameter of the module was replaced, added or
-/// removed.
+/// tessera::forward throws Error(invalid_argument) if a parameter of the module was replaced, added
+/// or removed. The module's own `forward` does not check this.
 ///
 /// A backward throws:
 /// - Error(unsupported) for a sparse gradient, a gradient with a graph (create_graph), or a

@@ -15,17 +15,17 @@ namespace tessera {
 /// the keys of the unsharded model. A tied parameter is stored once; its other names are aliases.
 ///
 /// FULL: returns copies of the whole tensors, in their own dtypes. Gathers them one by one, so a
-/// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return contiguous
-/// tensors in the module's own memory, which training changes later; `offload_to_cpu` copies
-/// tensors of other devices. `module` may be any module: with or without Tessera's APIs, root or
-/// not, also before the first pass. Every type works for every strategy and world size. Collective
-/// over the model's mesh for FULL. Throws: Error(invalid_argument) within a pass or unshard_params,
-/// or for `rank0_only` with a type other than FULL. Source: torch.distributed.fsdp,
+/// rank holds at most one whole tensor more than the result. SHARDED and LOCAL: return the module's
+/// own memory, which training changes later, but copies of tensors that are not contiguous;
+/// `offload_to_cpu` copies tensors of other devices. `module` may be any module: with or without
+/// Tessera's APIs, root or not, before the first pass too. All types work for all strategies and
+/// world sizes. Collective over the model's mesh for FULL. Throws: Error(invalid_argument) within a
+/// pass or unshard_params, or for `rank0_only` without FULL. Source: torch.distributed.fsdp,
 /// state_dict_type; github.com/pytorch/pytorch, changes 88635 to 88637, 90436 and 91234.
 StateDict state_dict(torch::nn::Module& module, const StateDictOptions& options = {});
 
 /// While this lives, state dicts of the subtree of `module` use `options`, whatever the caller of
-/// `state_dict` passes. The innermost scope wins.
+/// `state_dict` passes. The innermost scope wins. Requires: a shared_ptr holds `module`.
 class [[nodiscard]] StateDictTypeScope {
  public:
   StateDictTypeScope(torch::nn::Module& module, const StateDictOptions& options);

@@ -19,8 +19,8 @@ namespace tessera {
 /// Collective over the model's mesh for FULL.
 /// Throws:
 /// - Error(unsupported) naming an optimizer of another class;
-/// - Error(invalid_argument) naming a parameter that the model does not have, or state that was
-///   created before the parameter was sharded.
+/// - Error(invalid_argument) naming a parameter that the model lacks, or that the optimizer has
+///   twice, or state that was created before the parameter was sharded.
 ///
 /// Source: torch.distributed.checkpoint.state_dict; github.com/pytorch/pytorch, change 91234.
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
@@ -33,10 +33,10 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
 /// tensors, or shards in any layout that include this rank's elements. Groups may be nested or
 /// flattened (see `flatten_optim_state_dict`), and are matched by their parameters. A parameter
-/// that was saved without state loses its state. Checks everything before it replaces anything.
-/// Collective only with `rank0_only`. Throws: Error(mismatch) listing everything that is missing,
-/// unexpected or does not fit; Error(unsupported) naming a field whose value libtorch does not
-/// support (`maximize`).
+/// that was saved without state loses its state. Checks everything except the numbers in `step`
+/// before it replaces anything. Collective only with `rank0_only`. Throws: as `optim_state_dict`;
+/// Error(mismatch) listing everything that is missing, unexpected or does not fit;
+/// Error(unsupported) naming a field whose value libtorch does not support (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
@@ -59,10 +59,10 @@ enum class OptimStateKey {
   param_id,    // 0, 1, … in the order of the groups, as in torch.optim's state_dict
 };
 
-/// Returns `state_dict` with keys of the kind `key`. The numbers of `param_id` follow the order of
-/// `optimizer`'s groups. Not collective. Throws: Error(invalid_argument) naming a key in
-/// `state_dict` that is of neither kind or belongs to no parameter. Source:
-/// FullyShardedDataParallel.rekey_optim_state_dict.
+/// Returns `state_dict`, whose keys are of the other kind, with keys of the kind `key`. The numbers
+/// of `param_id` follow the order of `optimizer`'s groups. Not collective. Throws:
+/// Error(invalid_argument) naming a key that is of the kind `key` already or belongs to no
+/// parameter. Source: FullyShardedDataParallel.rekey_optim_state_dict.
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const torch::nn::Module& model,
                                  const torch::optim::Optimizer& optimizer);

@@ -74,8 +74,8 @@ concept HasStateDict = requires(T& object, const Value& value) {
 /// - any type with `Value state_dict() const` and `load_state_dict(const Value&)`, also a subclass
 ///   of a scheduler: these two functions are called, and nothing else is saved;
 /// - a torch::optim::LRScheduler: `{"last_epoch": …}`, counted so that a run that moves between
-///   Python and C++ keeps its learning rates. A StepLR refuses the state of a scheduler with
-///   another step_size or gamma;
+///   Python and C++ keeps its learning rates. A StepLR refuses a state with another step_size or
+///   gamma, but only a state that Python saved has these fields;
 /// - a torch::optim::ReduceLROnPlateauScheduler: all fields of Python's ReduceLROnPlateau but
 ///   `_last_lr`. Loading also replaces settings (`factor`, `patience`, …), as in Python.
 template <class T>

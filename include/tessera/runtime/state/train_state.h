@@ -44,7 +44,7 @@ struct SaveOptions {
   /// If true, saves the fields of a group once for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
   /// If true, `save` returns once the state is copied, and writes in the background. The next
-  /// `save` or `wait` throws errors of that write.
+  /// `save` or `wait` throws the error of that write; a `save` that throws it saves nothing.
   bool async = false;
   /// How many checkpoints to keep, this one included: the newest of the checkpoints in its
   /// directory whose names differ only in the last number (`step-900`, `step-1000`). Older ones are
@@ -60,8 +60,8 @@ struct SaveOptions {
   bool changed_rows = false;
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
-  /// How long rank 0 waits for each other rank, in this save and later ones. Empty: as before; at
-  /// first, the time-out of the mesh.
+  /// How long rank 0 waits for each other rank, in this save and in later saves and loads. Empty:
+  /// as before; at first, the time-out of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Writes this rank's files. Must outlive the save. Locks always use the operating system.
   FileSystem* file_system = &FileSystem::posix();
@@ -108,13 +108,13 @@ std::string summary_to_string(const LoadSummary& summary);
 
 /// A trainer's state, to save and load as one: a model, an optimizer and named values. Refers to
 /// all of these, which must outlive the TrainState. Keys are those of PyTorch's distributed
-/// checkpoint of `{"model": …, "optim": …, <name>: …}`.
+/// checkpoint of `{"model": …, "optim": …, <name>: …}`. Not thread-safe.
 ///
 /// Keeps the plan, the buffers and a connection between the ranks from one save to the next. The
-/// trainer's collectives do not use this connection, so a save in the background does not disturb
-/// them. Constructing a TrainState is collective over the model's mesh: all ranks construct their
-/// TrainStates in the same order. The destructor waits for a running save, and warns (TORCH_WARN)
-/// of a failed save whose error was not thrown yet. Not thread-safe.
+/// trainer's collectives do not use it, so a save in the background does not disturb them. The
+/// constructor is collective: all ranks of the model's mesh construct their TrainStates in the same
+/// order. It throws as `optim_state_dict` for an unsupported optimizer or a parameter in it twice.
+/// The destructor waits for a running save, and warns (TORCH_WARN) of an error not thrown yet.
 class TrainState {
  public:
   explicit TrainState(std::shared_ptr<torch::nn::Module> model);
@@ -180,10 +180,10 @@ class TrainState {
 /// checkpoints fails, the error says that the new one is complete. If the layout is as in the last
 /// save (the ranks compare a hash of it), the save is not planned again. Collective.
 /// Throws:
-/// - Error(already_exists) if `path` exists and the options refuse to replace it;
-/// - Error(io) if writing or a rank fails;
-/// - Error(mismatch) if ranks have different states;
-/// - Error(unsupported) naming a value that is nested too deeply;
+/// - Error(already_exists) if `path` exists and the options refuse to replace it, or if another
+///   trainer holds the lock; Error(io) if writing or a rank fails;
+/// - Error(mismatch) if ranks have different states, or the format cannot hold this state;
+/// - Error(unsupported) naming a value that is nested too deeply, or what the format cannot hold;
 /// - Error(invalid_argument) if the model was sharded after the TrainState was made, or if
 ///   `keep_last` is below 0.
 SaveReport save(TrainState& state, const std::string& path, const SaveOptions& options = {});
@@ -204,15 +204,15 @@ void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
-/// Checks everything before it replaces anything. If reading then fails (damage, disk failure),
-/// tensors may be partly old and partly new; all else is unchanged. Collective.
-/// If a rank fails, all ranks throw the same kind of error.
+/// Checks everything before it replaces anything, except the optimizer's `step` and each Stateful
+/// without `check`. If reading then fails (damage, disk failure), tensors may be partly old and
+/// partly new; all else is unchanged. Collective. If a rank fails, all throw an error of its kind.
 /// Throws:
 /// - Error(mismatch) that lists everything that is missing, unexpected or does not fit, with hints
 ///   at useful options;
 /// - Error(mismatch) if ranks opened different checkpoints;
-/// - Error(not_found) if there is no checkpoint;
-/// - Error(corruption) if it is damaged;
+/// - Error(not_found) if there is no checkpoint; Error(corruption) if it is damaged;
+/// - Error(invalid_argument) if the model was sharded after the TrainState was made;
 /// - Error(io) if reading or a rank fails.
 LoadSummary load(TrainState& state, const std::string& path, const LoadOptions& options = {});
 inline LoadSummary load(TrainState&& state, const std::string& path,
