@@ -304,6 +304,21 @@ def test_state_under_numbers_that_is_whole_beside_sharded_state_is_not_joined(tm
     assert found["optim"]["state"][1]["exp_avg"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("has_model", [True, False], ids=["replicated model", "no model"])
+def test_state_under_numbers_without_a_sharded_model_is_not_joined(has_model, tmp_path):
+    """Shows A2, F1. Vectors without a shard beside them, as a plain optimizer has them. An earlier entry of the folder
+    must not make a difference."""
+    for rank in range(2):
+        model = {"a": torch.ones(3), "b": torch.zeros(2)}
+        state = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.full((2,), float(rank))}
+        if has_model:
+            torch.save(model, tmp_path / f"model_world_size_2_rank_{rank}.pt")
+        torch.save({"state": {0: state}}, tmp_path / f"optim_world_size_2_rank_{rank}.pt")
+    shapes = {row["name"]: row["shape"] for row in listing(tmp_path)["tensors"] if ".state." in row["name"]}
+    assert shapes == {"optim.state.0.exp_avg": [2], "optim.state.0.exp_avg_sq": [2],
+                      "per_rank.1.optim.state.0.exp_avg_sq": [2]}
+
+
 def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
     """Shows F1. If only some items of a list differ between ranks, and if all do. The tensors of a rank are tied."""
     source = tmp_path / "saved"

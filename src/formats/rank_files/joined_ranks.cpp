@@ -69,6 +69,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (!is_sharded(gathered)) continue;
       add_sharded(name, gathered);
+      has_sharded_ = true;
       has_sharded_state_ = has_sharded_state_ || is_numbered_state(gathered.key_path);
     }
     for (const auto& [name, gathered] : by_name_) {
@@ -156,8 +157,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   const TensorEntry& tensor_of(const Origin& origin) const {
     return reader_of(origin).contents().tensors[origin.index];
   }
-  /// Returns the place of one rank's part in the whole tensor `name`. Returns null if the rank has
-  /// no tensor `name`, or has the whole tensor.
+  /// Returns the place of one rank's part in the whole tensor `name`. Returns null if the file has
+  /// no tensor `name`, has the whole tensor, or is sole (`is_sole`).
   static const ShardPlace* place_in(const RankFile& file, std::string_view name) {
     const std::string front = file.item.empty() ? std::string() : file.item + ".";
     if (file.is_sole || !name.starts_with(front)) return nullptr;
@@ -462,10 +463,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
   /// first comes the range of rank 0, then that of rank 1, and so on. These ranges become one
   /// vector, whose pieces are flat ranges. If several ranks have the same shards (HYBRID_SHARD),
-  /// the files do not show which ranks, so the ranges are not joined. Nor are they if other state
-  /// under numbers is sharded, as FSDP2 has it: then a vector is whole on each rank.
+  /// the files do not show which ranks, so the ranges are not joined. Nor are they if no tensor is
+  /// sharded, as with DDP, or if other state under numbers is sharded, as FSDP2 has it: then a
+  /// vector is whole on each rank.
   bool is_flat_state(const Gathered& gathered) const {
-    if (has_replicas_ || has_sharded_state_ || contents_.tensors.empty()) return false;
+    if (!has_sharded_ || has_replicas_ || has_sharded_state_) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
     const auto is_vector = [&](const Origin& origin) {
       const TensorMeta& meta = tensor_of(origin).meta;
@@ -691,6 +693,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
   bool has_replicas_ = false;                                        // of sharded tensors
+  bool has_sharded_ = false;        // some tensor is a DTensor or ShardedTensor
   bool has_sharded_state_ = false;  // some state under a number is a DTensor or ShardedTensor
   std::size_t num_flat_ = 0;        // tensors of flat state
 };
