@@ -9,8 +9,8 @@
 
 namespace tessera::cli {
 
-/// Reads the JSON that one of several processes printed with `--json --part I/N`. `verb` and
-/// `subject` say what is expected, for messages: `stats`, `part of statistics`.
+/// Reads the JSON that one of several processes printed with `--json --part I/N`. `subject` and
+/// `verb` say what is expected, for messages: `part of statistics`, `stats`.
 /// Throws: Error(corruption) naming the file; Error(io).
 Value read_part_document(const std::string& path, const std::string& subject,
                          const std::string& verb);
@@ -33,7 +33,7 @@ std::string digest_of_files(const reshard::FileStates& files);
 void require_files(const Value& document, const std::string& path,
                    const reshard::FileStates& expected);
 
-/// For a command with `--part`. Throws: UsageError if `json` is false.
+/// Call it only if `--part` is given. Throws: UsageError if `json` is false.
 void require_json_of_part(bool json, const std::string& help_command);
 
 }  // namespace tessera::cli

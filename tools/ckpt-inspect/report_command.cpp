@@ -60,7 +60,7 @@ void require_page_or_nothing(const FileSystem& fs, const std::string& path) {
 }
 
 // Escapes JSON for a script element: `<`, which JSON has only within strings, becomes an escape, so
-// that no name ends the element or opens a comment.
+// that no name ends the element or opens a comment. `write` must outlive the returned function.
 JsonOutput::TextSink into_script(const JsonOutput::TextSink& write) {
   return [&write](std::string_view json) {
     for (std::size_t end = 0; (end = json.find('<')) != std::string_view::npos;) {

@@ -65,8 +65,8 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 /// were read as dicts or by state_dict(), and exclusions (`!GLOB`) that match no name.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
-/// Two open checkpoints. `open_two_sources` opens both with the same `as_dict`; at least one of
-/// them must have an object of each class in `as_dict`.
+/// Two open checkpoints. Give both sources of `open_two_sources` the same `as_dict`. It throws
+/// Error(invalid_argument) if neither checkpoint has an object of a class in `as_dict`.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;
@@ -121,7 +121,7 @@ class Work {
   WorkOptions options_;
 };
 
-/// Returns the format, and the number of ranks if the format has ranks: `native, 4 ranks`.
+/// Returns the format, the number of ranks if it has ranks, and notes on it: `native, 4 ranks`.
 std::string format_in_words(const formats::CheckpointReader& reader);
 
 /// A value's type and text, for a line of a table. The type is `refused` for a kind that is never

@@ -26,9 +26,9 @@ class StandardInput final : public ReadOnlyFileSystem {
   /// More than the longest header of a safetensors file.
   static constexpr std::uint64_t kMaxKeptNbytes = std::uint64_t{128} << 20;
 
-  /// Reads from a file descriptor, which the caller owns. Throws: Error(invalid_argument) if it is
-  /// a terminal; Error(unsupported), or what detect_format throws, as soon as the first bytes show
-  /// that the stream cannot be read; Error(io).
+  /// Reads from a file descriptor, which the caller owns. Throws: Error(invalid_argument) for a
+  /// terminal; what detect_format throws on the first 1024 bytes; Error(unsupported) if the index
+  /// is at the end of a stream of more than `max_kept_nbytes`; Error(corruption); Error(io).
   explicit StandardInput(int descriptor, std::uint64_t max_kept_nbytes = kMaxKeptNbytes);
 
   std::optional<FileKind> kind_of(const std::string& path) const override;
@@ -48,7 +48,7 @@ class StandardInput final : public ReadOnlyFileSystem {
 };
 
 /// Reads a whole file as text. The file may also be standard input (`-`) or a pipe. Calls
-/// `check_begin` with the first 4096 bytes, or all of a shorter file, before reading more. Throws:
+/// `check_begin` with the first 4096 bytes, or all of a shorter file, before reading much. Throws:
 /// as read_file, and as `check_begin`; Error(invalid_argument) if standard input is a terminal.
 std::string read_text(const std::string& path, std::uint64_t max_nbytes,
                       const std::function<void(std::string_view)>& check_begin);

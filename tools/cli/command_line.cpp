@@ -32,7 +32,7 @@ Number parse_number(const std::string& text, const char* what) {
   return number;
 }
 
-/// Returns a function that parses a number >= 0 and assigns it to `target`.
+/// Returns a function that parses a number >= 0 into `target`, or throws std::invalid_argument.
 template <class Number, class Target>
 std::function<void(const std::string&)> number_setter(Target& target, const char* what) {
   return [&target, what](const std::string& text) {
@@ -105,7 +105,7 @@ std::string as_given(std::string argument) {
 }
 
 // Adds an option to `app`, or a flag if it takes no value. CLI11 sets the option's target while it
-// parses.
+// parses, so `option` and `help_command` must live until then.
 void add_option(CLI::App& app, const Command::Option& option, const std::string& help_command) {
   if (option.placeholder.empty()) {
     app.add_flag_callback(option.name, [&option] { option.set({}); });

@@ -111,7 +111,7 @@ class CommandLine {
   void add_section(std::string title, std::vector<std::pair<std::string, std::string>> rows) {
     sections_.push_back({std::move(title), std::move(rows)});
   }
-  /// Sets the command that runs if the command line has no verb.
+  /// Sets the command that runs if the first argument is no verb. Default: the one without a name.
   void set_default_command(std::string name) { default_command_ = std::move(name); }
   /// Parses and runs. Throws: UsageError, and what the command throws.
   ExitCode run(int argc, const char* const* argv);
@@ -142,8 +142,8 @@ class CommandLine {
   bool has_common_options_ = false;
 };
 
-/// Returns the text broken at spaces into lines of at most `width` columns. All lines after the
-/// first are indented by `indent` spaces.
+/// Returns the text broken at spaces into lines of at most `width` columns. Then indents all lines
+/// after the first by `indent` spaces, which `width` does not include.
 std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 
 }  // namespace tessera::cli

@@ -33,7 +33,7 @@ struct ExitCodeMeaning {
 std::span<const ExitCodeMeaning> exit_code_meanings();
 
 /// Runs a tool's body, flushes standard output, and returns the exit status. If one throws, prints
-/// `<tool>: <message>` to standard error (nothing for OutputClosed), and returns the error's code.
+/// `<tool>: <message>` to standard error (not OutputClosed), and returns the first code not `done`.
 int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
 
 }  // namespace tessera::cli

@@ -50,7 +50,7 @@ class Terminal {
   int width() const { return width_; }
 
   /// Sets whether output has colours. `automatic`: only on a terminal, and not if NO_COLOR is set
-  /// or TERM is `dumb`.
+  /// (and not empty), or TERM is `dumb` or not set.
   void set_color(ColorChoice choice);
   /// Returns `text` in this style, or unchanged if standard output has no colour.
   std::string styled(Style style, std::string_view text) const;

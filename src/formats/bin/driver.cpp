@@ -11,7 +11,7 @@ using bin::kIndexSuffix;
 using bin::place_in_series;
 
 /// Returns the names of the files that an index names, sorted. The list is empty if the index is
-/// damaged.
+/// damaged. Throws Error(io) if it cannot be read.
 std::vector<std::string> files_of_index(const FileSystem& fs, const std::string& index_path) {
   try {
     return detail::read_shard_index(fs, directory_of(index_path), index_path).names;

@@ -114,7 +114,7 @@ void check_contents(const std::string& destination, const CheckpointContents& co
 
 /// Returns one piece per region of a tensor: the replica on the rank that has the least to write so
 /// far. An empty tensor keeps one empty piece, because DCP requires a chunk for it. Other empty
-/// pieces are left out.
+/// pieces are left out. Throws if two different regions begin at the same offsets.
 std::vector<Piece> choose_pieces(const std::string& destination, const TensorEntry& tensor,
                                  std::map<int, std::uint64_t>& nbytes_of_rank) {
   if (tensor.meta.numel() == 0) {

@@ -152,8 +152,8 @@ class Dataclass {
             std::array<std::string_view, kNumNames> names)
       : global_(global), class_name_(class_name), names_(names) {}
 
-  /// Makes `find` and `get` read the attributes of `object`. Throws if it is no instance of the
-  /// class, or has an unknown attribute: any attribute may change how the bytes are stored.
+  /// Makes `find` and `get` read `object`. Throws if it is no instance of the class, or has unknown
+  /// attributes (but not empty ones: `names_but`), which may change how the bytes are stored.
   void open(Object object, std::string_view rule) {
     state_ = attributes(object, global_, rule, class_name_);
     if (has_same_keys()) return;

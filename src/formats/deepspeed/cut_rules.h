@@ -26,7 +26,7 @@ class CutRules {
   /// of the file that is not a rule; and what reading throws.
   CutRules(const FileSystem& fs, const std::string& folder, const File& model);
 
-  /// Whether there are no rules.
+  /// Whether there are no rules: neither a user's file (even `{}`) nor rules in the model states.
   bool empty() const;
   /// Whether the rules are in the user's file.
   bool are_of_user() const { return json_.has_value(); }
@@ -38,7 +38,7 @@ class CutRules {
   /// Returns those members of the model states' rules that Tessera does not know and does not
   /// apply. If such a member is in the user's file, the constructor throws.
   std::vector<std::string> unknown_members() const;
-  /// Returns the rules in model states, by path.
+  /// Returns the rules in model states, by path. Each path begins with kUniversalCheckpointInfo.
   static std::map<std::vector<std::string>, std::optional<Value>> rules_of(const File& model);
 
   /// Returns the value at a path. A path consists of keys of dicts, and of positions in lists as

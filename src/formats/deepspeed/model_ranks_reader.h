@@ -92,8 +92,8 @@ class ModelRanksReader : public ModelStatesReader {
  private:
   /// Whether `model.<name>` was added as a trained parameter.
   virtual bool is_trained(const std::string& name) const = 0;
-  /// Returns whether a module's copy of a trained parameter has another dtype than the weights. If
-  /// the dtypes are equal, may remember the copy, to compare it with the weights later.
+  /// Returns whether a module's copy of a trained parameter has another dtype than the weights. May
+  /// also remember the copy, of any dtype, to compare it with the weights later.
   virtual bool is_rounded_copy(const std::string& name, const ModulePart& copy) = 0;
 
   void note_unknown_members();

@@ -58,8 +58,8 @@ class ModelStatesReader : public EntryReader {
   void set_written_by_tessera() { is_written_by_tessera_ = true; }
   /// Adds what the user saved, and calls EntryReader::finish.
   void finish();
-  /// Adds all members of the optimizer's files except weights, parameter groups, state, `ds_config`
-  /// and those that describe ZeRO's cuts. `files`: one for each rank. `stage`: of ZeRO.
+  /// Adds members of the optimizer's files, but not weights, parameter groups, state, `ds_config`,
+  /// `ds_version` and what describes ZeRO's cuts. `files`: one for each rank. `stage`: of ZeRO.
   void add_members_beside_state(const std::vector<const File*>& files, int stage);
   /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
   /// from its file of optimizer states, `optimizer[rank]`.
@@ -93,8 +93,8 @@ class ModelStatesReader : public EntryReader {
   /// the parameter's.
   std::vector<std::string> names_in_module(const std::string& parameter) const;
   /// Notes tensors of the module that differ between files of a list in `of_ranks`: in stage 3 each
-  /// data rank saves its own. Buffers are read from the first file of each list. Copies of
-  /// parameters are not read, and get a note of their own; other members have the parameters.
+  /// data rank saves its own. Makes one note about buffers (those of each list's first file are
+  /// read), and one about copies of parameters (not read: other members have the parameters).
   void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
                               const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);

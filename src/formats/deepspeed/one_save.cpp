@@ -67,7 +67,7 @@ bool is_empty_dict(const File& file, const Entry& entry) {
   return dict != nullptr && dict->empty();
 }
 
-/// Checks that the scalars of the optimizer's state, such as the step, are equal in both files.
+/// Checks that `other` has all scalars of `first` in optimizer state (the step), with equal values.
 void require_equal_scalars(const File& first, const File& other, const Path& path) {
   for (const Entry* const entry : first.below(path)) {
     const bool is_missing = other.find(entry->path) == nullptr && other.below(entry->path).empty();

@@ -41,8 +41,8 @@ struct Partition {
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
-/// Reads the parameters that the model states list, each with the number of its flat vector.
-/// Throws: Error(corruption) if the model states list no parameter, or a parameter without a shape.
+/// Reads the parameters that the model states list. Sets `vector` to the number of the group, which
+/// `read_partition` replaces in stage 3. Throws: Error(corruption) if none, or one without a shape.
 std::vector<Parameter> read_parameters(const File& model);
 
 /// Returns the shape of the parameter in the module; nothing if the module has no such parameter.

@@ -56,7 +56,7 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the patterns that have matched no name so far, in `join` and `has_rule`.
+  /// Returns the patterns that matched no name so far, in `join` or (not `sub_params_`) `has_rule`.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.

@@ -104,8 +104,8 @@ bool is_bare(const CheckpointContents& contents) {
          std::ranges::none_of(contents.values, is_known_entry);
 }
 
-/// Returns the key path of an entry. A tensor of the module gets the path `model`, `<name>`, unless
-/// the checkpoint is bare (is_bare).
+/// Returns the key path of an entry. A flat name is split by `path_in_name` or, unless the
+/// checkpoint is bare (is_bare), after `model.`. Any other flat name is a path of one key.
 KeyPath path_in_dicts(const std::string& name, const KeyPath& key_path, bool bare) {
   const bool is_name = key_path.size() == 1 && std::holds_alternative<std::string>(key_path[0]);
   if (!key_path.empty() && !is_name) return key_path;
@@ -226,7 +226,7 @@ class Sorter {
     }
   }
 
-  /// Adds a value. A dict or list with dicts below `optim` or `deepspeed`: adds its items instead.
+  /// Adds a value. Below `optim` or `deepspeed`: adds the items of a dict, or of a list with dicts.
   void add_opened(const std::string& name, const KeyPath& path, const Value& value) {
     const bool is_known = is_text(path[0], kOptim) || is_text(path[0], kDeepSpeed);
     if (is_known && is_empty(value) && !has_place(path)) {

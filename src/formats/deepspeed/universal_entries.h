@@ -52,8 +52,8 @@ struct UniversalEntries {
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination);
 
-/// Returns how many tensors and aliases at the top get `model.` in front of their names: all of
-/// them, or 0 if any entry has one of the keys `model`, `optim` and `deepspeed`.
+/// Returns how many tensors and aliases at the top get `model.` in front of their names: all, or 0
+/// if an entry is below a key `model`, or below `optim` or `deepspeed` (also by its flat name).
 std::size_t num_bare_tensors(const CheckpointContents& contents);
 
 /// Returns how many outermost keys begin with `model.` (`model.w`) and move into the dict `model`,

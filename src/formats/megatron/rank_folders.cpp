@@ -60,8 +60,8 @@ std::vector<std::size_t> checked_numbers(const std::string& name, const std::str
                         "numbers below " + std::to_string(kMaxOfOneKind), "a larger number");
 }
 
-/// Returns the first rank without a folder. Makes no list of all ranks, because a hostile folder
-/// name can make the number of ranks very large.
+/// Returns the first rank without a folder. Throws if a rank has two folders. Makes no list of all
+/// ranks, because a hostile folder name can make their number very large.
 std::optional<std::size_t> first_missing(
     const std::vector<std::pair<std::size_t, std::string>>& by_rank, const RankFolders& folders,
     const std::string& directory) {

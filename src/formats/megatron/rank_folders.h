@@ -44,8 +44,8 @@ bool is_iteration(std::string_view name);
 std::size_t count_numbers(std::string_view name);
 
 /// Finds the folders of ranks among `names`, and sorts them by rank. `second`: the meaning of the
-/// second number, if the names have two numbers.
-/// Throws: Error(corruption) naming a missing rank; Error(unsupported) for two folders of one rank.
+/// second number, if names have two. Throws: Error(corruption) for a missing rank or too large a
+/// number; Error(unsupported) for two folders of one rank, or names with unequal counts of numbers.
 RankFolders find_rank_folders(const std::vector<std::string>& names, const std::string& directory,
                               SecondNumber second);
 

@@ -562,7 +562,7 @@ bool has_ranks(const std::vector<std::string>& names) {
 /// Throws the error for the folder of a run whose newest checkpoint is missing or not in this
 /// format. The message names a checkpoint to try.
 [[noreturn]] void refuse_run(const std::string& path, const std::vector<std::string>& names) {
-  // The numbers have leading zeros, so the last name is the newest.
+  // Sorted, with leading zeros: the last name is `release` if it is there, or else the newest.
   const auto newest = std::find_if(names.rbegin(), names.rend(), megatron::is_iteration);
   const std::string advice = newest == names.rend()
                                  ? " without a checkpoint: no folder iter_*"

@@ -41,7 +41,7 @@ bool holds_number(const TensorMeta& meta) {
                                meta.dtype == DType::int64 || meta.dtype == DType::int32);
 }
 
-/// Removes a number and the dot after it from the beginning of `text`. Returns the number.
+/// Removes and returns the number that begins `text`, and removes the dot if more text follows it.
 std::optional<std::int64_t> take_number(std::string_view& text) {
   std::int64_t number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -35,8 +35,8 @@ struct TorchDistContents {
 /// it. `has_common_file`: the checkpoint has its own `common.pt`, so no value is changed.
 /// docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
-/// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, or
-/// if two tensors would get one name.
+/// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, if
+/// two tensors would get one name, for two optimizers, or for one with unequal steps or no state.
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
                                       const std::string& destination, bool has_common_file);

@@ -18,9 +18,9 @@ inline constexpr const char* kConfigFile = "metadata.json";
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
 bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 
-/// Reports which of the two files are missing (`common.pt`: unless an object replaces it), and a
-/// `metadata.json` that Megatron cannot read. Reports nothing if Megatron did not write the DCP
-/// checkpoint. If both files are missing, reports only a note: as a DCP checkpoint it is complete.
+/// Reports a missing file of the two (`common.pt`: unless an object replaces it), and an unusable
+/// `metadata.json`. If `common.pt` is missing and `metadata.json` is missing or unusable, reports
+/// only a note: the DCP part is complete. Reports nothing if Megatron did not write the checkpoint.
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 

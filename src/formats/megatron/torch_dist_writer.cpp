@@ -67,7 +67,7 @@ TorchDistContents sorted_for(const CheckpointContents& contents, const std::vect
                                        has_file(options.extra_files, kCommonFile));
 }
 
-/// The DCP files, and the names of all that is written.
+/// The DCP files, and the names of all that is written. `sorted.dcp` has been moved into `files`.
 struct Prepared {
   TorchDistContents sorted;
   dcp::PreparedFiles files;

@@ -34,7 +34,7 @@ class Channel {
   /// Ends `start_placing`: later raw data reaches the file again. Returns the recorded place.
   ByteRange take_placed();
 
-  /// Throws the error of the last failed read or write, if there was one.
+  /// Throws and clears this thread's error of the last failed read or write (of any file).
   static void rethrow_pending_error();
   static void forget_pending_error() noexcept;
 
@@ -58,8 +58,8 @@ class Channel {
   std::optional<ByteRange> placed_;  // set between start_placing and take_placed
 };
 
-/// Makes `access_list` (of H5P_FILE_ACCESS) open its file through `channel`, which the library
-/// keeps while the file is open.
+/// Makes `access_list` (of H5P_FILE_ACCESS) open its file through `channel`. The `channel` variable
+/// must live until the file is open: then the library copies it, and keeps it while it is open.
 void set_channel(hid_t access_list, const std::shared_ptr<Channel>& channel);
 
 }  // namespace tessera::formats::native::h5

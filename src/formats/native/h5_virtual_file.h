@@ -49,7 +49,7 @@ class VirtualFile {
   /// place in the file.
   std::uint64_t add_byte_dataset(std::uint64_t nbytes, ByteRange& range,
                                  const std::function<void(const ByteSink&)>& write);
-  /// A group with these links, whose names must differ.
+  /// A group with these links: at least one, with different names.
   std::uint64_t add_group(std::vector<Link> links);
 
   /// Writes the root group and all that is still in memory, and closes the file without sync.

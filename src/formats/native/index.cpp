@@ -582,7 +582,7 @@ bool lies_within(std::uint64_t begin, std::uint64_t nbytes, std::uint64_t file_n
   return begin >= kHeaderNbytes && begin <= file_nbytes && nbytes <= file_nbytes - begin;
 }
 
-/// Throws unless the bytes of all pieces are within their files.
+/// Throws unless block tables, and pieces except those of several chunks, are within their files.
 void validate_storage(const Index& index, const FileHeader& header, const std::string& path) {
   for (std::size_t t = 0; t < index.contents->tensors.size(); ++t) {
     const TensorEntry& tensor = index.contents->tensors[t];

@@ -147,7 +147,7 @@ struct RankFileRecord {
   friend bool operator==(const RankFileRecord&, const RankFileRecord&) = default;
 };
 
-/// The index's record of a linked file: a copy of the fields in the file's header.
+/// The index's record of a linked file: fields of its header, and the chunk size in its index.
 struct LinkedFile {
   std::uint64_t checkpoint_id = 0;  // of the checkpoint for which the file was written
   std::uint32_t rank = 0;           // rank of the file in that checkpoint
@@ -216,14 +216,14 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
 /// another part of the files. The caller may rely on: known dtypes, valid shapes, regions within
-/// their tensors, ranks below the world size, byte ranges within their files. The names are sorted
-/// and unique only if this is the index of `index.h5`.
+/// their tensors, ranks below the world size, byte ranges within their files (but not those of the
+/// chunks in a block table). Only in the index of `index.h5` are the names sorted and unique.
 /// Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
 
-/// Throws Error(kind) unless the world size and the shapes are valid, names are sorted and unique,
-/// aliases have targets, regions are within their tensors, and ranks are below the world size.
+/// Throws Error(kind) unless world size, regions and ranks are valid, names are sorted and unique,
+/// and aliases have targets. If `kind` is not corruption: Error(corruption) for an invalid shape.
 void validate_contents(const CheckpointContents& contents, ErrorKind kind, const std::string& path);
 
 /// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of
@@ -231,15 +231,15 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind, const
 tessera::detail::ListOfLists<PieceId> pieces_by_rank(const CheckpointContents& contents);
 
 /// Returns the index of one rank's file: `pieces` with their tensors, all tensors that have no
-/// piece, and everything that is not a tensor.
+/// piece, and everything else but `rank_files`. Requires: `pieces` are in the order of `whole`.
 Index select_pieces(const Index& whole, std::span<const PieceId> pieces);
 
 /// Copies the places of pieces from the index of a complete rank file to `whole`. Requires:
 /// `rank_index` lists `pieces`, in this order.
 void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& rank_index);
 
-/// Merges the indexes of all ranks into one. `ranks` is in the order of ranks. Requires: each index
-/// was made by `select_pieces`.
+/// Merges the indexes of all ranks into one, without `rank_files`. Requires: `ranks` is in order of
+/// the ranks and not empty, and each index was made by `select_pieces`.
 /// Throws: Error(corruption) naming `path` if they contradict each other.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);
 

@@ -18,10 +18,10 @@ inline constexpr const char* kHiddenDataset = "hidden";
 inline constexpr const char* kRowNumbersSuffix = "~row_numbers";
 inline constexpr const char* kRowsSuffix = "~rows";
 
-/// Returns the HDF5 link name of a tensor, alias or value: valid UTF-8 without `/`, different for
-/// different FQNs. `number`: the entry's position in the index's list of tensors, aliases or
-/// values. If the FQN is too long for a link name, the link name is the beginning of the FQN and
-/// this number.
+/// Returns the HDF5 link name of a tensor or alias: valid UTF-8 without `/`, different for
+/// different FQNs. `number`: a tensor's position in the list of tensors of the file's index; for
+/// an alias, the number of tensors plus its position in the list of aliases. If the FQN is too
+/// long for a link name, the link name is the beginning of the FQN and this number.
 std::string tensor_link_name(std::string_view fqn, std::size_t number);
 
 /// Returns the link name of a piece: the tensor's link name and the region.

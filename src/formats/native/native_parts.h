@@ -32,8 +32,8 @@ RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std:
 
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token);
 
-/// Returns the index of a checkpoint to be written, without the places of its pieces.
-/// Throws: Error(invalid_argument) naming `path`.
+/// Returns the index of a checkpoint to be written. Only linked pieces have a place in it.
+/// Throws: Error(invalid_argument); Error(corruption) for an invalid shape.
 Index describe_checkpoint(SharedContents contents, const std::vector<Value>& values,
                           const NativeWriteOptions& options, const std::string& path);
 

@@ -20,7 +20,7 @@ void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64
 /// Checks every byte of the checkpoint's files: headers, structure and data. Of linked files, skips
 /// the data of pieces that only other checkpoints use. Reads the files in parallel on `num_threads`
 /// threads (0: default_num_threads()). Findings come in the order index, rank files, linked files.
-/// Continues after damage. The units of `part` are files.
+/// Continues after damage. The units of `part` are files. Throws: Error(io).
 void verify_checkpoint(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                        const Index& index, const FindingSink& sink, const ProgressSink& progress,
                        int num_threads, PartOfCheck& part);

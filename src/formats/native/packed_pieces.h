@@ -17,7 +17,7 @@ namespace tessera::formats::native {
 // is the number of elements in all pieces before it. Each larger piece still has a dataset of its
 // own. See docs/formats/native.md.
 
-/// A checkpoint with at least this number of small pieces packs them.
+/// A checkpoint without linked files packs its small pieces if it has at least this many of them.
 inline constexpr std::int64_t kMinPackedPieces = 1000;
 
 /// Returns the format version that a checkpoint with these contents and without linked files gets.

@@ -52,7 +52,7 @@ class RankFileWriter {
   bool write_chunk(std::size_t piece_number, std::int64_t begin, const StoredChunk& chunk);
 
   /// Checks whether the file has the block where an interrupted writer recorded it. If so, counts
-  /// the block as written and returns true.
+  /// it as written and returns true. `room`: a buffer with the size of the plain block.
   bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
                     std::span<std::byte> room);
 

@@ -32,7 +32,7 @@ std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std:
 void require_checksum(const ReadableFile& file, const std::string& fqn, const StoredBlock& block,
                       std::span<const std::byte> bytes);
 
-/// Reads the bytes `wanted` of a plain piece into `out`, and checks the blocks that contain them.
+/// Reads the bytes `wanted` (at least one) of a plain piece to `out`. Checks the blocks with them.
 void read_plain_range(const ReadableFile& file, const std::string& fqn, const StoredPiece& stored,
                       const BlockGrid& grid, ByteRange wanted, std::span<std::byte> out);
 

@@ -84,10 +84,10 @@ struct Node {
 
 }  // namespace detail
 
-/// A reference to one object of a graph (two words). Valid while the graph lives. The `as_`
-/// functions throw Error(corruption) naming the file and the byte at which the object was made:
-/// `<rule>: expected <kind>, found <kind>`. No function looks deeper than one level, so that no
-/// graph costs more than its size, even with shared objects or cycles.
+/// A reference to one object of a graph (two words). Valid while the graph lives. Functions with a
+/// `rule` throw Error(corruption) naming the file and the byte at which the object was made:
+/// `<rule>: expected <kind>, found <describe()>`. No function looks deeper than one level, so that
+/// no graph costs more than its size, even with shared objects or cycles.
 class Object {
  public:
   ObjectKind kind() const;
@@ -142,7 +142,7 @@ class Object {
   Error error(ErrorKind error_kind, std::string_view what) const;
   /// Throws what `error` returns.
   [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
-  /// Throws Error(corruption): `<rule>: expected <expected>, found <this object's kind>`.
+  /// Throws Error(corruption): `<rule>: expected <expected>, found <describe()>`.
   [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;
   /// Says in a few words what the object is: `int 7`, `str 'abc'`, `torch.Size(...)`, `list of 3`.
   std::string describe() const;

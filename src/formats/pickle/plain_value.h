@@ -58,8 +58,8 @@ std::span<const AllowedGlobal> value_globals();
 /// is a global or a call of a global.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Whether `object` is a call of OrderedDict, defaultdict or Counter, as Python pickles it: without
-/// arguments that add other entries.
+/// Whether `object` is a call of OrderedDict, defaultdict or Counter, as Python pickles it. All its
+/// entries were added to the call, or are in the dict that is a Counter's only argument.
 bool is_dict_class(Object object);
 
 /// Limits the total output of all walks over one graph. It counts the output, and keeps the path
@@ -111,16 +111,16 @@ class WalkBudget {
   std::set<std::string_view> plainer_;
 };
 
-/// Returns `object` as a plain value. Throws: Error(corruption) for an object that contains itself,
-/// is nested deeper than WalkBudget::kMaxDepth, or exceeds the budget; Error(unsupported) naming
-/// what is not a plain value.
+/// Returns `object` as a plain value. Throws: Error(corruption) for wrong arguments, more than
+/// WalkBudget::kMaxDepth levels, a used-up budget, or an object that contains itself;
+/// Error(unsupported) if that object is read as a dict, and for what is not a plain value.
 Value to_value(Object object, WalkBudget& budget);
 
 /// Throws Error(unsupported) saying that `object`, which is read as a dict, contains itself.
 [[noreturn]] void refuse_reference_back(Object object);
 
-/// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for a key that Python
-/// cannot hash, such as a list.
+/// Returns a dict's key as a value. Throws: as to_value; Error(corruption) for a list or dict, or a
+/// tuple with one: Python cannot hash it. Accepts a set, because it may have been a frozenset.
 Value to_key(Object object, WalkBudget& budget);
 
 }  // namespace tessera::formats::pickle

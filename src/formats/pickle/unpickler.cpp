@@ -962,7 +962,7 @@ class Machine {
     }
     return true;
   }
-  /// Calls unite_equal_keys for each dict among the objects from `first` on.
+  /// Calls unite_equal_keys for each dict, and each call's entries, of the objects from `first` on.
   void unite_equal_keys_from(std::uint32_t first) {
     for (Node& node : std::span(graph_.nodes_).subspan(first)) {
       if (node.kind == ObjectKind::dict) unite_equal_keys(node.slice);

@@ -62,9 +62,9 @@ struct PickleSource {
   std::uint64_t file_offset = 0;  // of the pickle's first byte
 };
 
-/// Limits for the cost of a pickle. Within these limits, time and memory are linear in its size.
-/// `max_objects` limits how many objects opcodes push. Objects of entries that an EntryTaker took,
-/// and that were dropped, do not count.
+/// Limits for a pickle. Within them, time and memory are linear in its size. Beyond them, unpickle
+/// throws Error(corruption), or Error(unsupported) for an integer. `max_objects` limits how many
+/// objects opcodes push, not counting those dropped with entries that an EntryTaker took.
 struct PickleLimits {
   std::size_t max_nbytes = std::size_t{1} << 30;
   std::size_t max_objects = std::size_t{1} << 26;

@@ -25,8 +25,8 @@ void remove_separators(std::string_view& text) {
   }
 }
 
-/// Removes `<word>_<number>` from the end of `text` and returns the number. If `text` does not end
-/// in this way, returns nothing and does not change `text`.
+/// Removes `<word>_<number>`, and separators before it, from the end of `text`. Returns the number.
+/// The `_` may be `-`, `.` or missing. If there is no such end, returns nothing and keeps `text`.
 std::optional<std::uint64_t> take_number(std::string_view& text, std::string_view word) {
   const std::size_t last = text.find_last_not_of(kDigits);
   const std::string_view digits = text.substr(last == std::string_view::npos ? 0 : last + 1);

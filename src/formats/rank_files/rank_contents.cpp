@@ -243,7 +243,7 @@ void RankContents::find_pieces() {
   }
 }
 
-/// Returns the cuts (dimension, shards, replicas) of a DTensor that give the pieces of a tensor.
+/// Returns the cuts of a DTensor that give the pieces of a tensor: only those with the most shards.
 /// Several dimensions fit if they have size 1: then one rank has the whole tensor.
 std::vector<DTensorCut> RankContents::fitting_cuts(std::size_t index) const {
   const TensorEntry& tensor = contents_.tensors[index];
@@ -272,9 +272,9 @@ std::vector<DTensorCut> RankContents::fitting_cuts(std::size_t index) const {
   return cuts;
 }
 
-/// Finds the cut of each tensor. Finds none if the ranks have ordinary, whole tensors. If several
-/// dimensions fit, chooses the one that most other tensors are cut in. Throws if no cut gives the
-/// pieces of a tensor.
+/// Finds the cut of each tensor; none for an ordinary one, whole on its ranks. With one rank, only
+/// scalars, empty tensors and `extra_state` are ordinary. If several dimensions fit, takes the one
+/// that most other tensors are cut in. Throws if no cut gives the pieces of a tensor.
 void RankContents::find_cuts() {
   cuts_.resize(contents_.tensors.size());
   std::map<std::size_t, std::vector<DTensorCut>> open_choices;  // key: index of the tensor

@@ -4,7 +4,7 @@
 
 namespace tessera::formats::detail {
 
-/// Keys of `__metadata__` that Tessera uses; all others are the user's annotations.
+/// Keys of `__metadata__` that Tessera uses; values_file.h has two more. Others are annotations.
 inline constexpr std::string_view kFormatKey = "format";  // `pt`, which transformers requires
 inline constexpr std::string_view kAliasesKey = "tessera.aliases";  // JSON: second name to tensor
 inline constexpr std::string_view kTextsKey = "tessera.texts";      // JSON: annotations that other

@@ -65,8 +65,8 @@ std::string values_digest(std::string_view text);
 /// If the writer dies in between, the values of the old tensors are at `<values>.partial`: readers
 /// find them there, and the next writer restores them.
 
-/// Returns the text with digest `digest`: from `path`, or else from the replaced values. Throws:
-/// Error(corruption) if neither file has this digest.
+/// Returns the text with digest `digest`: from `path`, which must exist, or else from the replaced
+/// values. Throws: Error(corruption) if neither has this digest, or `path` is too large.
 std::string read_values_file(const FileSystem& fs, const std::string& path,
                              const std::string& digest);
 

@@ -76,8 +76,8 @@ void refuse_one_of_several(const FileSystem& fs, const std::string& path,
   }
 }
 
-/// Throws if a directory holds a file that is neither the checkpoint's own nor equal to one of
-/// `extra_files`.
+/// Throws unless a directory holds only files of one checkpoint, whose first bytes fit their names,
+/// and files that are equal to one of `extra_files`.
 void require_checkpoint_alone(const FileSystem& fs, const std::string& directory,
                               std::optional<Format> format, const std::string& option,
                               const std::vector<ExtraFile>& extra_files) {

@@ -98,7 +98,7 @@ class SharedWork {
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.
   std::optional<tessera::detail::FileDescriptor> try_lock_comparison(int share) const;
-  /// Returns the text of `write_comparison`; nothing if it has not been called for this share.
+  /// Returns up to `max_nbytes` of the text that `write_comparison` wrote for this share, if any.
   std::optional<std::string> read_comparison(int share, std::uint64_t max_nbytes) const;
   /// Throws Error(already_exists) if a process is comparing pieces with a base.
   void refuse_while_compared() const;
@@ -118,8 +118,8 @@ class SharedWork {
   void undo_end() noexcept;
   /// Removes the folder. Requires: `lock` is held.
   void remove();
-  /// Removes the folder and the staging path. Does nothing if there is no folder. Throws:
-  /// Error(already_exists) if a process is writing a share or compares with a base.
+  /// Removes the folder and, if work has begun, the staging path. Does nothing without a folder.
+  /// Throws: Error(already_exists) if a process is writing a share or compares with a base.
   void discard();
 
  private:

@@ -496,9 +496,9 @@ bool StagedDestination::is_equal_at_both_paths(const std::string& name) const {
   return have_equal_bytes(fs_, join_path(staging_path_, name), join_path(destination_, name));
 }
 
-/// Throws if publishing would remove a file that belongs to no checkpoint, or a file that is new or
-/// changed since the constructor ran. Accepts an extra file that the new checkpoint has too, with
-/// the same bytes.
+/// Throws if publishing would remove a file that is new or changed since the constructor ran, or
+/// belongs to no checkpoint (accepted if the constructor saw one and there are no extra files).
+/// Accepts an extra file that the new checkpoint has too, with the same bytes.
 void StagedDestination::require_replaceable() const {
   const bool is_directory = fs_.kind_of(destination_) == FileKind::directory;
   if (is_directory && (!had_foreign_entry_ || !extra_names_.empty())) require_no_foreign_files();

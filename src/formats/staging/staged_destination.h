@@ -75,8 +75,8 @@ class StagedDestination {
   /// `path`.
   static bool is_being_written(const FileSystem& fs, const std::string& path);
 
-  /// Returns the staging path of a destination if it holds a replaced checkpoint that its writer
-  /// could not remove. Returns nothing if the path holds work, or if a writer is using it.
+  /// Returns the staging path if a replaced checkpoint is left there; nothing if the journal lists
+  /// work, or a writer uses the path. Requires: `destination` has replaced another checkpoint.
   static std::optional<std::string> left_over_at(const FileSystem& fs,
                                                  const std::string& destination);
 
@@ -86,7 +86,7 @@ class StagedDestination {
   /// Throws: Error(already_exists) if the destination exists and `overwrite` is `refuse`, if the
   /// destination is a dangling link, if another living process holds the staging path, or if the
   /// object at the staging path, or the object with the journal's name, is refused; what `judge`
-  /// throws. After these errors, nothing has changed.
+  /// throws; Error(invalid_argument) for a bad name. After these errors, nothing has changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   /// Throws the errors that the constructor would throw, and changes nothing.

@@ -64,8 +64,8 @@ class StagedWork {
   /// - Error(unsupported) if the file system has no locks.
   StagedWork(FileSystem& fs, std::string destination, DestinationKind kind,
              const WorkOptions& options);
-  /// Throws the errors that the constructor and then `set_file_names` would throw, and changes
-  /// nothing. Returns whether work would be resumed.
+  /// Throws the errors of the constructor (except some about extra files and shared work) and of
+  /// `set_file_names`. Changes nothing. Returns whether work would be resumed.
   static bool check(FileSystem& fs, std::string destination, DestinationKind kind,
                     const WorkOptions& options, const std::set<std::string>& names = {});
   StagedWork(const StagedWork&) = delete;
@@ -84,7 +84,7 @@ class StagedWork {
   /// files. A file with another name would become part of the destination, so `commit` throws if
   /// there is one. For resumed work, this function throws for such a file, and for a file that
   /// cannot be written into. Does nothing for a share.
-  /// Throws: Error(already_exists) naming the first file.
+  /// Throws: Error(already_exists) naming the first such file; what opening it to write throws.
   void set_file_names(const std::set<std::string>& names);
 
   /// Keeps the finished blocks if this object is destroyed without commit. Returns whether there
@@ -93,7 +93,7 @@ class StagedWork {
   /// Commits the destination. If this throws before anything is replaced, the finished blocks can
   /// still be kept. Throws: Error(corruption) if an extra file has changed since it was copied.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
-  /// Records durably that this share is complete. Requires: the share's blocks are synced.
+  /// Records that this share is complete; durably if it has blocks. Requires: they are synced.
   void commit_share();
 
  private:

@@ -15,7 +15,7 @@ using torch_checkpointing::kMetadataName;
 using torch_checkpointing::parse_default_name;
 
 /// Returns the paths, relative to the directory, that the metadata names; empty if the metadata is
-/// missing or damaged.
+/// missing or damaged. Throws Error(io) if it cannot be read.
 std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string& directory,
                                         const std::vector<std::string>& names) {
   std::set<std::string> files;

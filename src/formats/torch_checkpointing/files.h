@@ -25,7 +25,7 @@ struct DefaultName {
 std::optional<DefaultName> parse_default_name(std::string_view name);
 std::string default_name(const std::string& item, int rank);
 
-/// Whether a folder has `metadata.pkl`, and a file or folder whose name ends with the rank 0.
+/// Whether a folder has `metadata.pkl`, and a name that ends with the rank 0 before its first dot.
 bool are_with_metadata(const std::vector<std::string>& names);
 /// Whether a folder looks like a checkpoint without `metadata.pkl`: an item has default names of
 /// ranks 0 and 1.

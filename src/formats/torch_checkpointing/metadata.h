@@ -61,7 +61,7 @@ struct Group {
   bool has(int rank) const;
 };
 
-/// The file that one rank wrote for an item.
+/// The file that one rank wrote for an item. Both texts are empty if it has its default name.
 struct ItemFile {
   std::string path;  // from the checkpoint's directory
   std::string form;  // such as `TorchSerialization`

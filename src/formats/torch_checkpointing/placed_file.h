@@ -15,8 +15,8 @@ namespace tessera::formats::torch_checkpointing {
 /// whole tensors, because the file has none of these places, or only some.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
-  /// `places`: one for each tensor; null for a tensor that every rank has whole. `key_paths`:
-  /// one for each tensor.
+  /// `places`: one for each tensor; null for a tensor that is not known to be a part of another.
+  /// `key_paths`: one for each tensor.
   PlacedFile(std::unique_ptr<CheckpointReader> base, std::vector<torch_zip::SharedPlace> places,
              std::vector<KeyPath> key_paths);
   /// Shows a file of torch.save with `places` instead of its own places.

@@ -89,8 +89,8 @@ class Opener {
     return contents.tensors.empty() && contents.values.empty() && contents.aliases.empty();
   }
 
-  /// Returns how the metadata describes a tensor of a rank's file; null if it does not describe the
-  /// tensor. Throws if the dtype is another one.
+  /// Returns how the metadata describes a tensor of a rank's file; null if it does not, or in a way
+  /// that Tessera does not know. Marks the tensor as seen. Throws if the dtype is another one.
   const Sharding* sharding_of(const Item& item, const std::string& name, int rank,
                               const TensorMeta& meta, const std::string& path) {
     if (item.tensors.contains(name)) seen_.insert(&item.tensors.find(name)->second);

@@ -108,8 +108,8 @@ File EntryReader::open_small_file(std::size_t number) const {
   return file;
 }
 
-/// Opens the small file that `source` names, and returns it. Throws if its tensor is not the one
-/// that was there when the checkpoint was opened.
+/// Opens the small file that `source` names, and returns it. Throws Error(corruption) if its tensor
+/// has another dtype or numel than when the checkpoint was opened. Does not compare the bytes.
 std::shared_ptr<const File> EntryReader::small_file(std::size_t tensor_index,
                                                     const Source& source) const {
   const std::string& name = small_files_[*source.small_file];

@@ -85,7 +85,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   };
 
   /// `path`: the path that the user opened. `folder`: the folder of the files, which is `path` or
-  /// inside it. `family` must outlive the reader.
+  /// directly inside it. `family` must outlive the reader.
   EntryReader(const FileSystem& fs, std::string path, std::string folder,
               const std::vector<std::string>& as_dict, const Family& family);
 

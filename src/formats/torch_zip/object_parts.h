@@ -14,7 +14,7 @@ namespace tessera::formats::torch_zip {
 std::optional<pickle::Object> item_of(const std::optional<pickle::Object>& object,
                                       std::size_t index);
 
-/// Returns an attribute of an object, or the value under a key of a dict; nothing if there is none.
+/// Returns an attribute of an object, or the value under a key of a plain dict; nothing if none.
 std::optional<pickle::Object> attribute_of(std::optional<pickle::Object> object,
                                            std::string_view name);
 

@@ -28,7 +28,7 @@ class StorageBlocks {
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
   /// Returns the number of bytes of the piece.
   std::uint64_t nbytes(PieceId piece) const;
-  /// Returns the offset in bytes of a block in its piece. `begin`: the block's first element.
+  /// Returns a block's offset in its piece, in bytes. `begin`: its first element. Checks its size.
   std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t block_nbytes) const;
 
   void set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc);

@@ -42,7 +42,7 @@ class Storages {
   virtual std::uint64_t nbytes(std::size_t storage) const = 0;
   /// Returns whether the file stores the bytes of a storage uncompressed.
   virtual bool is_plain(std::size_t /*storage*/) const { return true; }
-  /// Returns how many uncompressed bytes the file stores. May also count bytes that belong to no
+  /// Returns how many bytes the file stores uncompressed. May also count bytes that belong to no
   /// storage.
   virtual std::uint64_t plain_nbytes() const = 0;
   /// Returns the stored CRC-32 of the bytes, if there is one.

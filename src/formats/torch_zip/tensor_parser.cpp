@@ -153,8 +153,8 @@ void add_state(Object arguments, std::vector<std::string>& attributes) {
   add_attribute_names(arguments.item(kState), attributes);
 }
 
-/// Returns the call that rebuilds a tensor. Removes the calls around it, which make a Parameter or
-/// a subclass of the tensor.
+/// Returns the call that rebuilds a tensor, without the calls around it that make a Parameter, or a
+/// rank's part of a DTensor or ShardedTensor. Throws Error(unsupported) for any other subclass.
 RebuildCall unwrap(Object object) {
   RebuildCall call{object, tensor_global(object).value_or(TensorGlobal::tensor_class),
                    object.call_arguments("tensor")};

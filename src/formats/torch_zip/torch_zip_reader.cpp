@@ -289,7 +289,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     for (TensorRecord& record : records) stored_.emplace_back(std::move(record));
   }
 
-  /// Reads all storages of a stream or a tar archive, which have no checksums.
+  /// Reads the storages of the tensors in a stream or a tar archive. Notes that they have no CRCs.
   void verify_bytes(const NamesOfStorages& names, const FindingSink& sink,
                     const ProgressSink& progress, PartOfCheck& part) const {
     if (part.takes(0)) {
@@ -389,8 +389,8 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
          .found = what + "; a move makes a dict of it, with the key '" + name + "'"});
   }
 
-  /// Adds notes about tensors that share memory. Leaves out names of the same elements in the same
-  /// shape, because these are aliases.
+  /// Adds simplifications for tensors that share memory. Leaves out names of the same elements in
+  /// the same shape, because these are aliases.
   void note_shared_memory(const std::vector<TensorRecord>& records) {
     std::vector<std::pair<std::string, const TensorRecord*>> tensors;
     for (std::size_t i = 0; i < records.size(); ++i) {

@@ -52,7 +52,7 @@ class TorchFileReader : public DividedReader, public PartlyRead {
 /// of checkpoints of many files leave the pieces out to save memory.
 enum class Pieces { listed, left_out };
 
-/// Does what `open_torch_zip` does, for an open file.
+/// Does what `open_torch_zip` does, for an open file. Does not look at the files beside it.
 std::unique_ptr<TorchFileReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
                                                 const std::vector<std::string>& as_dict = {},
                                                 Pieces pieces = Pieces::listed);

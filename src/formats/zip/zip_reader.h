@@ -73,15 +73,15 @@ class ZipReader {
   ByteRange data_range(std::size_t member) const;
 
   /// Fills `out` with the member's bytes from `offset`. Requires: they are within the member.
-  /// Throws: Error(unsupported) if the member is compressed.
+  /// Throws: Error(unsupported) if the member is compressed; what data_range throws; Error(io).
   void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
 
   /// Returns all of the member, and checks its CRC if it has one.
-  /// Throws: Error(corruption) if the member has more than `max_nbytes` bytes, or another CRC.
+  /// Throws: what read_at throws; Error(corruption) for over `max_nbytes` bytes, or another CRC.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
-  /// Returns the CRC-32 of the member's content. Passes the number of bytes of each read to
-  /// `on_read`. Inflates a deflated member, but never beyond its stated size.
+  /// Returns the CRC-32 of the member's content, inflated if needed. `on_read`: gets the number of
+  /// bytes of each read. Throws: Error(corruption), also for a wrong size; Error(unsupported).
   std::uint32_t compute_crc(std::size_t member,
                             const std::function<void(std::uint64_t nbytes)>& on_read) const;
 

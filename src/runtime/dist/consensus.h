@@ -21,8 +21,8 @@ class Consensus {
 
   /// Returns on all ranks the result of `decision_of`, which rank 0 calls with all requests in rank
   /// order. `own`: this rank's request. `about_to`: what this rank wants to do, for error messages.
-  /// Requires: `group` is not null. Collective. Throws on all ranks: what `decision_of` throws;
-  /// Error(io) naming a rank that sends nothing within the store's time-out.
+  /// Requires: `group` is not null. Collective. Throws on all ranks: the Error that `decision_of`
+  /// throws (it must throw no other type); Error(io) naming a rank that sends nothing in time.
   std::string decide(
       const std::string& own, const std::string& about_to,
       const std::function<std::string(const std::vector<std::string>&)>& decision_of);

@@ -24,8 +24,8 @@ struct StatefulRows {
 };
 
 /// Returns the gradients to update rows with, g in [Note: Update of a row]: `sum` is scaled and
-/// clipped, and weight decay is added. `sum`: the sum of each row's gradients. `weight`: the rows,
-/// float32.
+/// clipped, and weight decay is added (not for Adam). `sum`: the sum of each row's gradients.
+/// `weight`: the rows, float32.
 Tensor finished_gradient(const Tensor& sum, double scale, const Tensor& weight,
                          const FusedOptimizer& optimizer) {
   return std::visit(

@@ -58,12 +58,12 @@ class Input {
  public:
   virtual ~Input() = default;
 
-  /// Starts the second message; does nothing if it was started already. Throws, at every call: the
-  /// error of this rank's batch; Error(invalid_argument) if another rank refused its batch;
-  /// Error(mismatch) if ranks have different fingerprints.
+  /// Waits for the first message and starts the second; does nothing if it was started already.
+  /// Throws, at every call: the error of this rank's batch; Error(invalid_argument) if another rank
+  /// refused its batch; Error(mismatch) if ranks have different fingerprints.
   virtual void advance() = 0;
-  /// Waits for the second message. Returns the bags to look up on this rank, to be used on the
-  /// current stream.
+  /// Calls `advance` and waits for the second message. Returns the bags to look up on this rank,
+  /// to be used on the current stream.
   virtual const LocalBags& bags() = 0;
   /// Sends gradients of sample weights back to the ranks that the samples come from. `from`: the
   /// gradients of `bags().weights`, in the same shape. Adds the gradients of this rank's batch to

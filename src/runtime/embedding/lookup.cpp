@@ -12,8 +12,8 @@ namespace {
 
 using at::Tensor;
 
-/// Throws if the user has replaced or moved a weight, so that it is not the memory that `shard`
-/// made.
+/// Throws if a weight no longer has the shape, dtype and device that `shard` gave it, or is not
+/// contiguous. Does not see that a tensor of the same kind has replaced it.
 void check_memory(const LocalTable& table) {
   const Shape& shape = table.region.sizes;
   const at::Device device = table.cache ? at::Device(at::kCPU) : table.device;
@@ -165,7 +165,7 @@ void Lookup::exchange_squares(std::vector<SplitTable>& split) {
   }
 }
 
-/// Updates the tables whose columns are on several ranks, if the optimizer needs whole rows.
+/// Updates the tables that are cut by columns, for a row-wise optimizer. All ranks must call it.
 void Lookup::step_split_rows(TableBackward& backward, const FusedOptimizer& optimizer) {
   std::vector<SplitTable> split = split_tables(backward, optimizer);
   exchange_squares(split);

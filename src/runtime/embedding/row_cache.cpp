@@ -90,7 +90,7 @@ std::vector<std::int64_t> RowCache::take_slots(std::int64_t num_wanted) {
   return slots;
 }
 
-/// Starts to copy the changed rows in these slots to pinned memory.
+/// Starts to copy changed rows in these slots to pinned memory. Requires: no write-back is pending.
 void RowCache::start_write_back(std::span<const std::int64_t> slots) {
   std::vector<std::int64_t> changed, rows;
   for (const std::int64_t slot : slots) {

@@ -22,7 +22,7 @@ namespace tessera::embedding {
 /// stream. Not thread-safe.
 class RowCache {
  public:
-  /// `weight` and `state`: of the whole table, in pinned memory; they must not move.
+  /// `weight` and `state`: of this rank's whole shard, in pinned memory; their memory must stay.
   RowCache(std::string table, at::Tensor weight, const FusedState& state, std::int64_t num_slots,
            std::shared_ptr<SideStream> stream);
 

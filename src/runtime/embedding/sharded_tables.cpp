@@ -456,7 +456,7 @@ void ShardedTables::set_optimizer(const FusedOptimizer& optimizer) {
   optimizer_ = optimizer;
 }
 
-/// Returns a 64-bit hash of the tables, plan and settings, which must be equal on all ranks.
+/// Returns the hash of tables, plan and options that ranks compare, without numbers such as lr.
 std::uint64_t ShardedTables::fingerprint() const {
   std::string trained;
   for (const LocalTable& table : local_) trained += table.weight.requires_grad() ? '1' : '0';

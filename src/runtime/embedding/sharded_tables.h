@@ -37,7 +37,7 @@ struct Inputs {
 /// One rank's tables according to a plan, and their lookup over all ranks.
 class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
  public:
-  /// Copies this rank's rows of `collection`. Throws what the function `shard` throws (shard.h).
+  /// Copies this rank's shards of `collection`, or fills meta ones. Collective. Throws as `shard`.
   ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
                 const dist::Mesh& mesh, const ShardOptions& options);
 
@@ -50,8 +50,8 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   std::shared_ptr<Inputs> start(const KeyedJaggedTensor& batch);
   /// Returns `forward(start(batch))`. Collective.
   at::Tensor forward(const KeyedJaggedTensor& batch);
-  /// For a rank whose batch is invalid: takes part in the collectives of `start`, so that all ranks
-  /// throw. `why` is this rank's error. Collective.
+  /// For a rank whose batch is invalid: takes part in the collectives of `start`. Later, `forward`
+  /// and Inputs::advance throw on all ranks, here with the error `why`. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns the pooled output `[batch, output width]`. Gradients flow to the weights of the tables
   /// and to the sample weights of the batch. Collective; so is the backward. Throws:

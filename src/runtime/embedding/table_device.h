@@ -23,7 +23,7 @@ struct TableMemory {
   std::uint64_t nbytes = 0;
 };
 /// Calls `allocate`. Throws: Error(unsupported) naming table, device and bytes if the device has
-/// too little memory.
+/// too little memory. On the CPU, every c10::Error in `allocate` is reported as too little memory.
 void allocate_on(at::Device device, const TableMemory& memory,
                  const std::function<void()>& allocate);
 /// As `allocate_on`, for pinned host memory. `allocate` must only allocate, because

@@ -56,8 +56,8 @@ class TableBackward {
 
   /// Updates the touched rows of these tables by the optimizer.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// If ranks must combine gradients, the update has two steps. The first returns g (scaled,
-  /// clipped, with weight decay) of touched rows, for this rank's columns. The ids determine n.
+  /// If ranks must combine gradients, the update has two steps. The first returns g of the note
+  /// for the touched rows and this rank's columns. The number of rows, n, depends only on the ids.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
   /// The second step updates the touched rows. `gradients.squares`: the caller has added up the
   /// ranks' squares, so that they are sums over all `row_width` columns of a row.
@@ -93,8 +93,8 @@ class TableKernels {
 
 /// Returns Tessera's own kernels for the CPU.
 std::unique_ptr<TableKernels> cpu_table_kernels();
-/// Returns kernels made of ATen's operators, for any device. No operator waits for the device. The
-/// gradients of a row are summed in batch order, if the device's `index_add_` adds in order.
+/// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too.
+/// None waits for the device. A row's gradients are summed in batch order if `index_add_` does so.
 std::unique_ptr<TableKernels> aten_table_kernels();
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;

@@ -47,8 +47,8 @@ class CollectiveRunner {
   /// Returns whether a phase is open in which no collective has failed.
   bool can_end_phase() const { return is_in_phase() && !is_broken_; }
   /// Runs the rest of the phase's list of collectives, and returns the sums of `counts`. Collective
-  /// over `group`. `has_failed`: this rank will throw after the phase. Throws: Error(io) naming a
-  /// rank that passed `has_failed`, unless this rank passed it too.
+  /// over `group`. `has_failed`: this rank will throw after the phase. Throws: Error(io) if another
+  /// rank passed `has_failed` and this rank did not (with its number if it is the only one).
   std::vector<int> end_phase(bool has_failed = false);
   /// Drops a phase that failed. Not collective.
   void abort_phase();

@@ -104,9 +104,9 @@ class CollectiveSchedule {
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
-  /// Requires: this rank has run or joined the whole list. `is_needed`: two flags per handle, which
-  /// say whether any rank needed the handle's all-gather, and whether any rank needed its
-  /// reduction, in this phase.
+  /// Requires: this rank has run or joined the whole list. `is_needed`: as `needed`, but for all
+  /// ranks: two flags per rule, which say whether any rank needed its all-gather (or meeting), and
+  /// whether any rank needed its reduction, in this phase.
   void end_phase(const std::vector<bool>& is_needed);
   /// Ends a failed phase and deletes its list.
   void abort_phase();
@@ -146,8 +146,8 @@ class CollectiveSchedule {
   /// needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
-  /// Returns two flags for each handle: whether this rank needed the handle's all-gather, and
-  /// whether this rank needed its reduction.
+  /// Returns two flags for each rule (handle, or module with its own collectives): whether this
+  /// rank needed its all-gather (or meeting), and whether this rank needed its reduction.
   std::vector<bool> needed() const;
 
  private:

@@ -43,12 +43,12 @@ class HandleEvents {
 /// concatenated.
 ///
 /// Life cycle. A pass is one forward and its backward. Between passes each parameter is this rank's
-/// shard of itself: a 1-d view of the flat shard, perhaps empty. `enter_pass` gives parameters
-/// their full shapes, as views of a flat buffer without memory. `gather` fills the buffer and frees
-/// it. `gradients` averages the gradients of the backward; `leave_pass` puts the averages into
-/// `.grad`. `show_whole` is for unshard_params, between passes. The parameters' TensorImpls do not
-/// change, because module and optimizer hold them. Holds its parameters weakly, because they own
-/// the handle. Not thread-safe: Pass calls it under a lock.
+/// shard of itself: a 1-d view of the flat shard, perhaps empty (of full shape if there is one
+/// shard). `enter_pass` gives parameters their full shapes, as views of a flat buffer without
+/// memory. `gather` fills the buffer and frees it. `gradients` averages the gradients of the
+/// backward; `leave_pass` puts the averages into `.grad`. `show_whole` is for unshard_params. The
+/// parameters' TensorImpls do not change, because module and optimizer hold them. Holds its
+/// parameters weakly, because they own the handle. Not thread-safe: Pass calls it under a lock.
 ///
 /// This class combines five classes, one per job: FlatParamContents lists the parameters in the
 /// flat parameter, FlatParamStorage has the memory, FlatParamGather runs the all-gather,
@@ -76,7 +76,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   /// Returns the unit's name for messages: `layers.0`, `the root`.
   std::string display_name() const { return contents_.display_name(); }
   /// Sets the owning module's name below its root. Throws: Error(invalid_argument) if the handle
-  /// belongs to another live root.
+  /// belongs to a live root already, even to this one. `root`: the pass of the root.
   void join_root(std::weak_ptr<const void> root, const std::string& fqn);
   /// Throws: Error(invalid_argument) naming a parameter that is no longer in the module tree.
   void check_tree(const std::unordered_set<const at::TensorImpl*>& in_tree) const;
@@ -103,8 +103,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- passes
   using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  /// Makes parameters views of their full shapes, but gathers nothing. `.grad` stays sharded until
-  /// the backward. Throws: Error(invalid_argument) naming a parameter that was replaced or moved.
+  /// Makes parameters views of their full shapes; gathers nothing. `.grad` stays sharded until the
+  /// backward. Throws: Error(invalid_argument) in unshard_params, or if one was replaced or moved.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<SpareMemory>& memory, Tracing tracing = Tracing::off);
@@ -119,8 +119,8 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- whole parameters outside of a pass
   bool is_whole() const { return whole_.are_shown(); }
   /// Shows whole parameters in their own dtype. Calls nest. Collective. Throws:
-  /// Error(invalid_argument) within a pass, or if an open `show_whole` has other options; what
-  /// `enter_pass` throws.
+  /// Error(invalid_argument) within a pass, if an open `show_whole` has other options, or if a
+  /// parameter was replaced or moved.
   void show_whole(const UnshardParamsOptions& options);
   /// Shows this rank's shards again. With `writeback`, the shards get what was written to the whole
   /// parameters. Collective if rank 0's writes are sent to all ranks. Throws:

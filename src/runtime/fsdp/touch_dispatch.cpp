@@ -58,7 +58,7 @@ bool is_norm(const c10::OperatorHandle& op) {
   return std::ranges::find(kNorms, op.operator_name().name) != kNorms.end();
 }
 
-/// Checks an argument of a norm. Throws if `tensor` is a sharded gradient:
+/// Checks an argument of a norm. With gradients enabled, throws if `tensor` is a sharded gradient:
 /// FlatParamGradients::leave_pass gives these the touch key, but no listener.
 void see_norm(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.key_set().has(kTouchKey)) return;

@@ -8,10 +8,10 @@
 namespace tessera::fsdp {
 
 /// [Note: Touch] libtorch's modules have no forward hooks, so a unit (a fully sharded module) is
-/// gathered when an operator uses one of its parameters. During a pass, parameters are tensors with
-/// one extra dispatch key, which their views inherit. A fallback for that key runs before autograd,
-/// finds the unit by the storage of each tensor argument, gathers the unit, and redispatches to the
-/// keys below. Operators without such an argument skip the fallback and cost nothing.
+/// gathered when an operator uses one of its parameters. Parameters are tensors with one extra
+/// dispatch key (not in unshard_params; without full buffer only in a traced pass). Views inherit
+/// the key. Its fallback runs before autograd, finds the unit by the storage of a tensor argument,
+/// gathers the unit, and redispatches to the keys below. Other operators cost nothing.
 /// PyTorch reserves this key for its own single-process tests: c10/core/DispatchKey.h says "Don't
 /// use it for anything real". Tessera uses it all the same, as a key above autograd that PyTorch
 /// itself does not use. A new PyTorch release may change or remove it, and no other library in the

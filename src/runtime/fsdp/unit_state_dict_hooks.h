@@ -19,7 +19,7 @@ void attach_state_dict_hooks(torch::nn::Module& module, const ShardedModule& uni
                              const dist::Mesh& mesh);
 
 /// Adds hooks for buffers that mixed precision has cast: state dicts get these buffers in their own
-/// dtypes, those from before the cast.
+/// dtypes, those from before the cast, and loads read entries of these dtypes.
 void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
                                              std::map<std::string, DType> own_dtypes);
 

@@ -26,7 +26,7 @@ std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
   return unfit;
 }
 
-/// Overwrites the `shard` of each rank with its elements of rank 0's `flat`, without extra memory.
+/// Collective. Overwrites `shard` with its part of rank 0's `flat`, in place unless offloaded.
 void take_from_first(const FlatParamContents& contents, at::Device compute_device,
                      const Tensor& flat, const Tensor& shard) {
   const Tensor received = shard.to(compute_device);

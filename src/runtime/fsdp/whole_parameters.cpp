@@ -92,7 +92,7 @@ Tensor WholeParameters::flat_sharded_grads() const {
   return flat;
 }
 
-/// Returns for each parameter whether any rank of the shard group has a gradient of it.
+/// Returns for each parameter whether any rank of the shard group has a gradient. Collective.
 std::vector<bool> WholeParameters::have_grads() const {
   const std::vector<Tensor>& grads = scope_->sharded_grads;
   Tensor counts = torch::zeros({static_cast<std::int64_t>(grads.size())}, at::kInt);

@@ -83,7 +83,7 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_pending = false;  // the parameter has a gradient that is not averaged yet
     bool is_moved = false;    // its gradient moved into its bucket in this backward
     bool is_late = false;     // a gradient came after the bucket was sent
-    // Since the last `make_room`, `.grad` was set to the parameter's part of the bucket.
+    // Since the last `make_room`: `.grad` was set to its part of the bucket, or `show` has run.
     bool has_slot = false;
     Tensor unused{};  // its old gradient, if this backward did not use the parameter
     Tensor late{};    // its late gradient
@@ -166,8 +166,8 @@ class RefusingHook final : public torch::autograd::PostAccumulateGradHook {
 
 void Reducer::take(const std::vector<std::pair<std::string, Tensor>>& parameters) {
   // Fills buckets from the last parameter on, because a backward computes the gradients of the last
-  // layers first. No bucket takes more than half of what is left: the last buckets are small,
-  // because the end of the backward waits for them.
+  // layers first. A bucket is full at half of what is left (at least 1 MiB), or at `bucket_nbytes`.
+  // So the last buckets are small, because the end of the backward waits for them.
   constexpr std::int64_t kMinNbytes = std::int64_t{1} << 20;
   std::int64_t nbytes_left = 0;
   for (const auto& parameter : parameters) {

@@ -37,14 +37,14 @@ LiveState share_out(const StateDict& state_dict, int world_size,
 std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
                                              const formats::CheckpointContents& contents);
 
-/// Returns a SHA-256 of all of a state dict except the elements. State dicts with equal digests get
-/// equal `contents` from `share_out`.
+/// Returns a SHA-256 of world size, format, and the tensors and aliases of a state dict, without
+/// elements, values and `units`. With equal digests, `share_out` makes equal pieces.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns the contents of `state`, but the pieces are the regions that `rank` holds.
+/// Returns the contents of `state`, but the pieces are the regions that this rank, `rank`, holds.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
-/// Returns a plan that writes the pieces of `rank`.
+/// Returns a plan that writes the pieces of this rank, `rank`.
 reshard::Plan plan_save(const LiveState& state, int rank);
 
 /// Reads from this rank's tensors, as the source of a save. `contents` is from `held_contents`;

@@ -35,8 +35,8 @@ void refuse_problems(const std::string& what, const std::vector<formats::Finding
                      const std::vector<std::string>& hints = {},
                      const LoadSides& sides = kCheckpointOfState);
 
-/// Throws Error(mismatch) with the given lines. `num_problems`: how many problems the lines
-/// describe.
+/// Throws Error(mismatch) with the given lines and hints; does nothing if `num_problems` is 0.
+/// `num_problems`: how many problems the lines describe.
 void refuse_lines(const std::string& what, std::size_t num_problems,
                   const std::vector<std::string>& lines, const std::vector<std::string>& hints);
 

@@ -82,7 +82,7 @@ Catalogue broadcast(const Catalogue& catalogue, dist::Group& world) {
   return result;
 }
 
-/// Finds the wanted tensors in a state dict, and reports the tensors that are not complete.
+/// Finds the wanted tensors in a state dict. Reports missing, unfit, incomplete, unexpected ones.
 std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
                                                              const StateDict& wanted,
                                                              LoadReport& report) {
@@ -338,7 +338,7 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const Module& model, const Optimizer& optimizer) {
   const std::vector<std::string> names = numbered_names(model, optimizer);
-  // Sorted so that longer names come first, because there may be a parameter `a.b` beside `a`.
+  // From old key to new key. Only equal keys match, so the order of the map has no effect.
   std::map<std::string, std::string, std::greater<>> renamed;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string id = std::to_string(i);

@@ -18,7 +18,7 @@ class OptimizerAdapter {
  public:
   virtual ~OptimizerAdapter() = default;
 
-  /// Returns the adapter of an optimizer. Throws: Error(unsupported) naming an optimizer that is
+  /// Returns the adapter of an optimizer. Throws: Error(unsupported) for an optimizer that is
   /// not libtorch's, or whose state does not belong to single parameters (LBFGS).
   static const OptimizerAdapter& of(const torch::optim::Optimizer& optimizer);
 

@@ -207,7 +207,7 @@ std::vector<formats::Finding> OptimizerLoad::find_unused(
     const ValueTree& tree, const formats::KeyPath& root,
     const std::vector<formats::Finding>& problems) const {
   const std::string top = root.empty() ? "" : formats::spell(root) + ".";
-  // Names that were reported, and the prefixes of these names.
+  // Names that were reported, and each of these names without its last component.
   std::unordered_set<std::string> told;
   for (const formats::Finding& problem : problems) {
     if (problem.rule != "unexpected") continue;

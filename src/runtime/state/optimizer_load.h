@@ -42,8 +42,8 @@ class OptimizerLoad {
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Reads the fields of the saved groups, for `replace` (see `saved_groups`). Reports parameters
-  /// without a group, and groups that do not fit. Throws: Error(unsupported), Error(mismatch) for
-  /// invalid fields.
+  /// without a group (not if `only` selects a part and no group is saved), and groups that do not
+  /// fit. Throws: Error(unsupported), Error(mismatch) for invalid fields.
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 

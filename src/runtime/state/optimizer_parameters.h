@@ -53,8 +53,8 @@ std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
 /// Returns a state dict entry for optimizer state: it has the parameter's layout, and `local` with
-/// its dtype as this rank's shard. Shape: `local` has as many elements as this rank holds of the
-/// parameter.
+/// its dtype as this rank's shard. Throws: Error(invalid_argument) if `local` does not have as many
+/// elements as this rank holds of the parameter.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 
 /// Returns `step` as Python saves it: float32, or int64 if float32 would round it.

@@ -111,7 +111,7 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
   state::refuse_problems(path, problems);
 }
 
-/// Loads the fields of the parameter groups. Adds the checkpoint's path to errors about them.
+/// Reads the fields of the parameter groups into `load`. Adds the checkpoint's path to errors.
 void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& tree,
                  const NameSelection& only, LoadReport& report) {
   try {
@@ -121,7 +121,7 @@ void take_groups(OptimizerLoad& load, const std::string& path, const ValueTree& 
   }
 }
 
-/// Returns the optimizer's tensors in a checkpoint, by key.
+/// Returns the optimizer's tensors in a checkpoint, by renamed key without the prefix `optim.`.
 std::map<std::string, state::SavedTensor> optimizer_tensors(
     const CheckpointContents& contents, const std::vector<reshard::Rename>& renames,
     const NameSelection& only) {
@@ -134,8 +134,8 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
   return tensors;
 }
 
-/// Returns the entries of `all` that are copies of the model's tensors, not the model's own memory,
-/// because a hook has converted them or they were not contiguous.
+/// Returns, under keys without `model.`, the model's entries that are copies, not its own memory: a
+/// hook has converted them, or they were not contiguous. Throws if a model tensor is on meta.
 StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
   std::set<const at::StorageImpl*> live;
   for (const at::Tensor& tensor : model.parameters()) {
@@ -381,8 +381,8 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
   }
 }
 
-/// Loads the fields of the parameter groups. Reports their problems, and saved values that nothing
-/// loads.
+/// Reads the fields of the parameter groups; OptimizerLoad::replace sets them later. Reports their
+/// problems, and saved values that nothing loads.
 void TrainState::Impl::Load::check_optimizer() {
   const LoadStateDictOptions relaxed{.allow_missing = options_.allow_missing};
   LoadReport of_groups{relaxed};

@@ -122,7 +122,7 @@ std::string TrainState::Impl::values_to_json() const {
 }
 
 /// Adds an entry to `contents.values` for each value in `all` (group fields) and in the messages,
-/// and the value itself to `its_values`, in the same order.
+/// and the value itself to `its_values`, in the same order. Moves the values out of `all`.
 void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
                                   formats::CheckpointContents& contents,
                                   std::vector<Value>& its_values) const {

@@ -51,7 +51,7 @@ using PythonValue = std::pair<PythonPath, nb::object>;
 /// By name of a tensor: the boxes that this rank holds. A tied tensor is there under each of its
 /// names.
 using HeldBoxes = std::map<std::string, std::vector<PythonBox>>;
-/// By name of a tensor: the address of the first element of each box in HeldBoxes.
+/// By name of a tensor: for each box in HeldBoxes, the address of its first element; 0: none.
 using Addresses = std::map<std::string, std::vector<std::uintptr_t>>;
 
 KeyPath key_path_of(const PythonPath& path) {
@@ -132,7 +132,7 @@ std::vector<std::vector<Region>> regions_of(const CheckpointContents& contents,
   return regions;
 }
 
-/// Returns the addresses of the boxes of each tensor in `contents`.
+/// Returns the addresses of each tensor's boxes; none for a tensor that `addresses` does not have.
 template <class Byte>
 std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
                                         const Addresses& addresses) {
@@ -149,12 +149,12 @@ std::vector<std::vector<Byte*>> data_of(const CheckpointContents& contents,
   return data;
 }
 
-/// The boxes in a rank's memory. Boxes without an address are on a device: the Python function
-/// `read` copies their bytes to the host.
+/// The boxes in a rank's memory. A box whose address is 0 is on a device, and the Python function
+/// `read` copies its bytes to the host; or this rank does not write it, and nothing reads it.
 class JobMemory final : public formats::TensorSource {
  public:
-  /// `read(name, box, begin, end, address)` copies bytes [begin, end) of a box. `read` and
-  /// `contents` must outlive this object. The caller need not hold the GIL.
+  /// `read(name, box, begin, end, address)` copies bytes [begin, end) of the box with index `box`
+  /// to `address`. `read` and `contents` must outlive this object. Needs no GIL from the caller.
   JobMemory(const CheckpointContents& contents, const Addresses& addresses,
             const nb::callable& read)
       : contents_(contents),

@@ -249,7 +249,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   return outcome;
 }
 
-/// Returns the extra files that are copied, as tuples (name, bytes, text about an edit or None).
+/// Returns the extra files that are copied: tuples (name, size in bytes, text on an edit or None).
 nb::list extra_files(const reshard::ExtraFilesPlan& files) {
   nb::list rows;
   for (const formats::ExtraFile& file : files.carried) {

@@ -53,7 +53,7 @@ class TensorSource {
                std::shared_ptr<const CheckpointReader> reader, std::size_t tensor_index)
       : files_(std::move(files)), reader_(std::move(reader)), tensor_(*reader_, tensor_index) {}
 
-  /// Fills `buffer` with a box of the tensor, in the box's own row-major order.
+  /// Fills `buffer`, which must have the size of the box, with the box in its row-major order.
   void read(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& sizes,
             const Buffer& buffer) const {
     const Box box{offsets, sizes};

@@ -37,10 +37,10 @@ nb::list path_to_python(const formats::KeyPath& path, std::string_view name);
 /// Converts a value to a Python object. A Symbol becomes a `tessera.Symbol`.
 nb::object value_to_python(const Value& value);
 
-/// Converts a Python object to a value: None, bool, int, float, complex, str, bytes, list, tuple,
-/// set, dict, torch.dtype, torch.device, torch.Size or tessera.Symbol. An object of a subclass of
-/// int, float, list or dict loses its class. `name` is for errors. Throws: Error(unsupported)
-/// naming the type of any other object.
+/// Converts a Python object to a value: None, bool, int, float, complex, str, bytes, bytearray,
+/// list, tuple, set, frozenset, dict, torch.dtype, torch.device or tessera.Symbol. An object of a
+/// subclass, such as torch.Size, loses its class. `name` is for errors. Throws: Error(unsupported)
+/// naming the type of any other object, or for a nesting of more than 200 levels.
 Value value_from_python(nb::handle object, const std::string& name);
 
 }  // namespace tessera::python

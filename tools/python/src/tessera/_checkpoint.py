@@ -122,7 +122,7 @@ class Checkpoint(Mapping[str, Any]):
         return found
 
     def close(self) -> None:
-        """Closes the files. Names and shapes can still be used afterwards, but no tensor can be read."""
+        """Closes the files. Names and shapes can still be used afterwards, but no tensor and no value can be read."""
         self._reader = None
 
     def __enter__(self) -> Checkpoint:

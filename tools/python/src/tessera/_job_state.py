@@ -132,8 +132,8 @@ class JobState:
 
 
 def is_split(items: list[Any] | tuple[Any, ...], tensor_type: type) -> bool:
-    """Returns whether a list or tuple becomes entries by position. As in ckpt-reshard, a list does if it contains a tensor, a dict or
-    such a list or tuple; a tuple only if it contains, at any depth, a tensor, or a dict with an object that has a state dict."""
+    """Returns whether a list or tuple becomes entries by position, as in ckpt-reshard: a list with a tensor, a dict or
+    such a list or tuple; a tuple with, at any depth, a tensor, or a dict with a PerRank or object with state_dict."""
     if isinstance(items, tuple):
         return any(_holds_tensor(item, tensor_type) for item in items)
     return any(isinstance(item, (Mapping, tensor_type)) or (isinstance(item, (list, tuple)) and is_split(item, tensor_type))

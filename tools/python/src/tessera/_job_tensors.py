@@ -146,7 +146,7 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @functools.lru_cache(maxsize=4096)
 def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
     """Returns each different box that has elements, sorted, and the ranks that hold it; for a tensor without elements one empty
-    box, on all ranks. `holders[i]` holds `boxes[i]`."""
+    box, on all of `holders`. `holders[i]` holds `boxes[i]`."""
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:

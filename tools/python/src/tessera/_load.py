@@ -58,8 +58,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
-    If another program changes or replaces a local file that a rank reads, raises Error on all ranks after the load: the tensors
-    may then have elements of both checkpoints.
+    After the load, raises Error on all ranks if names of one tensor have different elements in the checkpoint, or if
+    another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
     ranks = Ranks.of(process_group)
     _Background.finish(ranks)

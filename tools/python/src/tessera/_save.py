@@ -421,7 +421,7 @@ def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
 
 
 def merged(path: str, by_rank: list[Description]) -> Description:
-    """Merges the descriptions of all ranks. Raises Error naming each tensor that differs between ranks."""
+    """Merges the descriptions of all ranks. Aliases become tensors. Raises Error naming each tensor that differs."""
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []

@@ -93,7 +93,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements, which is the memory that a read needs."""
+        """The bytes of the elements, which is the least memory that a read needs."""
         return self.numel * self.itemsize
 
     def __len__(self) -> int:

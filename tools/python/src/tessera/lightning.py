@@ -51,7 +51,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None,
                         weights_only: bool | None = None) -> dict[str, Any]:
-        """Returns the dict that was saved, with tensors on the CPU."""
+        """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does."""
         self._wait()
         if Path(path).is_file():
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
