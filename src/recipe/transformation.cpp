@@ -468,9 +468,10 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
   if (rule.drops()) {
     result_.dropped.push_back(value.name);
   } else if (rule.operations.empty()) {
-    const std::vector<std::string>& captures = rule.from.front().captures();
+    const std::vector<std::string>& captures = rule.from[found->stream].captures();
+    const std::size_t target = found->stream < rule.to.size() ? found->stream : 0;
     const std::string name =
-        prefix_ + rule.to.front().format([&](const std::string& capture) -> const std::string& {
+        prefix_ + rule.to[target].format([&](const std::string& capture) -> const std::string& {
           const auto place = std::ranges::lower_bound(captures, capture) - captures.begin();
           return found->captured[static_cast<std::size_t>(place)];
         });
@@ -494,23 +495,27 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
 /// Restores aliases: if the new tensor made from an alias still equals the one made from the
 /// alias's tensor, it becomes an alias again.
 void Transformer::find_aliases() {
-  // Maps the index of a source tensor to the target that equals the whole tensor.
-  std::map<std::size_t, std::string> whole;
+  // The targets that have the first elements of a source tensor in their order, by its index.
+  std::multimap<std::size_t, const Target*> whole;
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);
   for (const Target& target : result_.targets) {
     if (of_aliases.contains(target.entry.meta.fqn) || target.tensor.blocks.size() != 1) continue;
     const std::uint32_t source = target.tensor.blocks.front().source;
     if (source == kConstant || !is_whole(target.tensor, source, target.tensor.shape)) continue;
-    whole.emplace(source, target.entry.meta.fqn);
+    whole.emplace(source, &target);
   }
   std::map<std::string, std::string> aliases;
   for (const auto& [name, tensor] : alias_targets_) {
     const BlockTensor& elements = sources_[tensor];
     if (elements.blocks.size() != 1) continue;
-    const auto target = whole.find(elements.blocks.front().source);
-    if (target != whole.end() && is_whole(elements, elements.blocks.front().source, elements.shape))
-      aliases.emplace(name, target->second);
+    const std::uint32_t source = elements.blocks.front().source;
+    if (!is_whole(elements, source, elements.shape)) continue;
+    const auto [begin, end] = whole.equal_range(source);
+    const auto equal = std::find_if(begin, end, [&](const auto& target) {  // not a slice of it
+      return target.second->tensor.shape == elements.shape;
+    });
+    if (equal != end) aliases.emplace(name, equal->second->entry.meta.fqn);
   }
   std::erase_if(result_.targets, [&](const Target& target) {
     const auto alias = aliases.find(target.entry.meta.fqn);

@@ -410,6 +410,32 @@ TEST(RecipeTest, TiedTensorsStayTied) {
   EXPECT_EQ(reader->contents().aliases[0].target, "e");
 }
 
+TEST(RecipeTest, ATiedTensorIsNotCutWithTheOther) {
+  MemoryCheckpoint source;
+  source.add({"embed", DType::float32, {4, 2}}, numbers(8));
+  source.add_alias("head", "embed");
+  for (const char* const operation :
+       {R"({"slice": {"begin": 0, "end": 2}})", R"({"reshape": {"from": [4, 2], "to": [8]}})"}) {
+    SCOPED_TRACE(operation);
+    const std::string rule =
+        std::string(R"({"from": "embed", "to": "embed", "ops": [)") + operation;
+    const auto reader = applied(source, parsed(rule + "]}", R"("rest": "keep", )"));
+    EXPECT_TRUE(reader->contents().aliases.empty());
+    EXPECT_THAT(floats(*reader, "head"), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+}
+
+TEST(RecipeTest, ValuesOfARuleWithSeveralNamesStayApart) {
+  MemoryCheckpoint source;
+  source.add_value("m.step", Value(1));
+  source.add_value("m.epoch", Value(1));
+  const auto reader =
+      applied(source, parsed(R"({"from": ["m.step", "m.epoch"], "to": ["n.step", "n.epoch"]})"));
+  std::vector<std::string> found;
+  for (const auto& value : reader->contents().values) found.push_back(value.name);
+  EXPECT_THAT(found, ElementsAre("n.epoch", "n.step"));
+}
+
 TEST(RecipeTest, ReadsSourcesInPieces) {
   MemoryCheckpoint source("memory", 2);
   const std::vector<formats::Piece> by_column = {{Box{{0, 0}, {4, 3}}, 0},
