@@ -23,8 +23,8 @@ struct Mark {
 constexpr std::array kUnitMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
                                 Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
-/// Only Meta's models have such names. So a file of rank 1 or later is a part, even if no other
-/// file is beside it.
+/// Only Meta's models have such names. So a file of a rank other than 00 is a part, even if no
+/// other file is beside it.
 constexpr std::string_view kSeriesOfMeta = "consolidated.#.pth";
 
 bool is_separator(char c) {
@@ -109,7 +109,7 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     is_padded = is_padded || sibling->is_padded;
   }
   const auto num_parts = num_parts_of(numbers, is_padded || own->count);
-  if (!num_parts && own->is_padded && own->number > 0 && own->series == kSeriesOfMeta) {
+  if (!num_parts && own->number > 0 && own->series == kSeriesOfMeta) {
     return PartOfWhole{.unit = own->unit,
                        .form = "rank " + std::to_string(own->number) + ", as its name says",
                        .series = join_path(directory, own->series),

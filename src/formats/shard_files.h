@@ -37,7 +37,7 @@ struct ShardNaming {
   std::string_view index_suffix;  // `.safetensors.index.json`
 };
 
-/// Returns the name of the index that a reader of the directory uses; nothing if there is no index.
+/// Returns the usual index, else the first one (readers refuse several unusual ones), or nothing.
 std::optional<std::string> index_among(const std::vector<std::string>& names,
                                        const ShardNaming& naming);
 
@@ -48,7 +48,7 @@ bool is_one_of_several(
     const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
 
 /// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, and
-/// its series has fewer files. Ignores names for which `place_of` returns nothing.
+/// its series has not three numbers in a row. Ignores names for which `place_of` returns nothing.
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
                         std::optional<PlaceInSeries> (*place_of)(std::string_view name));
 

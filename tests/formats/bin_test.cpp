@@ -132,6 +132,19 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
               ThrowsError(ErrorKind::corruption, "found this tensor also in '" + kFirst + "'"));
 }
 
+TEST_F(BinTest, FilesWithOtherNumbersOrCountsDoNotHideAMissingFile) {
+  remove(kIndex);
+  copy(kFirst, "pytorch_model-00001-of-00003.bin");
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption, "expected 3 files, as the name says, found 1"));
+  remove("pytorch_model-00001-of-00003.bin");
+  copy(kSecond, "pytorch_model-00005-of-00002.bin");
+  remove(kSecond);
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::corruption,
+                          "expected 2 files, as the name says, found 2, with numbers from 1 to 5"));
+}
+
 TEST_F(BinTest, AnIndexStaysInItsDirectory) {
   write(kIndex, R"({"weight_map": {"a": "../a.bin"}})");
   EXPECT_THAT([&] { open(directory_.path()); },

@@ -53,8 +53,13 @@ TEST_F(NamesBesideTest, AFileIsAPartOnlyBesideOthers) {
 }
 
 TEST_F(NamesBesideTest, AFileOfMetaThatIsNotTheFirstIsAPartAlone) {
-  put("consolidated.01.pth");
-  EXPECT_EQ(part_of("consolidated.01.pth"), "one rank of several: rank 1, as its name says");
+  for (const std::string number : {"1", "10"}) {
+    const std::string name = number.size() == 1 ? "0" + number : number;
+    const std::string file = "consolidated." + name + ".pth";
+    put(file);
+    EXPECT_EQ(part_of(file), "one rank of several: rank " + number + ", as its name says");
+    FileSystem::posix().remove_all(tmp_ / file);
+  }
 }
 
 TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {
