@@ -87,8 +87,8 @@ class NameLister {
   MovedNames names_;
   // Indices in `names_.tensors`, by a tensor's own name at the source. Empty without aliases.
   std::map<std::string, std::size_t> place_of_target_;
-  // Tensors `per_rank.<rank>.<name>` of the source, by that name: ranks and indices. Filled when
-  // the first alias becomes a tensor.
+  // Tensors `per_rank.<rank>.<name>` of the source, by `<name>`: ranks and indices. Filled when the
+  // first alias becomes a tensor.
   std::optional<std::map<std::string, std::vector<std::pair<int, std::size_t>>>> own_copies_;
   // Parallel to the lists `tensors`, `aliases` and `values` of `names_`.
   std::vector<RenamedPath> tensor_paths_;  // empty without renames
@@ -308,7 +308,9 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
   }
   for (const Rename& rename : options.renames) {
     const auto fits = [&](std::string_view name) {
-      return name.starts_with(rename.from) && selection.contains(name);
+      if (!selection.contains(name)) return false;
+      const auto own = formats::parse_per_rank_name(name);
+      return name.starts_with(rename.from) || (own && own->name.starts_with(rename.from));
     };
     if (std::ranges::any_of(names, fits)) continue;
     refuse_options("rename", "a rule that fits a name that is moved",

@@ -84,12 +84,17 @@ bool TensorPlanner::has_layout(const MovedTensor& moved) {
 }
 
 void TensorPlanner::note_misnamed(const MovedTensor& moved) {
-  const TensorEntry& parameter = source_.tensors[*roles_[moved.source_tensor].parameter_index];
-  report_.note("kind of state", *moved.source_name,
-               "the shape of " + parameter.meta.fqn + ' ' + shape_to_string(parameter.meta.shape) +
-                   " or of its rows, as the name suggests",
-               shape_to_string(source_.tensors[moved.source_tensor].meta.shape) +
-                   " (it is moved unchanged)");
+  const TensorMeta& state = source_.tensors[moved.source_tensor].meta;
+  const TensorMeta& parameter = source_.tensors[*roles_[moved.source_tensor].parameter_index].meta;
+  const std::string shape = parameter.fqn + ' ' + shape_to_string(parameter.shape);
+  std::string expected = "the shape of " + shape + " or of its rows";
+  if (state.shape == parameter.shape) {
+    expected = "one number for each row of " + shape;
+  } else if (!parameter.shape.empty() && state.numel() == parameter.shape[0]) {
+    expected = "the shape of " + shape;
+  }
+  report_.note("kind of state", *moved.source_name, expected + ", as the name suggests",
+               shape_to_string(state.shape) + " (it is moved unchanged)");
 }
 
 /// Returns the destination's entry of a tensor, with the dtype and shape of the source and without

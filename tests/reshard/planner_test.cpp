@@ -97,6 +97,24 @@ TEST(PlannerTest, StateFollowsItsParameterByKind) {
             "model.up.weight");
 }
 
+TEST(PlannerTest, AShapeThatTheNameOfStateDoesNotSuggestIsNoted) {
+  CheckpointContents contents;
+  const auto add = [&](std::string name, Shape shape) {
+    TensorEntry& tensor = contents.tensors.emplace_back();
+    tensor.meta = {std::move(name), DType::float32, shape};
+    tensor.pieces = {{whole_box(shape), 0}};
+  };
+  add("optim.state.w.exp_avg", {8});
+  add("optim.state.w.exp_avg_sq", {3, 4});
+  add("optim.state.w.row_sum", {8, 4});
+  add("w", {8, 4});
+  std::vector<std::string> notes;
+  for (const auto& note : plan_reshard(contents, "src", {}).notes) notes.push_back(note.expected);
+  EXPECT_THAT(notes, ElementsAre("the shape of w [8, 4], as the name suggests",
+                                 "the shape of w [8, 4] or of its rows, as the name suggests",
+                                 "one number for each row of w [8, 4], as the name suggests"));
+}
+
 TEST(PlannerTest, AMeshCutsByTheNewNamesAndStateFollows) {
   PlanOptions options{.renames = {{"model.", "net."}}};
   options.mesh = MeshLayout::from_json(

@@ -155,6 +155,17 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
 }
 
 // Shows F1.
+TEST_F(RankFilesMoveTest, ARenameOfEntriesOfRanksAloneFitsANameThatIsMoved) {
+  const test::MemoryCheckpoint source = with_own_generators();
+  for (const char* const pattern : {"per_rank.1.*", "!extra_state.*"}) {
+    const PlanOptions options{.only = NameSelection({pattern}),
+                              .renames = {{"extra_state.rng", "extra_state.seed"}}};
+    const Plan plan = plan_reshard(source.contents(), source.path(), options);
+    EXPECT_NE(plan.destination.find_tensor("per_rank.1.extra_state.seed"), nullptr) << pattern;
+  }
+}
+
+// Shows F1.
 TEST_F(RankFilesMoveTest, StrategiesBecomePlacements) {
   const auto source = open(kValid + "fsdp2");
   EXPECT_EQ(pieces_of(*move(*source, {.strategy = "hybrid:2x2"}), "model.up.bias"),
