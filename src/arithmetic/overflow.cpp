@@ -48,10 +48,12 @@ CastLosses round_numbers(const CalculatedNumbers& calculated, reshard::OnOverflo
                                      reshard::too_large_by(on_overflow));
   if (on_overflow == reshard::OnOverflow::saturate) saturate(calculated, path, fqn, to, out);
   if (!calculated.overflowed.empty()) {
-    const bool counted = to == DType::float8_e4m3fn;  // without infinity: the cast counted them
-    losses.merge(
-        {.num_too_large = counted ? 0 : static_cast<std::int64_t>(calculated.overflowed.size()),
-         .largest_magnitude = std::numeric_limits<double>::infinity()});
+    // The cast has counted infinities if `to` has none. It never counts NaN.
+    const auto is_uncounted = [&](std::size_t place) {
+      return to != DType::float8_e4m3fn || std::isnan(number_at(calculated, place));
+    };
+    losses.merge({.num_too_large = std::ranges::count_if(calculated.overflowed, is_uncounted),
+                  .largest_magnitude = std::numeric_limits<double>::infinity()});
   }
   if (on_overflow == reshard::OnOverflow::refuse && losses.num_too_large > 0) {
     throw reshard::overflow_error(path, fqn, to, losses);

@@ -232,6 +232,20 @@ TEST(CombinationTest, AnInfiniteSumOfFiniteNumbersCountsAsTooLarge) {
   }
 }
 
+TEST(CombinationTest, ASumWithoutASignCountsAsTooLargeForADtypeWithoutInfinity) {
+  for (const DType dtype : {DType::float8_e4m3fn, DType::bfloat16}) {
+    const auto large = [](double weight) {
+      return Source{one_tensor<float>("s", DType::float32, {1}, {3e38F}), {.weight = weight}};
+    };
+    MemoryCheckpoint first("first", 8);
+    first.add({"w", dtype, {1}}, test::Bytes(itemsize(dtype)), {{whole_box(Shape{1}), 0}});
+    const auto result = combined({{std::move(first)}, large(1e300), large(-1e300)});
+    EXPECT_THAT([&] { test::whole_tensor(*result.reader, 0); },
+                ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"))
+        << dtype_name(dtype);
+  }
+}
+
 TEST(CombinationTest, ASumWithoutASignIsNotSaturated) {
   const auto source = [](double weight) {
     return Source{one_tensor<double>("s", DType::float64, {1}, {1e300}), {.weight = weight}};
