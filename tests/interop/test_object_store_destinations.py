@@ -14,10 +14,12 @@ import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
 from ckpt_tools import BIN, FIXTURES, reshard
 from faulty_proxy import Proxy, crc32_text, s3_error
 from on_ranks import run_function
+from safetensors.numpy import save_file
 from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_files, moto, proxy, run, signature_of, succeed  # noqa: F401
 
 SOURCE = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
@@ -678,6 +680,17 @@ def test_extra_files_and_a_source_on_the_store(proxy, keys, bucket, tmp_path):  
     succeed(proxy, "ckpt-reshard", "s3://checkpoints/new/source", "s3://checkpoints/new/moved", "--to", "native")
     assert {name: keys("new/moved")[f"new/moved/{name}"] for name in extra} == extra
     succeed(proxy, "ckpt-inspect", "diff", "s3://checkpoints/new/moved", MODEL)
+
+
+@pytest.mark.parametrize("destination", ["a.safetensors", "a.safetensors/"])
+def test_a_sum_does_not_replace_its_own_source(destination, proxy, bucket, tmp_path):  # noqa: F811
+    for name, number in (("a", 1.0), ("b", 3.0)):
+        save_file({"w": np.array([number])}, tmp_path / name)
+        bucket.put_object(Bucket="checkpoints", Key=f"new/{name}.safetensors", Body=(tmp_path / name).read_bytes())
+    sources = [f"s3://checkpoints/new/{name}.safetensors" for name in "ab"]
+    process = run(proxy, "ckpt-reshard", "combine", "s3://checkpoints/new/" + destination, "--average", *sources, "--overwrite")
+    assert process.returncode == 2 and "expected a path that is not a source" in process.stderr
+    assert writes(proxy) == []
 
 
 # Trainers

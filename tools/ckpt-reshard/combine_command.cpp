@@ -165,9 +165,15 @@ Formula formula_of(const CombineCommandOptions& options) {
 /// Throws if the destination is one of the sources, because the sum would replace its own source.
 void require_other_destination(const std::vector<std::string>& sources,
                                const std::string& destination) {
+  const auto without_slashes = [](std::string_view path) {
+    return path.substr(0, path.find_last_not_of('/') + 1);
+  };
   for (const std::string& source : sources) {
     std::error_code ignored;
-    if (!std::filesystem::equivalent(source, destination, ignored)) continue;
+    if (!std::filesystem::equivalent(source, destination, ignored) &&
+        without_slashes(source) != without_slashes(destination)) {
+      continue;
+    }
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
                           "a path that is not a source", "the path of a source",
                           "write to another path, then rename it");
