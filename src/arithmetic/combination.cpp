@@ -184,7 +184,7 @@ class Combination {
                                         {Remedy::Action::prefer_source}));
   }
 
-  /// Whether two sources have equal values. A value that cannot be read equals no other value.
+  /// Whether two sources have equal values. A damaged value equals no other. Throws: Error(io).
   bool have_equal_values(std::size_t index, std::size_t source, std::size_t other) const {
     try {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),

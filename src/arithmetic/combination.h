@@ -83,14 +83,14 @@ struct CombinedCheckpoint {
 };
 
 /// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. The sum
-/// has the names, pieces, ties, annotations and flat units of the first source. Elements are read
-/// and added up when they are asked for, in bounded memory. The result does not depend on how often
-/// or in which order they are read. Each number is rounded once.
+/// has the names, pieces, ties, annotations and flat units of the first source. Elements are added
+/// up when they are read, in bounded memory. The result does not depend on how often or in which
+/// order they are read. Each number is rounded once.
 ///
 /// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
-/// the first source and must be equal in all of them, unless there is a preference. The selected
-/// names and their shapes must be equal in all sources. Optimizer state cannot be added up: the
-/// selection must leave it out. Requires: at least one source.
+/// the first or the preferred source. This call reads and compares them: without a preference, they
+/// must be equal in all sources. The selected names and their shapes must be equal in all sources.
+/// The selection must leave out optimizer state. Requires: at least one source.
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,
                                        const CombineOptions& options);

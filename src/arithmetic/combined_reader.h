@@ -35,9 +35,9 @@ class CombinedReader final : public formats::CheckpointReader, public formats::P
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
-  /// Requires: `contents` are those of the first source, except for dtypes and notes. `tensors[i]`
-  /// and `values[i]` belong to `contents.tensors[i]` and `contents.values[i]`, and refer to
-  /// `sources`, `adapters` and `options`.
+  /// Requires: `contents` are those of the first source, except for dtypes, notes and `part`.
+  /// `tensors[i]` and `values[i]` belong to `contents.tensors[i]` and `contents.values[i]`, and
+  /// refer to `sources`, `adapters` and `options`.
   CombinedReader(Sources sources, std::vector<LoraAdapter> adapters,
                  std::unique_ptr<const CombineOptions> options,
                  formats::CheckpointContents contents, std::vector<TensorOrigin> tensors,

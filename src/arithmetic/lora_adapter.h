@@ -40,15 +40,15 @@ struct LoraAdapter {
 };
 
 /// Opens an adapter. All that the adapter adds to weights is multiplied by `scale`. `fs` must
-/// outlive the reader. Throws: Error(unsupported) if it is not a LoRA adapter, or naming the option
-/// that Tessera does not support; Error(corruption) naming the error in the configuration; what
-/// open_checkpoint throws.
+/// outlive the reader. Throws: Error(not_found) if there is no adapter_config.json;
+/// Error(unsupported) if it is not plain LoRA; Error(corruption) naming the error in the
+/// configuration; Error(mismatch) if it has no tensors; what open_checkpoint throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
 /// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
 
-/// Reads an adapter that has this configuration (JSON). Returns the changes that it makes.
+/// Reads an open adapter that has this configuration (JSON). Throws as `open_lora_adapter`.
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
                               std::string_view config, const std::string& config_path,
                               double scale);

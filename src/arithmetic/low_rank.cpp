@@ -32,8 +32,8 @@ struct Part {
   }
 };
 
-/// How the elements of a matrix become numbers: first the computation of `pass` (SumPass), then a
-/// multiplication by `factor`.
+/// How the elements of a matrix become numbers. SumPass::infinities: as infinities_of, without
+/// `factor`. Any other pass: element * factor; `pass` itself does not scale it down.
 struct Reading {
   SumPass pass;
   double factor = 1.0;

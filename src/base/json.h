@@ -28,7 +28,7 @@ enum class JsonStyle { compact, indented };
 /// any other NaN than Python's `float("nan")`, `{"$symbol":"torch.float32"}`,
 /// `{"$dict":[[key,value],…]}` (if a key is not a string, or starts with `$`). Floats always have
 /// a point or an exponent, and no digit is lost; BigInts are plain JSON numbers, or
-/// `{"$int":"<decimal>"}` above 300 digits. A string with invalid UTF-8 is `{"$str":"<base64>"}`.
+/// `{"$int":"<decimal>"}` above 300 characters. A string of invalid UTF-8: `{"$str":"<base64>"}`.
 std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
 
 /// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` for a malformed

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// JSON numbers with more digits overflow a double, so parsers refuse them.
+/// Counts a minus sign too. Parsers refuse numbers that overflow a double (about 309 digits).
 constexpr std::size_t kMaxPlainIntegerDigits = 300;
 
 void append_quoted(std::string& out, std::string_view text) {

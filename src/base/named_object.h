@@ -31,8 +31,8 @@ inline std::optional<mode_t> mode_of_name(const std::string& path) {
   return status.st_mode;
 }
 
-/// Returns the size of a file and the time of its last change, in words. If the file changes, this
-/// text changes too.
+/// Returns the size of a file and the time of its last change, in words. Two changes give the same
+/// text if the size stays and the file system's clock does not move on between them.
 inline std::string state_in_words(const struct stat& status) {
   char text[96];
   std::snprintf(text, sizeof text, "%lld bytes, changed at %lld.%09ld",

@@ -26,7 +26,7 @@ std::string counted(std::uint64_t count, std::string_view noun, std::string_view
 /// case.
 std::optional<std::uint64_t> parse_size(std::string_view text);
 
-/// Returns the shortest text that `parse_size` reads as exactly `nbytes`: `256MiB`, `10GB`, `0`.
+/// Returns a short text that `parse_size` reads as exactly `nbytes`: `256MiB`, `10GB`, `0`.
 std::string spell_size(std::uint64_t nbytes);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 
-/// Joins words with commas, the final two with the word `last`: `a`, `a or b`, `a, b or c`.
+/// Joins words with commas, the final two with `last`. For ` or `: `a`, `a or b`, `a, b or c`.
 template <class Words>
 std::string joined(const Words& words, std::string_view last) {
   std::string text;

@@ -148,7 +148,7 @@ bool may_be_removed(const FileSystem& fs, const std::string& directory, const st
 }
 
 /// Returns the first directory inside the directory `path`. Returns nothing if `path` is a file.
-/// Such a directory may be a user's, so `keep_last` does not remove the checkpoint.
+/// Such a directory may be a user's, so `keep_last` neither removes nor counts the checkpoint.
 std::optional<std::string> first_directory_in(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return std::nullopt;
   for (std::string& entry : fs.list_directory(path)) {

@@ -5,7 +5,7 @@
 namespace tessera::formats {
 
 /// Whether a file of that name makes the files beside it a checkpoint, in any format: `index.h5`,
-/// `.metadata`, or an index of Hugging Face. Such a file is written last and removed first.
+/// `.metadata`, `metadata.pkl`, or an index of Hugging Face. It is written last and removed first.
 bool is_index_name(const std::string& name);
 
 }  // namespace tessera::formats

@@ -18,8 +18,8 @@ class IndexedFormatDriver : public FormatDriver {
 
   /// Returns the index, the files that it names, and empty files that the format may own (older
   /// PyTorch makes a file even for a rank that saves nothing). `opened`: the files that the index
-  /// names; if it is empty, opens the checkpoint to find these files. If the index cannot be read,
-  /// returns every file that the format may own.
+  /// names; if it is empty, opens the checkpoint to find these files. If that fails, returns
+  /// every file that the format may own; but an Error(io) is thrown.
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override;

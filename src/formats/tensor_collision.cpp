@@ -38,7 +38,7 @@ bool differ_in_one_size(const Shape& a, const Shape& b) {
   return num_different == 1;
 }
 
-/// Returns the first bytes of a tensor's first piece; nothing if they cannot be read.
+/// Returns the first bytes of the first piece; nothing if none, or damaged. Throws: Error(io).
 std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) {
   constexpr std::int64_t kMaxNbytes = 65536;
   const TensorEntry& entry = entry_of(tensor);
@@ -82,8 +82,8 @@ class WholeReader {
   std::vector<std::byte> bytes_;
 };
 
-/// Whether two tensors of equal dtypes and shapes have equal bytes; false if one of them cannot be
-/// read.
+/// Whether two tensors of equal dtypes and shapes have equal bytes; false if one of them is damaged
+/// or cannot be decoded. Throws: Error(io).
 bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
   constexpr std::int64_t kWindowNbytes = std::int64_t{4} << 20;
   const TensorMeta& meta = entry_of(a).meta;

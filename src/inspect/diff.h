@@ -37,7 +37,7 @@ struct ElementDifferences {
   std::string first_a{};
   std::string first_b{};
   std::int64_t num_nan_on_one_side = 0;
-  /// The largest |a - b| of the differing elements; nothing if |a - b| is NaN for all of them.
+  /// The largest |a - b| of the differing elements; nothing if each is NaN on one side only.
   std::optional<double> max_abs_difference{};
 };
 

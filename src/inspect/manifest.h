@@ -21,9 +21,9 @@ namespace tessera::inspect {
 ///     value    the XXH3-128 of the text `value`, a line feed, and the value as compact JSON
 ///              (`value_to_json`)
 ///
-/// `to_text` has a line `DIGEST NAME` for each entry, and ends with `whole: DIGEST`, the XXH3-128
-/// of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8 `\xNN`. If
-/// there are extra files, the text begins with a line `file DIGEST NAME` for each, and with `files:
+/// `to_text` has a line `DIGEST  NAME` (two spaces) for each entry, and ends with `whole: DIGEST`,
+/// the XXH3-128 of these lines. In names, `\` is written `\\`, and control bytes and invalid UTF-8
+/// `\xNN`. With extra files, the text begins with a line `file DIGEST  NAME` for each, then `files:
 /// DIGEST`, the XXH3-128 of these lines. The `whole` digest does not cover the files: it stays the
 /// same if only extra files change. A part of a manifest ends with `part I/N FILES: DIGEST` instead
 /// of `whole: DIGEST`. So a part cannot be mistaken for a whole manifest. FILES is Part::files.

@@ -39,9 +39,9 @@ inline void throw_if_stopped(const ScanOptions& options) {
 /// each window `work(state, window, partial)`, which computes the window's result; and `fold(i,
 /// partial)`, which adds this result. Also opens empty subjects, because `open` checks them.
 ///
-/// Calls of `fold` for one subject never overlap and are in window order, so the outcome does not
-/// depend on the threads. A subject's state is destroyed after its last window. Allocates no memory
-/// in proportion to `numels`: a damaged file may state wrong sizes.
+/// Calls of `work` for one subject may overlap, and share its state. Calls of `fold` for it never
+/// overlap and are in window order, so the outcome does not depend on the threads. A state is
+/// destroyed after its last window. Allocates no memory in proportion to `numels` (may be wrong).
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {

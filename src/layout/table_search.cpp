@@ -118,8 +118,8 @@ double least_seconds(std::span<const PlannerTable> tables, int world_size) {
   return std::max(work / world_size, longest);
 }
 
-/// Lowers the limit on a rank's time as long as every table finds a place. Returns the last
-/// complete placement.
+/// Searches by bisection for the lowest limit on a rank's time at which every table finds a place.
+/// Returns the last complete placement; nothing if there was none.
 std::optional<Assignment> tighten(const Attempt& attempt, const Assignment& empty, double low) {
   std::optional<Assignment> best;
   Assignment first = fill(attempt, empty, kNoLimit);
@@ -260,7 +260,7 @@ class Improvement {
     return old;
   }
 
-  /// Puts the table in each possible place in turn, and calls `visit` while it is there.
+  /// Puts each candidate in turn on the ranks with the least time; calls `visit` while it is there.
   template <class Visit>
   void try_all(std::size_t table, Visit visit) {
     const std::size_t num_candidates = assignment_.tables()[table].candidates.size();

@@ -43,9 +43,9 @@ struct HttpResponse {
 };
 
 /// Makes one attempt at a request. `begin_body` is called before the first byte of a successful
-/// response's body, and returns the function that receives the bytes. Thread-safe; connections are
-/// kept and used again. Does not throw if the server or the connection fails. Throws:
-/// Error(unsupported) without libcurl.
+/// response's body, and returns the function that receives the bytes. If either of them throws, the
+/// exception is lost, and the transfer fails. Keeps connections for later calls. Thread-safe. Does
+/// not throw if the server or the connection fails. Throws: Error(unsupported) without libcurl.
 HttpResponse perform(const HttpRequest& request,
                      const std::function<TakeBytes(const HttpResponse&)>& begin_body);
 

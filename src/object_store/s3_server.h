@@ -55,8 +55,8 @@ class S3Server final : public Server {
   void note_crc32_support(Crc32Support shown);
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;
-  /// Sends a request, and repeats it after temporary failures. Returns the last answer, whatever
-  /// its status.
+  /// Sends a request, and repeats it after temporary failures. Returns the last answer. Its status
+  /// is 500 if a 200 had an error in its body, and 503 after a conflict or a wrong checksum.
   Answer send(const std::string& url, const Call& call);
   /// Returns the error for an answer of `send`. `permission`: the permission that the request
   /// needs, for the message.

@@ -97,8 +97,8 @@ bool S3Uploads::holds(const std::string& url, std::uint64_t nbytes, const std::s
 }
 
 /// Sends a request that makes an object. With Existing::refuse, asks the server to do so only if
-/// there is no object. Some servers do not know this condition: then first checks that there is no
-/// object, and sends the request without the condition.
+/// there is no object (else status 412). If the server does not know this condition (status 501),
+/// checks that there is no object (else status 412), and sends the request without the condition.
 Answer S3Uploads::send_if_free(const std::string& url, Call call, Existing existing) {
   if (existing == Existing::refuse) call.headers["if-none-match"] = "*";
   Answer answer = server_.send(url, call);

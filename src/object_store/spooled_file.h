@@ -83,8 +83,8 @@ class SpooledFile {
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 
-  /// Records that a part was uploaded. Does nothing if the part was written again after this
-  /// object had returned `work`.
+  /// Call it after each successful upload. If the part was written again after this object had
+  /// returned `work`, it does not count as uploaded: `sync` or `rest` returns it again.
   void note_uploaded(const Work& work, UploadedPart part);
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;

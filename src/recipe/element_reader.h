@@ -107,8 +107,8 @@ class ElementReader {
   mutable ScratchPool pool_;
 };
 
-/// Returns the bytes of a number in a dtype; nothing if the dtype cannot represent the number
-/// exactly.
+/// Returns the bytes of a number in a dtype; nothing if the dtype cannot represent it exactly. Also
+/// returns nothing for NaN, for float8_e8m0fnu, and for a complex dtype unless the number is 0.
 std::optional<std::vector<std::byte>> bytes_of_number(double number, DType dtype);
 
 }  // namespace tessera::recipe

@@ -33,7 +33,7 @@ std::optional<std::int64_t> number_of(std::string_view digits) {
 }
 
 /// Returns the number of digits of the decimal number at the beginning of `text`; 0 if there is no
-/// number or it has more than kMaxDigits digits.
+/// number, or it begins with a 0 that is not its only digit, or it has more than kMaxDigits digits.
 std::size_t digits_of_number(std::string_view text) {
   std::size_t n = 0;
   while (n < text.size() && is_digit(text[n])) ++n;
@@ -80,7 +80,7 @@ constexpr const char* kCaptures =
     "a capture such as {L}, {L+4}, {L:0..61}, {name}, {x:*} or {p:q|k|v}";
 
 /// Returns the number that `text` spells with digits or as a variable; nothing if it spells
-/// neither.
+/// neither, or the number is below 0 or above kMaxAdded.
 std::optional<std::int64_t> number_or_variable(std::string_view text,
                                                const NameTemplate::ValueOf& value_of) {
   if (text.empty() || !std::ranges::all_of(text, is_word_char)) return std::nullopt;
@@ -277,7 +277,7 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
   return std::nullopt;
 }
 
-/// Matches one name with a template. Remembers failed attempts, so that none is tried twice.
+/// Matches one name with a template. Remembers failed attempts of text captures (not of words).
 class NameTemplate::Matcher {
  public:
   Matcher(const NameTemplate& form, std::string_view name) : form_(form), name_(name) {

@@ -77,8 +77,8 @@ class NameTemplate {
   std::optional<Problem> ambiguity() const;
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
-  /// capture takes as few characters as possible. Cost: O(parts * name^2), and O(name) if there is
-  /// no capture of text.
+  /// capture takes as few characters as possible. Cost: O(parts * name^2), O(name) without captures
+  /// of text; exponential in captures with words of which one begins another (`{p:x|xx}`).
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
   /// Returns the name that the template makes with these values of the captures.

@@ -114,7 +114,7 @@ using Operation =
 /// Returns the name of an operation in a recipe: `split_grouped`.
 std::string_view operation_name(const Operation& operation);
 
-/// Returns the operation that undoes this one. Throws: ShapeProblem for a slice.
+/// Returns the operation that undoes this one. Throws: ShapeProblem for a slice or a bad permute.
 Operation inverse_of(const Operation& operation);
 
 /// The tensors of one name template of a rule. If the rule stacks captures, there is one tensor for

@@ -11,8 +11,8 @@ namespace {
 using formats::Piece;
 using formats::TensorEntry;
 
-/// Returns the rank that holds all source elements of a tensor; nothing if they are on several
-/// ranks.
+/// Returns the rank that holds all source elements of a tensor, 0 if it has none; nothing if they
+/// are on several ranks.
 std::optional<int> only_rank(const BlockTensor& tensor, const formats::CheckpointContents& source) {
   std::optional<int> rank;
   for (const Block& block : tensor.blocks) {

@@ -33,8 +33,8 @@ struct Rule {
   bool is_optional = false;  // no error if it matches nothing
 
   bool drops() const { return to.empty(); }
-  /// Returns the captures that both sides have, sorted. The rule is applied once for each
-  /// combination of their values.
+  /// Returns the captures that both sides have (all of `from`, if the rule drops), sorted. The rule
+  /// is applied once for each combination of their values.
   std::vector<std::string> shared_captures() const;
 };
 

@@ -25,7 +25,7 @@ struct ValueTarget {
   std::vector<std::size_t> sources;  // indices of values of the source, which must be equal
 };
 
-/// Two tensors that must be equal, because the rule that makes `target` merges them into one.
+/// Two tensors that must be equal: the rule that makes `target` merges them, or drops a padding.
 struct TargetRequirement {
   std::string target;
   std::size_t rule = 0;
@@ -42,7 +42,7 @@ struct Transformation {
   std::vector<RuleUse> uses;  // one per rule
   std::vector<std::string> dropped;
   std::uint64_t num_dropped_elements = 0;  // elements of dropped tensors, slices and paddings
-  /// By old name; only tensors whose names change.
+  /// By old name: tensors and aliases that rules make into others, and others with a new name.
   std::unordered_map<std::string, std::vector<std::string>> new_names;
   /// For each tensor that a rule names or that is renamed, by its index in the source: the names of
   /// the tensors made from it; none if it is dropped. Empty if the checkpoint has no optimizer.

@@ -81,8 +81,8 @@ class GroupNames {
     return name.find("param_groups") != std::string_view::npos;
   }
 
-  /// Returns a value with the new names of parameters. Records in `groups` the group of each new
-  /// name.
+  /// Returns a value with the new names of parameters. Records the group of each new name in
+  /// `groups`, if it is not null. Throws: Error(mismatch) if a name has another group there.
   Value renamed(Value value, std::string_view key,
                 std::map<std::string, std::size_t>* groups) const {
     const auto ends_with = [&](std::string_view word) { return key.ends_with(word); };
@@ -144,8 +144,8 @@ class GroupNames {
   std::optional<StateNames> names_;
 };
 
-/// Two tensors that must be equal, because the recipe merges them into a target. Checked once,
-/// before the target is first read.
+/// Two tensors that must be equal, because the recipe merges them, or drops one as padding. Checked
+/// once, before the target is first read.
 struct Condition {
   std::size_t rule;
   IndexedBlocks tensor;

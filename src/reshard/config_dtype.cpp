@@ -53,7 +53,7 @@ class ConfigScan {
  public:
   explicit ConfigScan(std::string_view text) : json_(text) {}
 
-  /// Walks through the whole text. Returns false if it is not JSON.
+  /// Walks through the whole text. Returns false if it is not a JSON object.
   bool run() {
     json_.skip_space();
     if (!json_.is_at('{') || !take_object(1, {}, Part::model)) return false;

@@ -142,9 +142,9 @@ bool DestinationLayout::is_under_uncut_prefix(const TensorEntry& tensor) const {
 
 /// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
 /// name has the format's prefix of uncut tensors, or if the source cuts other tensors but not this
-/// one (as with a buffer). Vectors of numbered state, and single rows on some ranks, may be cut. A
-/// tensor with the prefix may be cut too, but only if the source stores replicas and cuts it, so
-/// that the cut is a trainer's: moves to formats without replicas cut all tensors.
+/// one (as with a buffer). But a vector of numbered state may be cut, and a tensor of one row that
+/// only some ranks have. A tensor with the prefix may be cut only if the source stores replicas and
+/// cuts it, so that the cut is a trainer's: moves to formats without replicas cut all tensors.
 bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   const bool is_under_prefix = is_under_uncut_prefix(tensor);

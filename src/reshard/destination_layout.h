@@ -67,7 +67,7 @@ class DestinationLayout {
   const bool keeps_cuts_;      // tensors under the format's uncut prefix keep the source's cuts
   const bool other_stores_replicas_;
   std::set<std::size_t> other_cuts_;  // the dimensions that PlanOptions::like cuts
-  /// Names of tensors whose values differ between ranks. These tensors also stay whole.
+  /// Names of tensors that differ between ranks. stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 

@@ -13,7 +13,7 @@ namespace tessera::reshard {
 
 /// Returns whether ranks of a checkpoint hold copies of the same elements, as rank files do.
 bool stores_replicas(const formats::CheckpointContents& contents);
-/// Returns the dimensions in which pieces of a checkpoint's tensors are smaller than the tensor.
+/// Returns the dimensions that pieces of a checkpoint cut. Ignores flat ranges and empty pieces.
 std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents);
 
 /// Returns the shards that the tensor `name` (a name of the destination) has in the checkpoint

@@ -341,8 +341,8 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
 }
 
 /// Checks that the names are tensors of the checkpoint with the right shapes. Adds these shapes to
-/// `shapes`, by number. Returns a note if the checkpoint has none of the parameters, so that
-/// nothing can be checked.
+/// `shapes`, by number. Returns a note if the checkpoint has none of these tensors, and too few
+/// others that may be parameters: then nothing can be checked.
 std::optional<Finding> check_names(const CheckpointReader& reader,
                                    const NumberedOptimizer& optimizer, const ParamNames& given,
                                    std::map<std::string, Shape>& shapes) {

@@ -17,8 +17,8 @@ struct StateRole {
   /// The index of the parameter in the same contents. Empty if the tensor is no state, or if its
   /// parameter is missing (state under numbers); the tensor is then laid out by its own shape.
   std::optional<std::uint32_t> parameter_index;
-  /// Whether the name says pointwise or row-wise state, but the shape is neither that of the
-  /// parameter nor that of its rows. The kind is then opaque.
+  /// Whether the name says pointwise or row-wise state, but the shape is not that of such state:
+  /// `exp_avg` with one number per row. The kind is then opaque.
   bool is_misnamed = false;
 };
 

@@ -9,9 +9,9 @@
 
 namespace tessera::reshard {
 
-/// Returns whether a tensor may be cast: it must not be a part of a quantized weight. A cast of
-/// codes would give numbers without their scales, and cast scales would not fit their codes. If the
-/// tensor is a part, reports a problem about `fqn`. Requires: the cast changes the tensor's dtype.
+/// Returns whether a tensor may be cast: not if it is, or may be, a part of a quantized weight.
+/// Cast codes would be numbers without their scales, and cast scales would not fit their codes. If
+/// not, reports a problem about `fqn`. Requires: the cast changes the tensor's dtype.
 bool is_no_quantized_part(const formats::QuantizedTensors& quantized, std::size_t tensor_index,
                           const std::string& fqn, DType to, Remedy remedy, PlanReport& report);
 

@@ -31,7 +31,7 @@ using formats::ShareOptions;
 using formats::ShareWriter;
 
 /// To check the CRC of a storage, a worker reads bytes beyond its share, but at most this multiple
-/// of what it read of the storage. If two workers share a storage, neither checks its CRC.
+/// of what it read of the storage. If two workers share a storage, usually neither checks its CRC.
 constexpr double kMostRestOfShare = 0.05;
 
 /// A move by several processes, as one of them sees it.

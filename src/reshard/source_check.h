@@ -30,8 +30,8 @@ void report_opening_findings(const formats::CheckpointContents& source, Relaxati
 /// Adds a note about each class whose objects the reader has opened as dicts or entries.
 void note_opened_classes(const formats::CheckpointContents& source, PlanReport& report);
 
-/// Returns whether the pieces hold every element once; if not, reports why. If `missing` allows it,
-/// elements without a piece are only a note. Overlaps are always a problem.
+/// Returns whether the pieces hold every element once (equal pieces count as one); if not, reports
+/// why: as a note for elements without a piece if `missing` allows it, else as a problem.
 bool has_sound_pieces(const formats::TensorEntry& tensor, Relaxation missing, PlanReport& report);
 
 /// Returns whether the shape of optimizer state fits its parameter and its kind; if not, reports a

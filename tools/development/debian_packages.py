@@ -45,7 +45,7 @@ def privileged(command: list[str]) -> list[str] | None:
 
 
 def install_packages(purposes: set[str]) -> None:
-    """Makes sure that the packages for `purposes` are installed."""
+    """Makes sure that the packages for `purposes` are installed. Without dpkg, installs nothing."""
     packages = packages_for(purposes)
     if not shutil.which("dpkg-query"):
         heading("not a Debian system: using the compilers and libraries that are installed")

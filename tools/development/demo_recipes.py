@@ -18,7 +18,7 @@ SIZES = ["--set", "heads=4", "--set", "kv_heads=2", "--set", "head_dim=16"]
 
 
 def demo_recipes(*, torch_version: str | None) -> int:
-    """Returns 0 if every tensor comes back bit for bit, and the check finds the swapped heads."""
+    """Returns 0 if every tensor comes back bit for bit, and `diff --recipe` finds the swapped K and V."""
     install_packages({"build", "python"})
     python = python_environment(torch_version)
     build("dev", targets=("ckpt-inspect", "ckpt-reshard"))

@@ -54,7 +54,7 @@ class TouchedRows {
 
   /// Returns the number of touched rows of a table. Waits for the stream.
   std::int64_t num_rows(int table) const;
-  /// Copies the touched rows of a table into `rows`, on the device. Waits for the stream.
+  /// Waits for the stream, then starts a copy of a table's touched rows to `rows`, on the device.
   void copy_rows(int table, std::int64_t* rows) const;
 
  private:

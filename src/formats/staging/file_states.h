@@ -29,8 +29,8 @@ bool is_unchanged(const FileState& before, const FileState& after);
 using FileStates = std::map<std::string, FileState>;
 
 /// Returns the state of the file or link at `path`. If `path` is a directory, returns the states of
-/// all its entries, and of all files within its folders that belong to a format. Empty if nothing
-/// is there.
+/// all its entries, and of all files within those folders that a format may own (may_own_folder).
+/// Empty if nothing is there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
 /// Throws Error(already_exists) naming the first file at `path` that is new or has changed since

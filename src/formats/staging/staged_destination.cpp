@@ -140,8 +140,8 @@ bool make_object(FileSystem& fs, const std::string& path, DestinationKind kind,
   return true;
 }
 
-/// Opens and locks the object at a staging path; throws if another process holds the lock. Returns
-/// an empty descriptor if the object does not exist any more.
+/// Opens and locks a staging object. Throws if another process holds the lock, or if there are no
+/// locks and the object is not new. Returns an empty descriptor if it is no longer at the path.
 FileDescriptor lock_object(const std::string& path, bool is_new) {
   FileDescriptor object = open_object(path);
   if (!object) {

@@ -11,7 +11,7 @@
 
 namespace tessera::inspect {
 
-/// Presents a range of a file as a file. The whole file must outlive the FileSlice. Thread-safe.
+/// A range of a file, which must outlive it. A read does not check the range's end. Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
   /// Requires: `range` is within the file.

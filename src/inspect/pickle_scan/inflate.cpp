@@ -27,7 +27,7 @@ class Stream {
 };
 
 /// Inflates `input` into `out`, until the input or the stream ends or `out` has `max_nbytes`.
-/// Returns zlib's status.
+/// Returns zlib's status, but Z_OK for Z_BUF_ERROR; Z_MEM_ERROR if the content is longer than that.
 int inflate_block(Stream& stream, std::string& input, std::string& out, std::uint64_t max_nbytes) {
   std::array<char, 65536> block;
   stream->next_in = reinterpret_cast<Bytef*>(input.data());
