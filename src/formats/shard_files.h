@@ -48,7 +48,8 @@ bool is_one_of_several(
     const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
 
 /// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, and
-/// its series has not three numbers in a row. Ignores names for which `place_of` returns nothing.
+/// its series lacks one of three consecutive numbers. Ignores names for which `place_of` returns
+/// nothing.
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
                         std::optional<PlaceInSeries> (*place_of)(std::string_view name));
 
