@@ -215,18 +215,23 @@ class Combination {
     }
   }
 
+  /// Adds a note about `num` names. `found` ends with one of them, in quotes.
+  void add_note(std::string expected, std::string found, std::size_t num) {
+    if (num > 1) found += " and " + std::to_string(num - 1) + " more";
+    contents_.opening_findings.push_back({.severity = Finding::Severity::note,
+                                          .rule = kCombineRule,
+                                          .where = {.path = readers_.front()->path()},
+                                          .expected = std::move(expected),
+                                          .found = std::move(found)});
+  }
+
   /// Adds a note about everything that a preference decided.
   void note_preferred() {
     if (preferred_.empty() || options_->preference == MergePreference::none) return;
-    const std::string others =
-        preferred_.size() == 1 ? "" : " and " + std::to_string(preferred_.size() - 1) + " more";
-    contents_.opening_findings.push_back(
-        {.severity = Finding::Severity::note,
-         .rule = kCombineRule,
-         .where = {.path = readers_.front()->path()},
-         .expected = "equal values and equal tensors of integers in all sources",
-         .found = "different entries (the preferred source's entry is taken): '" +
-                  printable(preferred_.front()) + "'" + others});
+    add_note("equal values and equal tensors of integers in all sources",
+             "different entries (the preferred source's entry is taken): '" +
+                 printable(preferred_.front()) + "'",
+             preferred_.size());
   }
 
   /// Adds a note about annotations that later sources have and the first source lacks, or has with
@@ -241,15 +246,9 @@ class Combination {
       }
     }
     if (left.empty()) return;
-    const std::string others =
-        left.size() == 1 ? "" : " and " + std::to_string(left.size() - 1) + " more";
-    contents_.opening_findings.push_back(
-        {.severity = Finding::Severity::note,
-         .rule = kCombineRule,
-         .where = {.path = readers_.front()->path()},
-         .expected = "the same annotations in all sources",
-         .found = "other annotations in later sources (left out): '" + printable(*left.begin()) +
-                  "'" + others});
+    add_note("the same annotations in all sources",
+             "other annotations in later sources (left out): '" + printable(*left.begin()) + "'",
+             left.size());
   }
 
   void add_findings_of_others() {
@@ -293,15 +292,10 @@ class Combination {
     std::erase_if(names, [](const auto& tensor) { return tensor.second.size() < 2; });
     if (names.empty()) return;
     const auto& tied = names.begin()->second;
-    const std::string others =
-        names.size() == 1 ? "" : " and " + std::to_string(names.size() - 1) + " more";
-    contents_.opening_findings.push_back(
-        {.severity = Finding::Severity::note,
-         .rule = kCombineRule,
-         .where = {.path = readers_.front()->path()},
-         .expected = "changes by adapters to tensors that are not tied",
-         .found = "tied tensors, which stay tied and change together: '" + printable(tied[0]) +
-                  "' and '" + printable(tied[1]) + "'" + others});
+    add_note("changes by adapters to tensors that are not tied",
+             "tied tensors, which stay tied and change together: '" + printable(tied[0]) +
+                 "' and '" + printable(tied[1]) + "'",
+             names.size());
   }
 
   /// Sorts the problems by name, and removes repeated ones: a source may be given twice.
