@@ -34,11 +34,12 @@ class Watch {
 };
 
 /// Runs `work` on a thread of its own, without the GIL. The calling thread waits. Several times a
-/// second, it lets Python handle its signals, and calls `progress(done, total)` if `done` changed,
-/// unless `progress` is None. After success, the last call has `done` = `total`. An exception from
-/// a signal handler (KeyboardInterrupt) or `progress` stops the work, and is raised when the work
-/// has ended. Rethrows what the work throws. If a signal handler or `progress` forks, this call
-/// throws immediately in the child, because only the parent has the work.
+/// second, it lets Python handle its signals. If `progress` is not None and `done` has changed, it
+/// also calls `progress(done, total)`. After success, the last call has `done` = `total`.
+///
+/// An exception from a signal handler (KeyboardInterrupt) or `progress` stops the work, and is
+/// raised when the work has ended. Rethrows what the work throws. If a signal handler or `progress`
+/// forks, this call throws immediately in the child, because only the parent has the work.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
 
 }  // namespace tessera::python
