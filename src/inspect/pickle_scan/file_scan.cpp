@@ -22,6 +22,9 @@ constexpr std::size_t kMaxPicklesInARow = 10'000;
 constexpr std::uint64_t kLeastBudgetNbytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kBudgetPerByte = 4;
 
+// No tensor begins with this many bytes of a signature by chance.
+constexpr std::size_t kSureNbytes = 6;
+
 constexpr std::string_view kNumpySignature("\x93NUMPY", 6);
 
 // The first bytes and names of compressions and archives that this scan cannot read.
@@ -58,6 +61,11 @@ bool is_pickle(const PickleWalk& walk) {
     return global.is_called || global.is_changed || judge(global).verdict == Verdict::dangerous;
   });
   return is_whole || acts || (walk.has_protocol && walk.num_opcodes > kFewOpcodes);
+}
+
+/// Returns whether the last part of a name has an ending, such as `.xz`.
+bool has_ending(std::string_view name) {
+  return name.substr(name.find_last_of("/ ") + 1).find('.') != std::string_view::npos;
 }
 
 /// Returns whether a member of a tar archive has the name under which torch before 0.1.10 stored
@@ -234,15 +242,17 @@ void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int
   }
 }
 
+/// A member of an archive whose name has no ending can be a raw tensor, whose first bytes can look
+/// like a short signature.
 bool FileScan::scan_compressed(const ReadableFile& file, const std::string& member, int depth) {
   const std::string head = read_some(file, 0, 10);
   if (head.starts_with("\x1f\x8b") || is_zlib(head)) {
     scan_inflated(file, Wrapping::zlib_or_gzip, member, depth);
     return true;
   }
-  if (depth > 0) return false;
   for (const auto& [signature, name] : kOtherCompressions) {
-    if (head.starts_with(signature)) {
+    const bool is_by_chance = depth > 0 && signature.size() < kSureNbytes && !has_ending(member);
+    if (head.starts_with(signature) && !is_by_chance) {
       not_looked_at(member, "gzip, zlib or no compression", std::string(name));
       return true;
     }
@@ -254,11 +264,13 @@ void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const 
                              int depth, std::uint32_t crc) {
   if (!spend(member, file.nbytes())) return;
   Inflated inflated = inflate_file(file, wrapping, limits_.max_inflated_nbytes);
-  const bool is_too_long = inflated.bytes.size() >= limits_.max_inflated_nbytes;
   if (inflated.bytes.empty() || !spend(member, inflated.bytes.size())) return;
   const std::string name = wrapping == Wrapping::none ? member : within(member, "inflated");
-  if (is_too_long && !inflated.is_whole) {
-    not_looked_at(name, "at most " + std::to_string(limits_.max_inflated_nbytes) + " bytes",
+  if (inflated.is_limited) {
+    const std::string members = " and " + std::to_string(kMaxGzipMembers) + " gzip members";
+    not_looked_at(name,
+                  "at most " + std::to_string(limits_.max_inflated_nbytes) + " bytes" +
+                      (wrapping == Wrapping::none ? "" : members),
                   "more");
   }
   scan_member(BytesFile(file.path(), std::move(inflated.bytes)), crc, name, depth);

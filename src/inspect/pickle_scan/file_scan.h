@@ -48,8 +48,8 @@ class FileScan {
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
-  /// Inflates a gzip or zlib file and scans its content. At depth 0, reports another compression as
-  /// not looked at; deeper, does not detect it. Returns false if it has found no compression.
+  /// Inflates a gzip or zlib file and scans its content. Reports another compression as not looked
+  /// at. Returns false if it has found no compression.
   bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
   void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
                      int depth, std::uint32_t crc = 0);

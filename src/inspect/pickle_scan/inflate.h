@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -10,13 +11,17 @@ namespace tessera::inspect {
 /// The result of inflating compressed bytes.
 struct Inflated {
   std::string bytes{};
-  bool is_whole = false;  // false: damaged, cut short, or longer than the limit
+  bool is_whole = false;    // false: damaged, cut short, or more than a limit
+  bool is_limited = false;  // true: more bytes or gzip members than the limits
 };
+
+/// gzip files with more members are inflated up to this number.
+inline constexpr std::size_t kMaxGzipMembers = 100'000;
 
 /// How the compressed bytes are wrapped.
 enum class Wrapping {
   none,          // as in zip archives
-  zlib_or_gzip,  // gzip: one member or several
+  zlib_or_gzip,  // gzip: one member or several, with zero bytes between them or not
 };
 
 /// Inflates the bytes of `file`, but not to more than `max_nbytes`. If the bytes are damaged,
