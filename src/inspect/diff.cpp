@@ -211,8 +211,10 @@ struct WindowDifferences {
   }
 };
 
-double abs_difference(double a, double b) {
-  return a == b ? 0.0 : std::fabs(a - b);  // equal infinities do not differ
+template <class Real>
+double abs_difference(Real a, Real b) {
+  // Equal infinities do not differ.
+  return a == b ? 0.0 : static_cast<double>(std::fabs(a - b));
 }
 
 // Returns |a - b|. Subtracts before the conversion to float64, because float64 would round 64-bit
@@ -229,6 +231,18 @@ T load(std::span<const std::byte> bytes, std::size_t index) {
   T value{};
   std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
   return value;
+}
+
+bool is_64_bit_integer(DType dtype) {
+  return dtype == DType::int64 || dtype == DType::uint64;
+}
+
+// Returns an element without rounding: a 64-bit integer from its bytes, another one as `number`.
+long double exact(DType dtype, std::span<const std::byte> bytes, std::size_t index, double number) {
+  static_assert(std::numeric_limits<long double>::digits >= 64);
+  if (dtype == DType::int64) return static_cast<long double>(load<std::int64_t>(bytes, index));
+  if (dtype == DType::uint64) return static_cast<long double>(load<std::uint64_t>(bytes, index));
+  return number;
 }
 
 std::string_view as_chars(std::span<const std::byte> bytes) {
@@ -301,6 +315,7 @@ class BlockComparison {
     }
     const std::size_t num_per_element = std::max(per_element, per_element_b);
     const std::size_t size = itemsize(dtype_a_);
+    const bool has_64_bit_integers = is_64_bit_integer(dtype_a_) || is_64_bit_integer(dtype_b_);
     for (std::size_t i = 0; i < count; ++i) {
       if (is_bitwise_ && std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0) continue;
       double difference = 0;
@@ -314,7 +329,10 @@ class BlockComparison {
           is_different |= std::isnan(x) != std::isnan(y);
           continue;
         }
-        const double number_difference = abs_difference(x, y);
+        const bool is_rounded = k == 0 && has_64_bit_integers;
+        const double number_difference =
+            is_rounded ? abs_difference(exact(dtype_a_, a, i, x), exact(dtype_b_, b, i, y))
+                       : abs_difference(x, y);
         difference = std::max(difference, number_difference);
         // A tolerance does not apply to infinities: an infinity equals only itself.
         const bool is_near = std::isinf(x) || std::isinf(y)

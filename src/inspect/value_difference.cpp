@@ -9,7 +9,8 @@ namespace {
 
 using AreEqual = std::function<bool(const Value& a, const Value& b)>;
 
-/// Two values inside the compared values, and the path that leads to them: `['lr'][0]`.
+/// Two values inside the compared values, and the path that leads to them: `['lr'][0]`; `(key 0)`
+/// is the first key of a dict, `(item 0)` the first item of a set.
 struct Place {
   std::string path;
   const Value* a;
@@ -19,6 +20,7 @@ struct Place {
 const std::vector<Value>* items_of(const Value& value) {
   if (const auto* list = value.get_if<Value::List>()) return list;
   if (const auto* tuple = value.get_if<Value::Tuple>()) return &tuple->items;
+  if (const auto* set = value.get_if<Value::Set>()) return &set->items;
   return nullptr;
 }
 
@@ -30,7 +32,9 @@ bool step_down(Place& place, const AreEqual& are_equal) {
     const auto& others = *items_of(*place.b);
     for (std::size_t i = 0; i < std::min(items->size(), others.size()); ++i) {
       if (are_equal((*items)[i], others[i])) continue;
-      place = {place.path + "[" + std::to_string(i) + "]", &(*items)[i], &others[i]};
+      const bool is_set = place.a->is<Value::Set>();
+      const std::string step = (is_set ? "(item " : "[") + std::to_string(i) + (is_set ? ")" : "]");
+      place = {place.path + step, &(*items)[i], &others[i]};
       return true;
     }
     return false;
@@ -40,7 +44,10 @@ bool step_down(Place& place, const AreEqual& are_equal) {
   const auto& other = *place.b->get_if<Value::Dict>();
   for (std::size_t i = 0; i < std::min(dict->size(), other.size()); ++i) {
     const auto& [key, item] = (*dict)[i];
-    if (!(key == other[i].first)) return false;
+    if (!are_equal(key, other[i].first)) {
+      place = {place.path + "(key " + std::to_string(i) + ")", &key, &other[i].first};
+      return true;
+    }
     if (are_equal(item, other[i].second)) continue;
     place = {place.path + "[" + value_to_string(key) + "]", &item, &other[i].second};
     return true;
@@ -57,7 +64,6 @@ const std::string* bytes_of(const Value& value) {
 
 std::size_t size_of(const Value& value) {
   if (const auto* items = items_of(value)) return items->size();
-  if (const auto* set = value.get_if<Value::Set>()) return set->items.size();
   const auto* dict = value.get_if<Value::Dict>();
   return dict == nullptr ? 0 : dict->size();
 }

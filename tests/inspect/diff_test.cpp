@@ -283,6 +283,39 @@ TEST(DiffTest, ValuesThatPrintAlikeAreShownAtTheFirstDifference) {
               Pair(::testing::EndsWith(" (list of 300)"), ::testing::EndsWith(" (list of 301)")));
 }
 
+TEST(DiffTest, KeysAndItemsOfSetsThatPrintAlikeAreShown) {
+  using ::testing::Pair;
+  const std::string text(400, 'x');
+  const auto dict = [&](const char* second) {
+    return Value(Value::Tuple{{Value::Dict{{"a", text}, {second, 1}}}});
+  };
+  EXPECT_THAT(diff_of_values(dict("b"), dict("c")),
+              Pair("at [0](key 1): 'b'", "at [0](key 1): 'c'"));
+  const auto set = [&](const char* second) { return Value(Value::Set{{text, second}}); };
+  EXPECT_THAT(diff_of_values(set("b"), set("c")), Pair("at (item 1): 'b'", "at (item 1): 'c'"));
+}
+
+// 2^53 + 1 is the first integer that float64 rounds, to 2^53.
+TEST(DiffTest, LargeIntegersOfTwoDTypesAreNotRounded) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 53;
+  MemoryCheckpoint a;
+  MemoryCheckpoint b;
+  a.add({"u", DType::int64, {3}}, test::bytes_of<std::int64_t>({kLarge, kLarge + 1, -1}));
+  b.add({"u", DType::uint64, {3}},
+        test::bytes_of<std::uint64_t>({kLarge, kLarge, std::uint64_t(-1)}));
+  a.add({"v", DType::float64, {1}}, test::bytes_of<double>({0x1p53}));
+  b.add({"v", DType::int64, {1}}, test::bytes_of<std::int64_t>({kLarge + 1}));
+  DiffOptions options;
+  options.dtypes = DiffOptions::DTypes::any;
+  const auto differences = diff(a, b, options).differences;
+  ASSERT_EQ(differences.size(), 2U);
+  EXPECT_EQ(differences[0].elements->num_different, 2);
+  EXPECT_EQ(differences[0].elements->first_a, "9007199254740993");
+  EXPECT_EQ(differences[0].elements->first_b, "9007199254740992");
+  EXPECT_EQ(differences[0].elements->max_abs_difference, 0x1p64);
+  EXPECT_EQ(differences[1].elements->max_abs_difference, 1);
+}
+
 TEST(DiffTest, ComparesOnlyTheNamesAskedFor) {
   MemoryCheckpoint a;
   a.add({"model.w", DType::float32, {1}}, test::bytes_of<float>({1}));
