@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxParts = 64;
 constexpr std::size_t kMaxTexts = 4;
+constexpr std::size_t kMaxWordsWithRepeats = 8;
 constexpr std::size_t kMaxWords = 64;
 constexpr std::size_t kMaxDigits = 18;
 constexpr std::int64_t kMaxAdded = 1'000'000'000;
@@ -241,15 +242,20 @@ NameTemplate NameTemplate::with_word(std::string_view name, std::size_t word) co
   return result;
 }
 
+bool NameTemplate::repeats_number() const {
+  const auto num_captures = std::ranges::count_if(
+      parts_, [](const auto& part) { return std::holds_alternative<Capture>(part); });
+  return static_cast<std::size_t>(num_captures) > captures_.size();
+}
+
 std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
   std::size_t num_texts = 0;
-  bool repeats = false;
+  std::size_t num_words = 0;
   std::vector<std::size_t> seen;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto* capture = std::get_if<Capture>(&parts_[i]);
     if (capture == nullptr) continue;
     if (std::ranges::find(seen, slots_[i]) != seen.end()) {
-      repeats = true;
       if (capture->kind != CaptureKind::number) {
         return Problem{"each capture once (only numbers may be repeated)",
                        "'{" + capture->name + "}' twice"};
@@ -257,6 +263,7 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
     }
     seen.push_back(slots_[i]);
     if (is_text(*capture)) ++num_texts;
+    if (capture->kind == CaptureKind::alternatives) ++num_words;
     if (i + 1 == parts_.size()) continue;
     const auto* next = std::get_if<Capture>(&parts_[i + 1]);
     const auto* literal = std::get_if<std::string>(&parts_[i + 1]);
@@ -269,20 +276,24 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
                      "'" + printable(text_) + "'"};
     }
   }
-  if (num_texts > kMaxTexts || (repeats && num_texts > 0)) {
+  const bool has_many = num_texts > 0 || num_words > kMaxWordsWithRepeats;
+  if (num_texts > kMaxTexts || (has_many && repeats_number())) {
     return Problem{"at most " + std::to_string(kMaxTexts) +
-                       " captures of text, and none if a number is repeated",
+                       " captures of text; if a number is repeated, none, and at most " +
+                       std::to_string(kMaxWordsWithRepeats) + " of words",
                    "'" + printable(text_) + "'"};
   }
   return std::nullopt;
 }
 
-/// Matches one name with a template. Remembers failed attempts of text captures (not of words).
+/// Matches one name with a template. Remembers failed attempts, unless a number is repeated:
+/// whether the rest matches then depends on the number before it.
 class NameTemplate::Matcher {
  public:
   Matcher(const NameTemplate& form, std::string_view name) : form_(form), name_(name) {
     values_.resize(form.captures_.size());
     is_set_.resize(values_.size());
+    if (!form.repeats_number()) failed_.resize(form.parts_.size() * (name_.size() + 1));
   }
 
   std::optional<std::vector<std::string>> run() {
@@ -297,7 +308,14 @@ class NameTemplate::Matcher {
     if (const auto* literal = std::get_if<std::string>(&form_.parts_[part])) {
       return rest.starts_with(*literal) && match_from(part + 1, at + literal->size());
     }
-    const auto& capture = std::get<Capture>(form_.parts_[part]);
+    const std::size_t attempt = part * (name_.size() + 1) + at;
+    if (!failed_.empty() && failed_[attempt]) return false;
+    const bool matched = match_capture(std::get<Capture>(form_.parts_[part]), part, at);
+    if (!failed_.empty()) failed_[attempt] = !matched;
+    return matched;
+  }
+
+  bool match_capture(const Capture& capture, std::size_t part, std::size_t at) {
     if (capture.kind == CaptureKind::number) return match_number(capture, part, at);
     if (capture.kind == CaptureKind::alternatives) return match_word(capture, part, at);
     return match_text(capture, part, at);
@@ -330,9 +348,6 @@ class NameTemplate::Matcher {
   }
 
   bool match_text(const Capture& capture, std::size_t part, std::size_t at) {
-    if (failed_.empty()) failed_.resize(form_.parts_.size() * (name_.size() + 1));
-    const std::size_t state = part * (name_.size() + 1) + at;
-    if (failed_[state]) return false;
     const bool is_any = capture.kind == CaptureKind::any;
     for (std::size_t end = at + (is_any ? 0 : 1); end <= name_.size(); ++end) {
       if (!is_any && name_[end - 1] == '.') break;
@@ -340,7 +355,6 @@ class NameTemplate::Matcher {
       values_[form_.slots_[part]] = name_.substr(at, end - at);
       return true;
     }
-    failed_[state] = true;
     return false;
   }
 

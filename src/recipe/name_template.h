@@ -73,12 +73,12 @@ class NameTemplate {
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
   /// Returns a problem if it is unclear where a capture ends, if a capture that is not a number
-  /// occurs twice, or if there are too many captures of text.
+  /// occurs twice, or if there are too many captures of text or words.
   std::optional<Problem> ambiguity() const;
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
   /// capture takes as few characters as possible. Cost: O(parts * name^2), O(name) without captures
-  /// of text; exponential in captures with words of which one begins another (`{p:x|xx}`).
+  /// of text or words. Requires: `!ambiguity()`, else the cost can be exponential.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
   /// Returns the name that the template makes with these values of the captures.
@@ -93,6 +93,7 @@ class NameTemplate {
   class Matcher;
 
   void index();
+  bool repeats_number() const;  // `{L}.{L}`
 
   std::string text_;
   Parts parts_;

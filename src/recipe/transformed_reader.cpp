@@ -77,14 +77,16 @@ class GroupNames {
     names_.emplace(contents, parameters);
   }
 
+  /// The group of each parameter: each group has another number.
+  using GroupOf = std::map<std::string, std::size_t>;
+
   static bool may_list(std::string_view name) {
     return name.find("param_groups") != std::string_view::npos;
   }
 
   /// Returns a value with the new names of parameters. Records the group of each new name in
   /// `groups`, if it is not null. Throws: Error(mismatch) if a name has another group there.
-  Value renamed(Value value, std::string_view key,
-                std::map<std::string, std::size_t>* groups) const {
+  Value renamed(Value value, std::string_view key, GroupOf* groups) const {
     const auto ends_with = [&](std::string_view word) { return key.ends_with(word); };
     auto* list = value.get_if<Value::List>();
     if (list != nullptr && ends_with("param_groups")) {
@@ -96,7 +98,7 @@ class GroupNames {
   }
 
  private:
-  Value renamed_group(Value group, std::map<std::string, std::size_t>* groups) const {
+  Value renamed_group(Value group, GroupOf* groups) const {
     auto* dict = group.get_if<Value::Dict>();
     if (dict == nullptr) return group;
     for (auto& [key, member] : *dict) {
@@ -108,7 +110,7 @@ class GroupNames {
     return group;
   }
 
-  Value::List renamed_list(Value::List list, std::map<std::string, std::size_t>* groups) const {
+  Value::List renamed_list(Value::List list, GroupOf* groups) const {
     Value::List result;
     std::set<std::string> seen;
     const std::size_t group = groups == nullptr ? 0 : groups->size();
@@ -129,8 +131,7 @@ class GroupNames {
     return result;
   }
 
-  static void note_group(const std::string& name, std::size_t group,
-                         std::map<std::string, std::size_t>& groups) {
+  static void note_group(const std::string& name, std::size_t group, GroupOf& groups) {
     const auto [known, is_new] = groups.emplace(name, group);
     if (is_new || known->second == group) return;
     throw Error::expected(ErrorKind::mismatch, {.fqn = name}, "param_groups",
@@ -242,11 +243,13 @@ void TransformedReader::take_conditions() {
 }
 
 void TransformedReader::take_values() {
-  std::map<std::string, std::size_t> groups;
+  std::map<std::string, GroupNames::GroupOf> groups_of;  // by optimizer
   for (const ValueTarget& value : made_.values) {
     contents_.values.push_back(value.entry);
-    if (GroupNames::may_list(value.entry.name)) {
-      groups_.renamed(base().read_value(value.sources.front()), value.entry.name, &groups);
+    const std::string& name = value.entry.name;
+    if (GroupNames::may_list(name)) {
+      const std::string optimizer = name.substr(0, name.find("param_groups"));
+      groups_.renamed(base().read_value(value.sources.front()), name, &groups_of[optimizer]);
     }
     for (std::size_t i = 1; i < value.sources.size(); ++i) {
       if (tessera::detail::have_equal_bits(base().read_value(value.sources[i]),

@@ -127,6 +127,14 @@ TEST(NameTemplateTest, AHostilePatternTakesPolynomialTime) {
   EXPECT_FALSE(form.match(std::string(NameTemplate::kMaxNameNbytes - 1, 'x') + "z"));
   EXPECT_FALSE(form.match(std::string(NameTemplate::kMaxNameNbytes + 1, 'x')));
   EXPECT_FALSE(parsed_template("{a:*}x{b:*}x{c:*}xz{d:*}").match(std::string(2000, 'x')));
+  std::string words;
+  for (char name = 'a'; name <= 'z'; ++name) words += std::string("{") + name + ":x|x-x}-";
+  EXPECT_FALSE(parsed_template(words + "y").match([] {
+    std::string name;
+    for (int i = 0; i < 40; ++i) name += "x-";
+    return name + "y";
+  }() + "y"));
+  EXPECT_NE(problem_of("{L}." + words + "{L}"), "");
 }
 
 }  // namespace

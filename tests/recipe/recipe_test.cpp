@@ -323,6 +323,17 @@ TEST(RecipeTest, RenamesParametersInGroups) {
                 "one tensor, found two groups"));
 }
 
+TEST(RecipeTest, TwoOptimizersMayListOneParameterInOtherGroups) {
+  MemoryCheckpoint source = with_adam({7, 7});
+  source.add_value("optim.param_groups.0.params", Value::List{"a", "b"});
+  source.add_value("optim2.param_groups.0.params", Value::List{"c"});
+  source.add_value("optim2.param_groups.1.params", Value::List{"a", "b"});
+  const Recipe recipe = parsed(R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})");
+  const auto reader = applied(source, recipe, with_prefix());
+  EXPECT_EQ(reader->read_value(0), Value(Value::List{"ab"}));
+  EXPECT_EQ(reader->read_value(2), Value(Value::List{"ab"}));
+}
+
 TEST(RecipeTest, WhatNoRuleNamesIsRefusedOrKept) {
   MemoryCheckpoint source;
   source.add({"a", DType::float32, {1}}, numbers(1));
