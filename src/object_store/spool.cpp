@@ -169,7 +169,7 @@ void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
   begun_[file.upload.id].nbytes += bytes.size();
 }
 
-/// Completes the upload of a file, so that the object appears.
+/// Uploads what is left of a file and completes the upload, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
   ObjectVersion version;

@@ -94,7 +94,7 @@ Place place_of(const std::string& name, std::size_t num_dims) {
   return place;
 }
 
-/// Whether a name is that of a flat buffer of the distributed optimizer. It names no parameter.
+/// Whether a name is of a flat buffer of the distributed optimizer: no parameter's name is in it.
 bool is_flat_buffer(std::string_view name) {
   return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
 }

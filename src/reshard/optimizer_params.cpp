@@ -123,8 +123,8 @@ bool is_sorted(const std::vector<std::string>& names) {
   return std::ranges::is_sorted(names) || std::ranges::is_sorted(names, {}, components);
 }
 
-/// Returns the candidates in the order of their state dict, each tensor under its first name.
-/// Returns nothing if no order with all candidates is known, or if the names are sorted.
+/// Returns the candidates in the first order of `reader.dict_orders()` that has all of them and is
+/// not sorted, each tensor under its first name there. Returns nothing if there is no such order.
 std::optional<std::vector<ParamCandidate>> in_dict_order(
     const CheckpointReader& reader, const std::map<std::string, const TensorEntry*>& candidates) {
   for (const std::vector<std::string>& order : reader.dict_orders()) {

@@ -8,9 +8,9 @@
 namespace tessera::test {
 
 /// Checks that a reader returns what the writer had, as `<checkpoint>.expect.json` records it:
-/// names, dtypes and shapes, the digest of every tensor's bytes (aliases count as tensors), and
-/// every value (none, if the file has no key `values`). For each value under the key `refused`,
-/// read_value must throw Error(unsupported) with the given words.
+/// names, dtypes and shapes, and the digest of every tensor's bytes (aliases count as tensors). If
+/// the file has the key `values`, also checks every value; then, for each value under the key
+/// `refused`, read_value must throw Error(unsupported) with the given words.
 void expect_holds(const formats::CheckpointReader& reader, const std::string& expectation_path);
 
 }  // namespace tessera::test

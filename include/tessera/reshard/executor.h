@@ -84,14 +84,14 @@ struct ExtraFilesPlan {
 };
 
 /// Lists the extra files of the directories among `sources`, and decides which of them are copied
-/// into a checkpoint of format `format` at `destination`. Never follows links, and enters only
-/// folders that hold files of the checkpoint. If the destination is a single file, copies none.
+/// into a checkpoint of format `format` at `destination`; if `options.folder` is set, files of that
+/// folder are copied instead. Never follows links. Of the sources' subfolders, enters only those
+/// that hold files of the checkpoint. If the destination is a single file, copies none.
 ///
-/// If several sources have a file of the same name, it is copied if a preference is set or the
-/// files are equal; otherwise it is not copied. If the plan casts tensors, `config.json` gets the
-/// new dtype. A file with a name that a checkpoint's own file could have is not copied, because
-/// readers could take it for a part of the checkpoint. A file with a name that the destination's
-/// writer itself uses is a problem.
+/// If sources have different files of one name, copies the preferred one; without a preference,
+/// none. If the plan casts tensors, `config.json` gets the new dtype. A file with a name that a
+/// checkpoint's own file could have is not copied, because readers could take it for a part of the
+/// checkpoint. A file with a name that the destination's writer itself uses is a problem.
 /// Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,

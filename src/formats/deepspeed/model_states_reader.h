@@ -64,9 +64,9 @@ class ModelStatesReader : public EntryReader {
   /// Adds each rank's `ds_config`. If a rank has no file of model states, its configuration is read
   /// from its file of optimizer states, `optimizer[rank]`.
   void add_configurations(const std::vector<const File*>& optimizer);
-  /// Adds the entries below `path` in the files of optimizer states. Leaves out those that say how
-  /// ZeRO cut the vectors, and those for which `is_used` returns true (they become something else,
-  /// such as the state of a parameter). `files`: one for each rank.
+  /// Adds the entries below `path` in `files` (optimizer states, one file for each rank) under
+  /// `deepspeed.optimizer_state_dict`. Leaves out those that say how ZeRO cut the vectors, and
+  /// those for which `is_used` returns true (they become, for example, a parameter's state).
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
   /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. `add_parts`

@@ -98,7 +98,7 @@ void require_no_further_state(const File& first, const File& other, const Path& 
   }
 }
 
-/// Checks that each vector of optimizer state belongs to a vector of fp32 weights.
+/// Throws if there is state of a vector without fp32 weights. Does not check a list of states.
 void require_state_of_vectors(const File& file, int stage) {
   const Path state = path_of_state(file, stage);
   const bool is_dict = state.back() == "state";

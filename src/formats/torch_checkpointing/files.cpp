@@ -81,7 +81,7 @@ class Finder {
     found_.files.push_back({std::move(name), item, rank, std::move(form)});
   }
 
-  /// Adds the files of an item that the metadata lists.
+  /// Adds the ranks' files of an item in the metadata. Throws if a rank with tensors has no file.
   void add_listed(const std::string& name, const Item& item) {
     std::set<int> holders;
     std::set<const void*> seen;

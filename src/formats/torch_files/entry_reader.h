@@ -156,7 +156,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   /// Gives the entries the order of `names`; entries that are not in `names` come last, in their
   /// old order. Requires: `finish` was called.
   void set_order(const std::vector<std::string>& names);
-  /// Sets the key path of each entry whose name is one of `paths` with dots between the keys.
+  /// Gives each of `paths` to the entry of that name (the keys joined by dots) as its key path.
   /// Requires: `finish` was called.
   void set_key_paths(const std::vector<KeyPath>& paths);
   /// Removes the order of keys from all entries. Requires: `finish` was called.

@@ -203,7 +203,7 @@ RebuildCall unwrap(Object object) {
   }
 }
 
-/// Returns the number of arguments before the optional flags. Refuses tensors that are not dense.
+/// Returns the number of arguments before the optional flags. Refuses all but plain dense tensors.
 std::size_t num_fixed_arguments(const RebuildCall& call) {
   switch (call.function) {
     case TensorGlobal::rebuild_tensor:

@@ -121,8 +121,8 @@ std::string TrainState::Impl::values_to_json() const {
   return value_to_json(said);
 }
 
-/// Adds an entry to `contents.values` for each value in `all` (group fields) and in the messages,
-/// and the value itself to `its_values`, in the same order. Moves the values out of `all`.
+/// Adds to `contents.values` and, in the same order, to `its_values`: group fields (moved out of
+/// `all`), leaves of rank 0's shared values, and each per-rank value's policy and list of values.
 void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, StateDict& all,
                                   formats::CheckpointContents& contents,
                                   std::vector<Value>& its_values) const {

@@ -172,8 +172,8 @@ class Ranks:
         return [pickle.loads(message[:size]) for message, size in zip(messages, sizes, strict=True)]
 
     def _exchange_short(self, message: bytes) -> list[bytes]:
-        """Returns the messages of all ranks, padded with zeros. Uses all-to-all, in which each rank sends to all others at once.
-        Gloo's all_gather passes messages around a ring: with more ranks than cores, each rank would wait for many others."""
+        """Returns the messages of all ranks, padded with zeros to 8 + _SHORT_NBYTES bytes. Uses all-to-all: Gloo's
+        all_gather is a ring, in which each rank waits for many others if there are more ranks than cores."""
         import torch
         import torch.distributed as dist
 
