@@ -251,7 +251,9 @@ TEST_P(ResumableMoveTest, AfterAFailureAtAnyOperationTheRestIsDone) {
   const auto expected = whole(source);
   for (const auto fault : {FaultFileSystem::Fault::once, FaultFileSystem::Fault::from_then_on}) {
     std::int64_t index = 0;
-    const std::int64_t step = fault == FaultFileSystem::Fault::once ? kSampleStep : 3;
+    const std::int64_t step = fault == FaultFileSystem::Fault::once
+                                  ? kSampleStep
+                                  : std::max<std::int64_t>(3, kSampleStep);
     for (bool committed = false; !committed; index += step) {
       SCOPED_TRACE(index);
       fs_.fail_operation(index, fault);

@@ -25,6 +25,8 @@ CORE_LABELS = ("unit", "property", "cli", "fuzz")  # tests that also run under t
 ONLY_SANITIZED = {"fuzz"}  # tests that run only under the sanitizers
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "cuda_on_cpu_tests", "property_tests", "cli_unit_tests",
              "fuzz_replay", "ckpt-inspect", "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
+# Tests that run the tools hundreds of times in ways that other tests cover: not run under AddressSanitizer.
+NOT_UNDER_ASAN = "^cli\\.(killed_|json_schemas|formats_in_docs|tool\\.completion)"
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:check_initialization_order=1",
@@ -251,7 +253,7 @@ def test(*, label: str | None, quick: bool, torch_version: str | None) -> int:
         again = [label] if label else CORE_LABELS
         heading(f"testing under AddressSanitizer and UBSan ({', '.join(again)})")
         selection = ["-L", f"^({'|'.join(again)})$", "-LE", "^slow$"]
-        cases += run_ctest(directory, selection, SANITIZER_OPTIONS, " (asan)")
+        cases += run_ctest(directory, [*selection, "-E", NOT_UNDER_ASAN], SANITIZER_OPTIONS, " (asan)")
 
     if label == "cuda":
         heading("tests that need a GPU, or say what happens without one")
