@@ -93,7 +93,7 @@ enum class Destination { is_new, is_replaced };
 struct Saving {
   bool async = false;
   std::vector<Destination> destinations{Destination::is_new, Destination::is_replaced};
-  std::int64_t every = 1;  // 1: all operations fail in turn; 2: every other one
+  std::int64_t every = 1;  // 1: all operations fail in turn; 4: every fourth
 };
 
 /// Saves once for each file operation of `failing_rank` in a save, and makes this operation fail.
@@ -150,13 +150,13 @@ constexpr Fault kFaults[] = {Fault::once, Fault::from_then_on};
 
 // Shows E4.
 TEST(StorageFaultsTest, OperationsOfASaveFailing) {
-  for (const Fault fault : kFaults) fail_each_operation({.every = 2}, fault);
+  for (const Fault fault : kFaults) fail_each_operation({.every = 4}, fault);
 }
 
 // Shows E5.
 TEST(StorageFaultsTest, OperationsOfASaveInTheBackgroundFailing) {
   for (const Fault fault : kFaults) {
-    fail_each_operation({.async = true, .destinations = {Destination::is_new}, .every = 3}, fault);
+    fail_each_operation({.async = true, .destinations = {Destination::is_new}, .every = 6}, fault);
   }
 }
 
