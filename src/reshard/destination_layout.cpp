@@ -232,9 +232,14 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
       if (!role.parameter_index) break;
       return shards_of_row_blocks(shards_of_parameter(*role.parameter_index),
                                   source_.tensors[*role.parameter_index].meta.shape);
+    case StateKind::opaque:
+      // Else a reader of rank files would take the copies for flat state, and join them.
+      if (holds_replicas_ && entry.meta.shape.size() == 1 && is_numbered_state(entry.meta.fqn)) {
+        return shards_of_parameter(source_tensor);
+      }
+      break;
     case StateKind::scalar_parameter:
     case StateKind::scalar_table:
-    case StateKind::opaque:
       break;
   }
   return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},

@@ -304,6 +304,42 @@ def test_state_under_numbers_that_is_whole_beside_sharded_state_is_not_joined(tm
     assert found["optim"]["state"][1]["exp_avg"].tolist() == [0, 1, 2]
 
 
+def save_flat_state(folder):
+    """Saves a sharded model and state of an 8-bit optimizer with a vector of each rank's elements, as FSDP1 has it, on each rank."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2,))
+    model = {"a": DTensor.from_local(torch.ones(4), mesh, [Shard(0)]), "b": DTensor.from_local(torch.ones(3), mesh, [Shard(0)])}
+    torch.save(model, folder / f"model_world_size_2_rank_{rank}.pt")
+    state = {0: {"state1": torch.arange(4, dtype=torch.uint8) + rank, "unchanged": torch.zeros(4, dtype=torch.uint8),
+                 "qmap1": torch.arange(256.0), "scale": torch.ones(1)},
+             1: {"unchanged": torch.zeros(3)}, 2: {"rotation": torch.arange(3.0)}}
+    torch.save({"state": state}, folder / f"optim_world_size_2_rank_{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_tables_that_are_whole_on_each_rank_are_no_flat_state(tmp_path):
+    """Shows A2, F1. Equal vectors are joined only if they can be ranges of a vector that still has its first value."""
+    run_function(save_flat_state, 2, tmp_path)
+    shapes = {row["name"].removeprefix("optim.state."): row["shape"] for row in listing(tmp_path)["tensors"] if "optim" in row["name"]}
+    assert shapes == {"0.state1": [8], "0.unchanged": [8], "0.qmap1": [256], "0.scale": [1], "1.unchanged": [6], "2.rotation": [3]}
+
+
+def test_state_of_any_name_comes_back_from_rank_files(tmp_path):
+    """Shows A2, F1. State under numbers whose name says nothing, as a vector; two moves to rank files."""
+    state = {"model": {"w": torch.ones(4, 2), "b": torch.ones(4)}}
+    state["optim"] = {"state": {0: {"m": torch.ones(4, 2)}, 1: {"m": torch.arange(4.0)}}, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
+    torch.save(state, tmp_path / "source.pt")
+    folder = reshard(tmp_path / "source.pt", tmp_path / "two", "--to", "rank_files", "--world-size", 2)
+    again = reshard(folder, tmp_path / "four", "--to", "rank_files", "--world-size", 4)
+    for each in (folder, again):
+        succeed("ckpt-inspect", "diff", tmp_path / "source.pt", each)
+
+
 @pytest.mark.parametrize("has_model", [True, False], ids=["replicated model", "no model"])
 def test_state_under_numbers_without_a_sharded_model_is_not_joined(has_model, tmp_path):
     """Shows A2, F1. Vectors without a shard beside them, as a plain optimizer has them. An earlier entry of the folder

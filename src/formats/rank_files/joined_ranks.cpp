@@ -372,7 +372,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     } else if (is_tied(gathered)) {
       contents_.aliases.push_back(
           {name, *gathered.targets.begin(), gathered.key_path, gathered.dict_order});
-    } else if (is_flat_state(gathered)) {
+    } else if (is_flat_state(name, gathered)) {
       add_flat_state(name, gathered);
     } else {
       add_plain(name, gathered);
@@ -465,15 +465,77 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   /// vector, whose pieces are flat ranges. If several ranks have the same shards (HYBRID_SHARD),
   /// the files do not show which ranks, so the ranges are not joined. Nor are they if no tensor is
   /// sharded, as with DDP, or if other state under numbers is sharded, as FSDP2 has it: then a
-  /// vector is whole on each rank.
-  bool is_flat_state(const Gathered& gathered) const {
+  /// vector is whole on each rank. So are equal vectors on all ranks, such as the tables of 8-bit
+  /// optimizers, unless they are state that still has its first value (`is_unchanged_flat_state`).
+  bool is_flat_state(const std::string& name, const Gathered& gathered) const {
     if (!has_sharded_ || has_replicas_ || has_sharded_state_) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
     const auto is_vector = [&](const Origin& origin) {
       const TensorMeta& meta = tensor_of(origin).meta;
       return !place_of(origin) && meta.shape.size() == 1 && meta.dtype == dtype;
     };
-    return is_numbered_state(gathered.key_path) && std::ranges::all_of(gathered.tensors, is_vector);
+    if (!is_numbered_state(gathered.key_path)) return false;
+    if (!std::ranges::all_of(gathered.tensors, is_vector)) return false;
+    return !are_copies(gathered) || is_unchanged_flat_state(name, gathered);
+  }
+
+  /// Whether several ranks have the tensor, all with the same bytes.
+  bool are_copies(const Gathered& gathered) const {
+    const Origin& first = gathered.tensors.front();
+    return gathered.tensors.size() > 1 &&
+           std::ranges::all_of(gathered.tensors, [&](const Origin& origin) {
+             return torch_zip::are_equal(reader_of(first), first.index, reader_of(origin),
+                                         origin.index);
+           });
+  }
+
+  /// Whether copies of a vector on all ranks are ranges of flat state in which all elements are
+  /// equal, as before the first step. This is so if other state of the parameter is flat and has as
+  /// many elements on each rank; without such state, if the vector does not fit a parameter.
+  bool is_unchanged_flat_state(const std::string& name, const Gathered& gathered) const {
+    const Origin& first = gathered.tensors.front();
+    const std::string front = name.substr(0, name.rfind('.') + 1);
+    for (auto next = by_name_.lower_bound(front);
+         next != by_name_.end() && next->first.starts_with(front); ++next) {
+      const Gathered& other = next->second;
+      if (next->first == name || other.tensors.size() != gathered.tensors.size()) continue;
+      if (tensor_of(other.tensors.front()).meta.shape.size() != 1 || are_copies(other)) continue;
+      return std::ranges::equal(
+                 other.tensors, gathered.tensors, {},
+                 [&](const Origin& origin) { return tensor_of(origin).meta.numel(); },
+                 [&](const Origin& origin) { return tensor_of(origin).meta.numel(); }) &&
+             is_constant(first);
+    }
+    const std::int64_t numel = tensor_of(first).meta.numel();
+    const auto fits_parameter = [&](std::int64_t count) {
+      return std::ranges::any_of(contents_.tensors, [&](const TensorEntry& tensor) {
+        return tensor.meta.numel() == count;
+      });
+    };
+    const auto num_ranks = static_cast<std::int64_t>(gathered.tensors.size());
+    return is_constant(first) && (fits_parameter(numel * num_ranks) || !fits_parameter(numel));
+  }
+
+  /// Whether all elements of a tensor have the same bytes.
+  bool is_constant(const Origin& origin) const {
+    constexpr std::int64_t kWindowNumel = 1 << 16;
+    const TensorMeta& meta = tensor_of(origin).meta;
+    const std::size_t size = itemsize(meta.dtype);
+    std::vector<std::byte> first(size);
+    std::vector<std::byte> window;
+    for (std::int64_t begin = 0; begin < meta.numel(); begin += kWindowNumel) {
+      const FlatRange range{begin, std::min(begin + kWindowNumel, meta.numel())};
+      window.resize(static_cast<std::size_t>(range.numel()) * size);
+      reader_of(origin).read_piece(origin.index, 0, range, window);
+      if (begin == 0) std::copy_n(window.begin(), size, first.begin());
+      for (std::size_t at = 0; at < window.size(); at += size) {
+        if (!std::equal(first.begin(), first.end(),
+                        window.begin() + static_cast<std::ptrdiff_t>(at))) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
 
   void add_flat_state(const std::string& name, const Gathered& gathered) {
@@ -637,8 +699,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     }
     if (num_flat_ > 0) {
       note("flat optimizer state that records where each rank's part is",
-           std::to_string(num_flat_) +
-               " tensors of FSDP1 that do not record it (joined in the order of ranks)");
+           counted(num_flat_, "tensor") +
+               " of FSDP1 without this record (joined in the order of ranks)");
     }
     const auto such_as = [](std::size_t count, const std::string& things, const std::string& what,
                             const std::string& name) {
