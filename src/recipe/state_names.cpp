@@ -118,16 +118,20 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
 std::optional<StateNames::Found> StateNames::find_parameter(std::string_view name) const {
   const auto found = by_suffix_.find(name);
   if (found == by_suffix_.end()) return std::nullopt;
-  std::size_t chosen = found->second.front();
+  // Of several, the one whose name lacks the fewest components here.
+  std::optional<Found> best;
+  std::ptrdiff_t fewest = 0;
   for (const std::size_t tensor : found->second) {
-    const auto& names = names_.at(tensor);
-    if (std::ranges::find(names, name) != names.end()) chosen = tensor;
+    for (const std::string_view own : names_.at(tensor)) {
+      if (!own.ends_with(name)) continue;
+      const std::string_view removed = own.substr(0, own.size() - name.size());
+      const std::ptrdiff_t num_removed = std::ranges::count(removed, '.');
+      if (best && num_removed >= fewest) continue;
+      fewest = num_removed;
+      best = Found{StateName{"", std::string(name), removed.size(), ""}, tensor};
+    }
   }
-  for (const std::string_view own : names_.at(chosen)) {
-    if (!own.ends_with(name)) continue;
-    return Found{StateName{"", std::string(name), own.size() - name.size(), ""}, chosen};
-  }
-  return std::nullopt;
+  return best;
 }
 
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,

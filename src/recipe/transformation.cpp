@@ -304,7 +304,14 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   for (const std::size_t input : inputs) {
     if (input_of(input).is_alias) continue;
     for (const State& state : inputs_.states_of(input_of(input).tensor)) {
-      groups[{state.name.root, state.name.rest}][input] = &state;
+      const State*& slot = groups[{state.name.root, state.name.rest}][input];
+      if (slot != nullptr) {
+        problem(rule_name(rule), contents_.tensors[state.tensor].meta.fqn,
+                "one state of this name for a parameter",
+                "another, " + printable(contents_.tensors[slot->tensor].meta.fqn));
+        return;
+      }
+      slot = &state;
     }
   }
   for (const auto& [name, states] : groups) {

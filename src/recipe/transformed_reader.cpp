@@ -16,6 +16,7 @@
 #include "recipe/state_names.h"
 #include "recipe/tile_cache.h"
 #include "recipe/transformation.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 #include "tessera/recipe/recipe.h"
 
@@ -71,9 +72,13 @@ class GroupNames {
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
              const Wrappers& wrappers)
       : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
+    if (!std::ranges::any_of(contents.values, may_list, &formats::ValueEntry::name)) return;
+    // All parameters, also those that keep their names: a name may be the end of another one.
     std::vector<std::size_t> parameters;
-    for (const auto& [tensor, targets] : transformation.targets_of) parameters.push_back(tensor);
-    std::ranges::sort(parameters);
+    const std::vector<reshard::StateRole> roles = reshard::classify_state(contents);
+    for (std::size_t i = 0; i < roles.size(); ++i) {
+      if (!roles[i].parameter_index) parameters.push_back(i);
+    }
     names_.emplace(contents, parameters);
   }
 
@@ -116,13 +121,15 @@ class GroupNames {
     const std::size_t group = groups == nullptr ? 0 : groups->size();
     for (Value& item : list) {
       const auto* name = item.get_if<std::string>();
-      const auto found = name == nullptr ? std::nullopt : names_->find_parameter(*name);
-      if (!found) {
+      const auto found = name == nullptr || !names_ ? std::nullopt : names_->find_parameter(*name);
+      const auto targets = found ? transformation_.targets_of.find(found->parameter)
+                                 : transformation_.targets_of.end();
+      if (targets == transformation_.targets_of.end()) {
         result.push_back(std::move(item));
         continue;
       }
       const std::string& old = contents_.tensors[found->parameter].meta.fqn;
-      for (const std::string& target : transformation_.targets_of.at(found->parameter)) {
+      for (const std::string& target : targets->second) {
         std::string called = optimizer_name_of(target, old, found->name, wrappers_);
         if (groups != nullptr) note_group(called, group, *groups);
         if (seen.insert(called).second) result.emplace_back(std::move(called));

@@ -1,7 +1,10 @@
 #include "reshard/optimizer_rules.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <span>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 
 #include "reshard/piece_index.h"
@@ -48,29 +51,45 @@ class ParameterNames {
       if (target == nullptr || behind_state(alias.fqn)) continue;
       add(alias.fqn, static_cast<std::size_t>(target - contents.tensors.data()));
     }
-    for (auto& [name, named] : by_name_) std::ranges::stable_sort(named, {}, &Named::fqn);
+    for (auto& [name, named] : by_name_) std::stable_sort(named.begin(), named.end());
   }
 
-  /// Returns the index of the parameter with this name; nothing if there is none. If merged
-  /// checkpoints have several, returns the one whose key has the longest beginning in common with
-  /// `state`.
+  /// Returns the index of the parameter with this name; nothing if there is none. If there are
+  /// several, returns the one whose key has the longest beginning in common with `state` (merged
+  /// checkpoints), and of these the one whose key lacks the fewest components in `name`:
+  /// `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
-    const std::vector<Named>& named = it->second;
-    const auto next = std::ranges::lower_bound(named, state, {}, &Named::fqn);
-    std::size_t shared = 0;
-    if (next != named.end()) shared = shared_components(next->fqn, state);
-    if (next != named.begin()) {
-      shared = std::max(shared, shared_components(std::prev(next)->fqn, state));
+    const Named* best = nullptr;
+    std::size_t most_shared = 0;
+    for (std::uint32_t removed = 0; removed <= kMaxPrefixComponents; ++removed) {
+      const std::span<const Named> named =
+          std::ranges::equal_range(it->second, removed, {}, &Named::num_removed);
+      if (named.empty()) continue;
+      const auto next = std::ranges::lower_bound(named, state, {}, &Named::fqn);
+      std::size_t shared = 0;
+      if (next != named.end()) shared = shared_components(next->fqn, state);
+      if (next != named.begin()) {
+        shared = std::max(shared, shared_components(std::prev(next)->fqn, state));
+      }
+      if (best != nullptr && shared <= most_shared) continue;
+      most_shared = shared;
+      best = &*std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn);
     }
-    return std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn)->index;
+    return best->index;
   }
 
  private:
+  static constexpr std::uint32_t kMaxPrefixComponents = 3;
+
   struct Named {
+    std::uint32_t num_removed;  // components of the key that the name lacks
+    std::uint32_t index;
     std::string_view fqn;
-    std::size_t index;
+    friend bool operator<(const Named& a, const Named& b) {
+      return std::tie(a.num_removed, a.fqn) < std::tie(b.num_removed, b.fqn);
+    }
   };
 
   /// Returns the length of the common beginning of two names, up to its last dot.
@@ -82,17 +101,16 @@ class ParameterNames {
   }
 
   void add(std::string_view fqn, std::size_t index) {
-    constexpr int kMaxPrefixComponents = 3;
     std::string_view name = fqn;
-    for (int removed = 0; removed <= kMaxPrefixComponents; ++removed) {
-      by_name_[name].push_back({fqn, index});
+    for (std::uint32_t removed = 0; removed <= kMaxPrefixComponents; ++removed) {
+      by_name_[name].push_back({removed, static_cast<std::uint32_t>(index), fqn});
       const std::size_t dot = name.find('.');
       if (dot == std::string_view::npos) break;
       name.remove_prefix(dot + 1);
     }
   }
 
-  // The parameters of a name are sorted by fqn.
+  // The parameters of a name are sorted by `num_removed`, then by fqn.
   std::unordered_map<std::string_view, std::vector<Named>> by_name_;
 };
 

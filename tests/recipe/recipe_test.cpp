@@ -323,6 +323,43 @@ TEST(RecipeTest, RenamesParametersInGroups) {
                 "one tensor, found two groups"));
 }
 
+// The name of one parameter is the end of another's, and the other one comes first.
+MemoryCheckpoint with_similar_names() {
+  MemoryCheckpoint source;
+  for (const char* name : {"fc", "block.fc"}) {
+    const float first = name[0] == 'f' ? 0 : 100;
+    source.add({std::string("model.") + name, DType::float32, {2}}, numbers(2, first));
+    source.add({std::string("optim.state.") + name + ".exp_avg", DType::float32, {2}},
+               numbers(2, first + 10));
+    source.add_value(std::string("optim.state.") + name + ".step", static_cast<int>(first));
+  }
+  source.add_value("optim.param_groups.0.params", Value::List{"fc", "block.fc"});
+  return source;
+}
+
+TEST(RecipeTest, AParameterWhoseNameIsTheEndOfAnotherKeepsItsState) {
+  const auto moved = applied(with_similar_names(), parsed(R"({"from": "block.fc", "to": "block.lin",
+      "ops": [{"add": 1}]}, {"from": "fc", "to": "fc"})"),
+                             with_prefix());
+  EXPECT_THAT(names(*moved),
+              ElementsAre("model.block.lin [2]", "model.fc [2]",
+                          "optim.state.block.lin.exp_avg [2]", "optim.state.fc.exp_avg [2]"));
+  EXPECT_THAT(floats(*moved, "optim.state.fc.exp_avg"), ElementsAre(10, 11));
+  EXPECT_THAT(floats(*moved, "optim.state.block.lin.exp_avg"), ElementsAre(110, 111));
+  EXPECT_EQ(moved->read_value(0), Value(Value::List{"fc", "block.lin"}));
+  EXPECT_EQ(moved->contents().values[1].name, "optim.state.block.lin.step");
+}
+
+TEST(RecipeTest, KeptParametersStayInTheirGroups) {
+  const auto groups_after = [&](const char* rule) {
+    const Recipe recipe = parsed(rule, R"("rest": "keep", )");
+    return applied(with_similar_names(), recipe, with_prefix())->read_value(0);
+  };
+  EXPECT_EQ(groups_after(R"({"from": "block.fc", "to": "block.lin"})"),
+            Value(Value::List{"fc", "block.lin"}));
+  EXPECT_EQ(groups_after(R"({"from": "block.fc"})"), Value(Value::List{"fc"}));
+}
+
 TEST(RecipeTest, TwoOptimizersMayListOneParameterInOtherGroups) {
   MemoryCheckpoint source = with_adam({7, 7});
   source.add_value("optim.param_groups.0.params", Value::List{"a", "b"});

@@ -76,6 +76,20 @@ TEST(OptimizerRulesTest, StateBelongsToTheParameterThatSharesMostOfItsPrefix) {
   EXPECT_EQ(roles[4].parameter_index, 0U) << "none shares anything: the first";
 }
 
+TEST(OptimizerRulesTest, AParameterWhoseNameIsTheEndOfAnotherKeepsItsState) {
+  const auto contents = contents_of({{"model.block.fc.w", {3}},
+                                     {"model.fc.w", {2}},
+                                     {"optim.state.block.fc.w.exp_avg", {3}},
+                                     {"optim.state.fc.w.exp_avg", {2}},
+                                     {"other.model.block.fc.w", {3}},
+                                     {"other.model.fc.w", {2}},
+                                     {"other.optim.state.fc.w.exp_avg", {2}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[2].parameter_index, 0U);
+  EXPECT_EQ(roles[3].parameter_index, 1U);
+  EXPECT_EQ(roles[6].parameter_index, 5U);
+}
+
 TEST(OptimizerRulesTest, StateKeyedByNumbersHasNoParameter) {
   const auto contents = contents_of({{"model.a", {2}}, {"optimizer.state.0.exp_avg", {2}}});
   const auto roles = classify_state(contents);
