@@ -396,3 +396,17 @@ def test_entries_of_each_rank_follow_a_rename(tmp_path):
     state = torch.load(names, weights_only=True)
     assert set(state) == {"run", "per_rank"}
     assert "position" in state["per_rank"]["1"]["run"]["loader"]
+
+
+def test_entries_of_each_rank_get_the_prefix_of_a_merge(tmp_path):
+    """The value of each rank stays its own, as with `--rename =a.`."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.ones(3, 2), "n": rank}, source / f"world_size_2_rank_{rank}.pt")
+    torch.save({"v": torch.ones(3)}, tmp_path / "other.pt")
+    other = f"b={tmp_path / 'other.pt'}"
+    succeed("ckpt-reshard", "merge", f"a={source}", other, tmp_path / "merged", "--to", "rank_files")
+    for rank in range(2):
+        held = torch.load(tmp_path / "merged" / f"world_size_2_rank_{rank}.pt", weights_only=False)
+        assert set(held) == {"a", "b"} and held["a"]["n"] == rank
