@@ -16,6 +16,7 @@
 #include "formats/key_order.h"
 #include "formats/opened_classes.h"
 #include "formats/partly_read.h"
+#include "formats/per_rank.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -23,18 +24,22 @@
 namespace tessera::formats {
 namespace {
 
+/// Puts a prefix and a dot before a name. `per_rank.<rank>.<name>` gets them before `<name>`, so
+/// that it stays an entry of that rank.
 std::string prefixed(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
+  if (prefix.empty()) return name;
+  const auto own = parse_per_rank_name(name);
+  const std::size_t begin = own ? name.size() - own->name.size() : 0;
+  return name.substr(0, begin) + prefix + "." + name.substr(begin);
 }
 
 KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPath& path) {
   if (prefix.empty()) return path;
-  KeyPath result{prefix};
-  if (path.empty()) {
-    result.emplace_back(name);
-  } else {
-    result.insert(result.end(), path.begin(), path.end());
-  }
+  constexpr std::ptrdiff_t kNumOwnKeys = 2;  // `per_rank` and the rank
+  const bool is_own = parse_per_rank_name(name).has_value();
+  if (is_own && std::ssize(path) <= kNumOwnKeys) return {prefixed(prefix, name)};
+  KeyPath result = path.empty() ? KeyPath{name} : path;
+  result.insert(result.begin() + (is_own ? kNumOwnKeys : 0), prefix);
   return result;
 }
 

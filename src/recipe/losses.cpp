@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "base/size_text.h"
+#include "formats/quantized_tensors.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -176,6 +177,37 @@ void note_split_ties(const Transformation& made, const CheckpointContents& sourc
            counted_names(split, "tensor", "tensors") + " that rules turn into separate copies"));
 }
 
+/// Adds a note about quantized weights whose codes and scales loaders do not find together under
+/// their new names.
+void note_separated_codes(const Transformation& made, const CheckpointContents& source,
+                          const std::string& path, std::vector<Finding>& notes) {
+  const formats::QuantizedTensors parts(source);
+  if (parts.empty()) return;
+  CheckpointContents renamed;
+  std::map<std::size_t, std::set<std::size_t>> places;  // new tensors, by source tensor
+  for (const Target& target : made.targets) {
+    for (const Block& block : target.tensor.blocks) {
+      if (block.source != kConstant) places[block.source].insert(renamed.tensors.size());
+    }
+    renamed.tensors.push_back(target.entry);
+  }
+  const formats::QuantizedTensors renamed_parts(renamed);
+  std::set<std::string_view> separated;
+  for (std::size_t i = 0; i < source.tensors.size(); ++i) {
+    if (!parts.are_codes(i)) continue;
+    const std::set<std::size_t>& scales = places[parts.find(i)->partner];
+    const auto has_scales = [&](std::size_t place) {
+      return renamed_parts.are_codes(place) && scales.contains(renamed_parts.find(place)->partner);
+    };
+    if (!std::ranges::all_of(places[i], has_scales)) separated.insert(source.tensors[i].meta.fqn);
+  }
+  if (separated.empty()) return;
+  notes.push_back(note("quantized weights", path,
+                       "names that show loaders which scales belong to which codes",
+                       counted_names(separated, "weight", "weights") +
+                           " whose codes have other scales or none under their new names"));
+}
+
 bool is_text(const formats::Key& key) {
   return std::holds_alternative<std::string>(key);
 }
@@ -229,6 +261,7 @@ std::vector<Finding> find_losses(const Transformation& made, const CheckpointCon
   note_dropped(made, source, path, notes);
   note_additions(made, path, notes);
   note_split_ties(made, source, entries, path, notes);
+  note_separated_codes(made, source, path, notes);
   note_text_keys(made, entries, path, notes);
   return notes;
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "formats/numbered_state.h"
 #include "formats/per_rank.h"
 #include "reshard/layout_check.h"
 #include "reshard/plan_report.h"
@@ -62,12 +63,10 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
   return numel_of(piece.region) == tensor.meta.numel();
 }
 
-/// Returns whether a name is optimizer state under a number: `optim.state.3.exp_avg`. A vector with
-/// such a name may be a part of a flat parameter (FSDP1), so it is always cut.
-bool is_numbered_state(const std::string& name) {
-  const std::size_t begin = name.find("state.");
-  return begin != std::string::npos && begin + 6 < name.size() && name[begin + 6] >= '0' &&
-         name[begin + 6] <= '9';
+/// Returns whether a tensor is a vector of numbered state, as the parts of flat parameters (FSDP1)
+/// are.
+bool is_numbered_vector(const TensorEntry& tensor) {
+  return tensor.meta.shape.size() == 1 && formats::is_numbered_state(tensor.key_path);
 }
 
 /// Returns whether the source has a tensor that is cut into several pieces.
@@ -107,6 +106,15 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
   const std::string fallback = options.table_plan || options.mesh ? "replicated" : "dim0";
   const Strategy strategy =
       parse_strategy(options.strategy.empty() ? fallback : options.strategy, wanted);
+  if (strategy.sharding == Strategy::Sharding::flat &&
+      formats::traits_of(options.format).holds_replicas) {
+    refuse_options(
+        "strategy " + options.strategy,
+        "a strategy that cuts one dimension, as a DTensor does: dim0, dim1 or hybrid:AxB; "
+        "or replicated, because of format " +
+            std::string(options.format.name()),
+        "parts of flat parameters");
+  }
   return {strategy, strategy.world_size()};
 }
 
@@ -129,9 +137,19 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   for (const TensorEntry& tensor : source.tensors) {
     const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
     if (!own || own->rank >= rule.world_size) continue;
+    if (cuts_numbered_vectors() && is_numbered_vector(tensor)) continue;
     names_of_ranks_.insert(tensor.meta.fqn);
     names_of_ranks_.insert(own->name);
   }
+}
+
+/// Returns whether no vector of numbered state may be whole on each rank: if ranks have parts of
+/// other tensors, and no replicas, a reader takes such vectors for parts of a flat parameter.
+bool DestinationLayout::cuts_numbered_vectors() const {
+  if (!holds_replicas_) return false;
+  if (options_.mesh || options_.like || options_.table_plan) return true;
+  return rule_.strategy->sharding != Strategy::Sharding::replicated &&
+         rule_.strategy->num_replicas == 1;
 }
 
 /// Returns whether a tensor has the format's prefix of uncut tensors, such as `extra_state.`.
@@ -156,7 +174,7 @@ bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
   }
   if (is_under_prefix) return true;
   if (!keeps_uncut_) return false;
-  if (tensor.meta.shape.size() == 1 && is_numbered_state(tensor.meta.fqn)) return false;
+  if (is_numbered_vector(tensor)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
 }
@@ -219,6 +237,11 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
 std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
                                                       std::size_t source_tensor,
                                                       const StateRole& role) const {
+  const auto whole = [&] {
+    return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
+                     entry.meta.shape);
+  };
+  if (names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn)) return whole();
   switch (entry.kind) {
     case StateKind::plain:
       return shards_of_parameter(source_tensor);
@@ -232,18 +255,15 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
       if (!role.parameter_index) break;
       return shards_of_row_blocks(shards_of_parameter(*role.parameter_index),
                                   source_.tensors[*role.parameter_index].meta.shape);
-    case StateKind::opaque:
-      // Else a reader of rank files would take the copies for flat state, and join them.
-      if (holds_replicas_ && entry.meta.shape.size() == 1 && is_numbered_state(entry.meta.fqn)) {
-        return shards_of_parameter(source_tensor);
-      }
-      break;
     case StateKind::scalar_parameter:
     case StateKind::scalar_table:
+    case StateKind::opaque:
       break;
   }
-  return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
-                   entry.meta.shape);
+  if (cuts_numbered_vectors() && is_numbered_vector(entry)) {
+    return shards_of({Strategy::Sharding::dim0, 1, rule_.strategy->world_size()}, entry.meta.shape);
+  }
+  return whole();
 }
 
 std::vector<Shard> kept_shards(const TensorEntry& tensor) {

@@ -53,6 +53,7 @@ class DestinationLayout {
                                      const StateRole& role) const;
 
  private:
+  bool cuts_numbered_vectors() const;
   bool stays_uncut(const formats::TensorEntry& tensor) const;
   bool is_under_uncut_prefix(const formats::TensorEntry& tensor) const;
   std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor) const;

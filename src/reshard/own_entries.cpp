@@ -68,12 +68,20 @@ void place_own_entries(Plan& plan) {
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents) {
   const std::set<std::string> apart = formats::find_own_entries_apart(contents);
   std::vector<std::string> names;
-  const auto check = [&](const std::string& name) {
+  const auto is_separate = [&](const std::string& name) {
     const auto own = formats::parse_per_rank_name(name);
-    if (own && (own->rank >= contents.world_size || apart.contains(name))) names.push_back(name);
+    return own && (own->rank >= contents.world_size || apart.contains(name));
   };
-  for (const TensorEntry& tensor : contents.tensors) check(tensor.meta.fqn);
-  for (const formats::ValueEntry& value : contents.values) check(value.name);
+  for (const TensorEntry& tensor : contents.tensors) {
+    const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
+    const auto is_elsewhere = [&](const Piece& piece) { return piece.rank != own->rank; };
+    if (is_separate(tensor.meta.fqn) || (own && std::ranges::any_of(tensor.pieces, is_elsewhere))) {
+      names.push_back(tensor.meta.fqn);
+    }
+  }
+  for (const formats::ValueEntry& value : contents.values) {
+    if (is_separate(value.name)) names.push_back(value.name);
+  }
   return names;
 }
 

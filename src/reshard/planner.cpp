@@ -62,7 +62,8 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
   const std::string others =
       names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
   report.note("ranks", names.front(),
-              "in the destination, this rank and an entry with the name after 'per_rank.<rank>.'",
+              "in the destination, this rank and an entry that is not cut, with the name after "
+              "'per_rank.<rank>.'",
               "not both, so all ranks get this entry under its own name" + others);
 }
 

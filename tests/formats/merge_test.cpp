@@ -107,6 +107,23 @@ TEST(MergeTest, EverythingIsThereUnderItsPrefix) {
             (std::map<std::string, std::string>{{"by", "a test"}, {"format", "pt"}}));
 }
 
+TEST(MergeTest, AnEntryOfOneRankStaysThatRanksUnderAPrefix) {
+  MemoryCheckpoint ranks("ranks", 2);
+  ranks.add({"per_rank.1.rng", DType::float32, {1}}, bytes_of<float>({2}));
+  ranks.add({"rng", DType::float32, {1}}, bytes_of<float>({1}));
+  ranks.contents_for_change().tensors[0].key_path = KeyPath{"per_rank", "1", "rng"};
+  const auto with_paths = merged({{"net", std::move(ranks)}});
+  EXPECT_THAT(all_names_of(with_paths.reader->contents()),
+              ElementsAre("net.rng", "per_rank.1.net.rng"));
+  EXPECT_EQ(tensor(*with_paths.reader, "per_rank.1.net.rng").key_path,
+            (KeyPath{"per_rank", "1", "net", "rng"}));
+  EXPECT_EQ(bytes(*with_paths.reader, "per_rank.1.net.rng"), bytes_of<float>({2}));
+  MemoryCheckpoint flat("flat", 2);
+  flat.add({"per_rank.1.rng", DType::float32, {1}}, bytes_of<float>({2}));
+  const auto without = merged({{"net", std::move(flat)}});
+  EXPECT_EQ(tensor(*without.reader, "per_rank.1.net.rng").key_path, KeyPath{"per_rank.1.net.rng"});
+}
+
 TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
   const auto [reader, collisions, num_unordered_dicts] =
       merged({{"net", model()}, {"optim", optimizer()}});

@@ -432,3 +432,40 @@ def test_entries_of_each_rank_follow_a_rename(tmp_path):
     state = torch.load(names, weights_only=True)
     assert set(state) == {"run", "per_rank"}
     assert "position" in state["per_rank"]["1"]["run"]["loader"]
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.LBFGS], ids=["adafactor", "lbfgs"])
+@pytest.mark.parametrize("strategy", ["dim0", "dim1", "hybrid:1x2", "replicated"])
+def test_vectors_of_a_plain_optimizer_come_back(make, strategy, tmp_path):
+    """The state is under numbers, and has vectors that are not of the parameter's shape."""
+    model = torch.nn.Linear(3, 4, bias=make is torch.optim.LBFGS)
+    optimizer = make(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(5, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    state = optimizer.state_dict()
+    for each in state["state"].values():  # a vector in place of a row: what other kinds of Adafactor keep
+        each.update({name: row.flatten() for name, row in each.items() if name in ("row_var", "col_var")})
+    torch.save({"model": model.state_dict(), "optim": state}, tmp_path / "s.pt")
+    files = reshard(tmp_path / "s.pt", tmp_path / "files", "--to", "rank_files", "--world-size", 2, "--strategy", strategy)
+    back = torch.load(reshard(files, tmp_path / "back.pt"), weights_only=True)
+    assert repr(back["optim"]["state"]) == repr(state["state"])
+
+
+def test_entries_of_each_rank_get_the_prefix_of_a_merge(tmp_path):
+    """The value of each rank stays its own, as with `--rename =a.`."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.ones(3, 2), "n": rank}, source / f"world_size_2_rank_{rank}.pt")
+    torch.save({"v": torch.ones(3)}, tmp_path / "other.pt")
+    other = f"b={tmp_path / 'other.pt'}"
+    succeed("ckpt-reshard", "merge", f"a={source}", other, tmp_path / "merged", "--to", "rank_files")
+    for rank in range(2):
+        held = torch.load(tmp_path / "merged" / f"world_size_2_rank_{rank}.pt", weights_only=False)
+        assert set(held) == {"a", "b"} and held["a"]["n"] == rank

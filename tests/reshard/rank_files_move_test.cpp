@@ -176,6 +176,68 @@ TEST_F(RankFilesMoveTest, StrategiesBecomePlacements) {
             "[0:10] on 0, [0:10] on 1");
 }
 
+/// Adds two numbers of state of parameter 0, as an optimizer keeps it.
+void add_numbered_state(test::MemoryCheckpoint& source, const std::string& name,
+                        const formats::KeyPath& path, const std::vector<float>& numbers) {
+  source.add({name, DType::float32, {2}}, test::bytes_of(numbers)).key_path = path;
+}
+
+// Shows F1. Whole on each rank, such a vector is read as the ranks' parts of a flat parameter.
+TEST_F(RankFilesMoveTest, AVectorOfNumberedStateComesBackAsItWas) {
+  const formats::Key zero = formats::NonStringKey{"0"};
+  test::MemoryCheckpoint source("source");
+  source.add({"model.w", DType::float32, {4, 1}}, test::bytes_of<float>({1, 2, 3, 4}));
+  add_numbered_state(source, "optim.state.0.exp_avg_sq_col",
+                     {"optim", "state", zero, "exp_avg_sq_col"}, {5, 6});
+  for (const char* const strategy : {"dim0", "dim1", "replicated", "hybrid:1x2", "hybrid:2x1"}) {
+    SCOPED_TRACE(strategy);
+    const auto moved = move(source, {.world_size = 2, .strategy = strategy});
+    EXPECT_EQ(moved->contents().find_tensor("optim.state.0.exp_avg_sq_col")->meta.shape, Shape{2});
+  }
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, VectorsOfNumberedStateThatDifferBetweenRanksAreNotJoined) {
+  const formats::Key zero = formats::NonStringKey{"0"};
+  test::MemoryCheckpoint source("source");
+  source.add({"model.w", DType::float32, {4, 1}}, test::bytes_of<float>({1, 2, 3, 4}));
+  add_numbered_state(source, "optim.state.0.m", {"optim", "state", zero, "m"}, {5, 6});
+  add_numbered_state(source, "per_rank.1.optim.state.0.m",
+                     {"per_rank", "1", "optim", "state", zero, "m"}, {7, 8});
+  const auto moved = move(source, {.world_size = 2});
+  EXPECT_EQ(pieces_of(*moved, "optim.state.0.m"), "[0:1] on 0, [1:2] on 1");
+  EXPECT_EQ(pieces_of(*moved, "per_rank.1.optim.state.0.m"), "[0:1] on 0, [1:2] on 1");
+  const auto notes = plan_reshard(source.contents(), source.path(),
+                                  {.format = Format("rank_files"), .world_size = 2})
+                         .notes;
+  EXPECT_EQ(notes.front().where.fqn, "per_rank.1.optim.state.0.m");
+  const auto replicas = move(source, {.world_size = 4, .strategy = "hybrid:2x2"});
+  EXPECT_EQ(pieces_of(*replicas, "per_rank.1.optim.state.0.m"), "[0:2] on 1");
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, StateThatDiffersBetweenRanksIsNotCutLikeItsParameter) {
+  test::MemoryCheckpoint source("source");
+  const auto add = [&](const std::string& name, const formats::KeyPath& path) {
+    source.add({name, DType::float32, {2}}, test::bytes_of<float>({1, 2})).key_path = path;
+  };
+  add("model.w", {"model", "w"});
+  add("optim.state.w.exp_avg", {"optim", "state", "w", "exp_avg"});
+  add("per_rank.1.optim.state.w.exp_avg", {"per_rank", "1", "optim", "state", "w", "exp_avg"});
+  const auto moved = move(source, {.world_size = 2});
+  EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:1] on 0, [1:2] on 1");
+  EXPECT_EQ(pieces_of(*moved, "optim.state.w.exp_avg"), "[0:2] on 0");
+}
+
+// Shows F1. The flat parts of a small parameter may be whole on some ranks, and missing on others.
+TEST_F(RankFilesMoveTest, FlatStrategiesAreRefused) {
+  const auto source = open(kValid + "fsdp2");
+  for (const char* const strategy : {"flat", "hybrid-flat:2x2"}) {
+    EXPECT_THAT([&] { move(*source, {.world_size = 4, .strategy = strategy}); },
+                ThrowsError(ErrorKind::invalid_argument, "a strategy that cuts one dimension"));
+  }
+}
+
 /// Adds a tensor of zeros with these pieces.
 void add_zeros(test::MemoryCheckpoint& checkpoint, const std::string& name, const Shape& shape,
                std::vector<formats::Piece> pieces = {}) {

@@ -1,5 +1,7 @@
 #include "ckpt-inspect/scan_command.h"
 
+#include <algorithm>
+
 #include "base/size_text.h"
 #include "ckpt-inspect/source.h"
 #include "cli/json_output.h"
@@ -159,6 +161,11 @@ void add_scan_command(CommandLine& line, ScanCommandOptions& options, Terminal& 
 ExitCode run_scan(const ScanCommandOptions& options, Terminal& terminal) {
   std::vector<std::string> paths{options.path};
   paths.insert(paths.end(), options.more_paths.begin(), options.more_paths.end());
+  if (std::ranges::find(paths, "-") != paths.end()) {
+    throw UsageError(
+        "PATH: expected a path, found '-' (scan reads no standard input; save it to a file)",
+        "ckpt-inspect scan --help");
+  }
   const PickleScanReport report = inspect::scan_pickles(object_store::files(), paths);
   if (options.json) {
     print_json(report, terminal);

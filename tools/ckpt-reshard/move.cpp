@@ -214,11 +214,15 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
                        ": could not remove the old checkpoint (remove it yourself)");
 }
 
-/// Throws if a source is `-`, or if the move may not write to DST (check_destination). Null
+/// Throws if a source or DST is `-`, or if the move may not write to DST (check_destination). Null
 /// `extra_files`: not known yet; an existing directory DST is then not checked. Checks nothing for
 /// `--resume` with DST on an object store.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
+  if (options.destination == "-") {
+    throw UsageError("DST: expected a path, found '-' (nothing is written to standard output)",
+                     "ckpt-reshard --help");
+  }
   const FileSystem& fs = object_store::files();
   // What an interrupted run has left on the object store is checked later.
   if (options.resume && object_store::is_on_store(options.destination)) return;

@@ -9,6 +9,7 @@
 
 #include "base/size_text.h"
 #include "base/value_bits.h"
+#include "formats/numbered_state.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
@@ -40,15 +41,6 @@ struct Gathered {
   std::set<std::string> targets{};  // the tensors that it is an alias of, on some ranks
   bool has_own = false;             // some rank has a non-empty tensor of this name, not an alias
 };
-
-/// Whether the path is that of optimizer state of a parameter that has a number instead of a name:
-/// `optim`, `state`, 3, `exp_avg`. The first word of a name may be a number too (`3.weight`).
-bool is_numbered_state(const KeyPath& path) {
-  const auto state = std::ranges::find(path, Key("state"));
-  if (state == path.end() || state + 1 == path.end()) return false;
-  const auto* const key = std::get_if<NonStringKey>(&state[1]);
-  return key != nullptr && dict_key_value(*key).is<std::int64_t>();
-}
 
 /// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
 /// name.
