@@ -219,7 +219,8 @@ TEST_F(RankFilesMoveTest, VectorsOfNumberedStateThatDifferBetweenRanksAreNotJoin
 TEST_F(RankFilesMoveTest, StateThatDiffersBetweenRanksIsNotCutLikeItsParameter) {
   test::MemoryCheckpoint source("source");
   const auto add = [&](const std::string& name, const formats::KeyPath& path) {
-    source.add({name, DType::float32, {2}}, test::bytes_of<float>({1, 2})).key_path = path;
+    const auto first = static_cast<float>(path.size());
+    source.add({name, DType::float32, {2}}, test::bytes_of<float>({first, 2})).key_path = path;
   };
   add("model.w", {"model", "w"});
   add("optim.state.w.exp_avg", {"optim", "state", "w", "exp_avg"});
@@ -227,6 +228,7 @@ TEST_F(RankFilesMoveTest, StateThatDiffersBetweenRanksIsNotCutLikeItsParameter) 
   const auto moved = move(source, {.world_size = 2});
   EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:1] on 0, [1:2] on 1");
   EXPECT_EQ(pieces_of(*moved, "optim.state.w.exp_avg"), "[0:2] on 0");
+  EXPECT_EQ(pieces_of(*moved, "per_rank.1.optim.state.w.exp_avg"), "[0:2] on 1");
 }
 
 // Shows F1. The flat parts of a small parameter may be whole on some ranks, and missing on others.
