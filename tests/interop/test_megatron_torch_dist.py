@@ -231,3 +231,58 @@ def test_keys_of_the_common_state_keep_their_order(tmp_path):
     assert begins(vars(common["args"]), vars(saved["args"]))
     assert begins(common["optimizer"]["param_groups"][0], {key: 0 for key in saved["optimizer"]["param_groups"][0] if key != "params"})
     assert begins(common["opt_param_scheduler"], saved["opt_param_scheduler"])
+
+
+def save_ranks(folder, ranks):
+    """Saves the file of each rank, as Megatron-LM does. `ranks`: by the name of the rank's folder, the arguments and the rest."""
+    for name, (arguments, state) in ranks.items():
+        (folder / "iter_0000001" / name).mkdir(parents=True)
+        torch.save({"args": argparse.Namespace(**arguments), "checkpoint_version": 3.0, "iteration": 1} | state,
+                   folder / "iter_0000001" / name / "model_optim_rng.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("1")
+    return folder
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_tensor_without_a_rule_is_named_or_refused(tmp_path, is_trained):
+    """Shows F3, A2. Equal on both tensor ranks, as a new LoRA matrix is. If its optimizer state is not equal, the ranks have parts of it."""
+    own = "decoder.layers.0.mlp.lora_up.weight"
+
+    def of_rank(rank):
+        weights = {"embedding.word_embeddings.weight": torch.full((4, 2), 1.0 + rank), own: torch.zeros(2, 2)}
+        state = {i: {"exp_avg": torch.full_like(weight, 1.0 + rank), "step": torch.tensor(3.0)} for i, weight in enumerate(weights.values())}
+        group = {"lr": 0.1, "wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "params": [0, 1]}
+        optimizer = {"optimizer": {"state": state, "param_groups": [group]}} if is_trained else {}
+        return {"rank": rank, "tensor_model_parallel_size": 2}, {"model": weights} | optimizer
+
+    folder = save_ranks(tmp_path / "run", {f"mp_rank_0{rank}": of_rank(rank) for rank in range(2)})
+    process = run("ckpt-reshard", folder, tmp_path / "moved.pt", "--only", "model")
+    if is_trained:
+        assert process.returncode == 3 and "with different optimizer state on the tensor ranks" in process.stderr
+    else:
+        assert f"1 name without a rule, but equal on all tensor ranks, such as '{own}'; read as the whole tensor" in process.stderr
+
+
+def test_layers_without_tensors_are_noted(tmp_path):
+    """Shows F3. The second layer of the first stage does nothing and has no tensors, so the next stage's layers get other numbers."""
+    norm = "decoder.layers.{}.input_layernorm.weight"
+    weights = [{norm.format(0): torch.zeros(2)}, {norm.format(0): torch.ones(2), norm.format(1): torch.ones(2)}]
+    folder = save_ranks(tmp_path / "run", {
+        f"mp_rank_00_00{stage}": ({"rank": stage, "pipeline_model_parallel_size": 2, "num_layers": 4}, {"model": weights[stage]}) for stage in range(2)})
+    assert "expected 4 layers with tensors, as args.num_layers says, found 3" in run("ckpt-inspect", "ls", folder).stderr
+
+
+@pytest.mark.parametrize("groups, found", [
+    ([["embedding.word_embeddings.weight"], ["decoder.final_layernorm.weight"]], None),
+    ([["decoder.final_layernorm.weight"], ["embedding.word_embeddings.weight"]], "for this weight and 1 more"),
+    ([["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]], "for this weight (in Megatron")])
+def test_weights_that_get_the_fields_of_another_group_are_named(tmp_path, groups, found):
+    """Shows F3. Megatron gives vectors no weight decay, and matrices some."""
+    model = {"embedding.word_embeddings.weight": torch.ones(4, 2), "decoder.final_layernorm.weight": torch.ones(2)}
+    state = {name: {"exp_avg": torch.zeros_like(weight), "step": torch.tensor(3.0)} for name, weight in model.items()}
+    fields = [{"lr": 1e-3, "weight_decay": 0.1}, {"lr": 1e-4, "weight_decay": 0.0}]
+    listed = [each | {"params": names} for each, names in zip(fields, groups)]
+    torch.save({"model": model, "optim": {"state": state, "param_groups": listed}}, tmp_path / "saved.pt")
+    process = run("ckpt-reshard", tmp_path / "saved.pt", tmp_path / "moved", "--to", "megatron")
+    assert process.returncode == 0
+    assert f"found another group {found}" in process.stderr if found else "param_groups" not in process.stderr

@@ -117,20 +117,15 @@ CommonState::Group CommonState::completed(Group group, GroupKind kind) const {
   return group;
 }
 
-/// Returns Megatron's groups. Groups that Megatron saved are kept, and missing fields are added.
-/// Otherwise there is one group with and one without weight decay; if there are experts, two more
-/// such groups follow. If the source has only one kind, its group is copied for the other kind.
-std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
-  std::vector<Group> groups;
-  const bool are_from_megatron =
-      !groups_.empty() && std::ranges::all_of(groups_, [](const auto& g) {
-        return g.second.has("wd_mult") || g.second.has("pre_wd_mult");
-      });
-  if (are_from_megatron) {
-    for (const auto& [number, group] : groups_) groups.push_back(completed(group, {}));
-    return groups;
-  }
-  std::array<const Group*, 2> sources{};  // with decay, without
+bool CommonState::are_groups_from_megatron() const {
+  return !groups_.empty() && std::ranges::all_of(groups_, [](const auto& group) {
+    return group.second.has("wd_mult") || group.second.has("pre_wd_mult");
+  });
+}
+
+/// Returns the source's group with weight decay and the one without; null if there is none.
+std::array<const CommonState::Group*, 2> CommonState::groups_by_decay() const {
+  std::array<const Group*, 2> sources{};
   for (const auto& [number, group] : groups_) {
     const Group*& source = sources[is_decayed(group) ? 0 : 1];
     if (source != nullptr) {
@@ -141,6 +136,33 @@ std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
     }
     source = &group;
   }
+  return sources;
+}
+
+std::vector<std::string> CommonState::regrouped(
+    const std::function<bool(const std::string&)>& decays) const {
+  if (are_groups_from_megatron()) return {};
+  std::vector<std::string> names;
+  const auto sources = groups_by_decay();
+  for (const Group* const group : sources) {
+    if (group == nullptr) continue;
+    for (const std::string& name : group->parameters) {
+      if (decays(name) != is_decayed(*group)) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+/// Returns Megatron's groups. Groups that Megatron saved are kept, and missing fields are added.
+/// Otherwise there is one group with and one without weight decay; if there are experts, two more
+/// such groups follow. If the source has only one kind, its group is copied for the other kind.
+std::vector<CommonState::Group> CommonState::groups_for_megatron() const {
+  std::vector<Group> groups;
+  if (are_groups_from_megatron()) {
+    for (const auto& [number, group] : groups_) groups.push_back(completed(group, {}));
+    return groups;
+  }
+  const auto sources = groups_by_decay();
   for (const bool is_of_experts : {false, true}) {
     if (is_of_experts && !has_experts_) break;
     for (const bool decays : {true, false}) {

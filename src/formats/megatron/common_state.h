@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -35,6 +37,14 @@ class CommonState {
   void add_group_field(std::int64_t group, KeyPath path, Value value) {
     groups_[group].fields.push_back({std::move(path), std::move(value)});
   }
+  /// Adds a parameter that the source lists in a group.
+  void add_group_parameter(std::int64_t group, std::string name) {
+    groups_[group].parameters.push_back(std::move(name));
+  }
+  /// Returns the parameters that get the fields of another group than the source lists them in, or
+  /// no weight decay where their group has some: Megatron makes its groups anew when it starts.
+  /// `decays`: whether Megatron puts a parameter into a group with weight decay.
+  std::vector<std::string> regrouped(const std::function<bool(const std::string&)>& decays) const;
   /// Records the number of steps of a parameter.
   /// Throws: Error(unsupported) naming the parameter if another parameter has a different number,
   /// because Megatron keeps one number for all.
@@ -75,6 +85,7 @@ class CommonState {
   /// A parameter group: its fields, in their order.
   struct Group {
     std::vector<Field> fields;
+    std::vector<std::string> parameters;  // the source's names
 
     bool has(std::string_view name) const;
     const Value* find(std::string_view name) const;  // null if missing or a dict
@@ -97,6 +108,8 @@ class CommonState {
   };
 
   static bool is_decayed(const Group& group);
+  bool are_groups_from_megatron() const;
+  std::array<const Group*, 2> groups_by_decay() const;
   std::vector<Group> groups_for_megatron() const;
   Group completed(Group group, GroupKind kind) const;
   void add_optimizer(Contents& contents) const;

@@ -165,6 +165,17 @@ std::string WholeNames::name_of(std::size_t rank, std::size_t chunk,
   return layer->with(num_before + layer->number);
 }
 
+std::optional<std::size_t> WholeNames::num_layers() const {
+  std::optional<std::size_t> num_layers;
+  for (const auto& [before, counts] : num_layers_) {
+    if (before.starts_with("mtp.")) continue;
+    if (num_layers) return std::nullopt;
+    num_layers = 0;
+    for (const auto& [at, count] : counts) *num_layers += count;
+  }
+  return num_layers;
+}
+
 std::optional<Joint> join(Cut cut, bool is_gated, std::size_t num_parts, const Shape& part) {
   Joint joint{cut, is_gated, num_parts, part, part};
   if (cut == Cut::whole) return joint;

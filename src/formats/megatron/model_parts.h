@@ -52,6 +52,10 @@ class WholeNames {
 
   /// Returns the name that an entry of a rank's model has in the whole model.
   std::string name_of(std::size_t rank, std::size_t chunk, const std::string& name) const;
+  /// Returns the number of layers of the whole model that have tensors; nothing if it has several
+  /// stacks of layers, such as an encoder and a decoder. Layers that predict further tokens
+  /// (`mtp.`) do not count.
+  std::optional<std::size_t> num_layers() const;
 
  private:
   using ChunkOfStage = std::pair<std::size_t, std::size_t>;  // chunk, stage

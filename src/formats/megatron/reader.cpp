@@ -84,6 +84,8 @@ class MegatronReader final : public EntryReader {
     if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
     add_rest();
     note_copies();
+    note_without_rule();
+    note_layers_without_tensors();
     note_values_beside_vectors();
     finish();
     compare(copies_);
@@ -301,7 +303,7 @@ class MegatronReader final : public EntryReader {
   /// Returns how the ranks' parts of a tensor make the whole tensor. If this is not known, returns
   /// nothing and sets `reason`.
   std::optional<Joint> joint_of(const std::string& name, const std::vector<Part>& parts,
-                                std::string& reason) const {
+                                std::string& reason) {
     const Shape& shape = tensor_of(parts.front()).meta().shape;
     const std::size_t num_parts = folders_.sizes.tensor;
     Cut cut = megatron::cut_of(name);
@@ -320,6 +322,13 @@ class MegatronReader final : public EntryReader {
                  tensor_of(parts.front()).file->name();
         return std::nullopt;
       }
+      if (has_other_state(parts)) {
+        reason =
+            "a tensor that no rule says how to join, with different optimizer state on the tensor "
+            "ranks";
+        return std::nullopt;
+      }
+      without_rule_.push_back(name);
       cut = Cut::whole;
     }
     auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
@@ -338,6 +347,22 @@ class MegatronReader final : public EntryReader {
       return !are_equal(*first.file, *first.entry, *tensor.file, *tensor.entry);
     });
     return other == parts.end() ? std::nullopt : std::optional(*other);
+  }
+
+  /// Whether parts have optimizer state that differs from the first part's. State in flat vectors
+  /// is not compared.
+  bool has_other_state(const std::vector<Part>& parts) const {
+    const PartState* const first = state_of(parts.front());
+    return first != nullptr && std::ranges::any_of(parts, [&](const Part& part) {
+             const PartState* const state = state_of(part);
+             if (state == nullptr) return false;
+             return std::ranges::any_of(state->tensors, [&](const auto& each) {
+               const auto same = first->tensors.find(each.first);
+               if (same == first->tensors.end()) return true;
+               const Joint whole{Cut::whole, false, 1, tensor_of(part).meta().shape, {}};
+               return !are_equal_parts(same->second, each.second, whole);
+             });
+           });
   }
 
   /// Whether a tensor is the first layer of a gated MLP (second_of_perceptron).
@@ -517,6 +542,24 @@ class MegatronReader final : public EntryReader {
              " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
+  void note_without_rule() {
+    if (without_rule_.empty()) return;
+    note("tensor parallelism", "for each tensor, a rule that says how ranks cut it",
+         counted(without_rule_.size(), "name") +
+             " without a rule, but equal on all tensor ranks, such as '" +
+             printable(without_rule_.front()) + "'; read as the whole tensor");
+  }
+
+  /// A layer without tensors, such as one that does nothing, leaves a gap in the model's numbers
+  /// that the files do not show.
+  void note_layers_without_tensors() {
+    const auto stated = files_.front()->number_at({"args", "num_layers"});
+    const auto found = names_->num_layers();
+    if (!stated || !found || std::cmp_equal(*stated, *found)) return;
+    note("layers", std::to_string(*stated) + " layers with tensors, as args.num_layers says",
+         std::to_string(*found) + "; they are numbered one after the other");
+  }
+
   /// Notes values that lie beside the flat vectors of the distributed optimizer. None and an empty
   /// dict are no such values: they stand where another rank has saved an optimizer's vectors.
   void note_values_beside_vectors() {
@@ -547,6 +590,7 @@ class MegatronReader final : public EntryReader {
   std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
   std::size_t num_copies_ = 0;
+  std::vector<std::string> without_rule_;  // tensors of which all tensor ranks have the same
   torch_files::Copies copies_{"copies",
                               "weights in the model that equal the optimizer's fp32 weights",
                               "the fp32 weights of the optimizer are read"};

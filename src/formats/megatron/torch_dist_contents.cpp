@@ -69,6 +69,7 @@ class Sorter {
     add_state(names);
     for (const auto& [name, meta] : weights_) add_weight(names, name);
     sorted_.common.set_layers_stacked(names.are_layers_stacked());
+    find_regrouped();
     if (!has_objects()) {
       for (std::string& name : names.extra_states()) {
         add_object(std::move(name), Value::List{Value()});
@@ -344,11 +345,32 @@ class Sorter {
   }
 
   void add_group_field(std::int64_t group, KeyPath path, const Value& value) {
-    if (path.front() == Key("params")) return;
+    if (path.front() == Key("params")) return add_group_parameters(group, value);
     if (path == KeyPath{std::string(kStep)} && as_number(value)) {
       sorted_.common.set_step("optim.param_groups", *as_number(value));
     }
     sorted_.common.add_group_field(group, std::move(path), value);
+  }
+
+  void add_group_parameters(std::int64_t group, const Value& params) {
+    const auto* const names = params.get_if<Value::List>();
+    if (names == nullptr) return;
+    for (const Value& name : *names) {
+      if (const auto* const text = name.get_if<std::string>()) {
+        sorted_.common.add_group_parameter(group, *text);
+      }
+    }
+  }
+
+  /// Finds the weights that get the fields of another parameter group. Megatron gives vectors and
+  /// biases no weight decay, and all others some.
+  void find_regrouped() {
+    if (trained_.empty() || has_common_file_) return;
+    sorted_.regrouped = sorted_.common.regrouped([&](const std::string& name) {
+      const auto weight = weights_.find(name);
+      const bool is_vector = weight != weights_.end() && weight->second.shape.size() == 1;
+      return !is_vector && !name.ends_with(".bias");
+    });
   }
 
   /// Returns the keys of an entry below its parameter group: several if the field is a dict. `rest`

@@ -27,6 +27,8 @@ struct TorchDistContents {
   std::set<std::size_t> steps{};  // tensors in `of_common` that are the step of a parameter
   /// Names of 16-bit weights of which `dcp` also has an fp32 copy, for the optimizer.
   std::set<std::string> widened{};
+  /// Weights that get the fields of another parameter group (CommonState::regrouped).
+  std::vector<std::string> regrouped{};
 };
 
 /// Sorts the entries of `contents`. Weights are `model.<name>`. If there are no such names, all

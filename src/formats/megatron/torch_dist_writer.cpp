@@ -283,15 +283,27 @@ class MegatronFormatWriter final : public FormatWriter {
                              const CreateOptions& options,
                              const std::function<std::vector<Value>()>& values) const override {
     const TorchDistContents sorted = sorted_for(contents, values(), destination, options);
-    const std::set<std::string>& widened = sorted.widened;
-    if (widened.empty()) return {};
-    const std::string more =
-        widened.size() > 1 ? " and " + std::to_string(widened.size() - 1) + " more" : "";
-    return {{.severity = Finding::Severity::note,
-             .rule = "weights",
-             .where = {.path = destination, .fqn = *widened.begin()},
-             .expected = "a copy in fp32 in the state of the optimizer, as Megatron has it",
-             .found = "none for this weight" + more + " (made from the 16-bit weight)"}};
+    std::vector<Finding> notes;
+    const auto add = [&](const char* rule, const auto& names, const char* expected,
+                         const char* found, const char* reason) {
+      if (names.empty()) return;
+      const std::string more =
+          names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "";
+      notes.push_back({.severity = Finding::Severity::note,
+                       .rule = rule,
+                       .where = {.path = destination, .fqn = *names.begin()},
+                       .expected = expected,
+                       .found = found + more + reason});
+    };
+    add("weights", sorted.widened,
+        "a copy in fp32 in the state of the optimizer, as Megatron has it", "none for this weight",
+        " (made from the 16-bit weight)");
+    add("param_groups", sorted.regrouped,
+        "a group of matrices with weight decay and one of vectors and biases without, as Megatron "
+        "makes them",
+        "another group for this weight",
+        " (in Megatron it gets the learning rate and weight decay of Megatron's group)");
+    return notes;
   }
 };
 
