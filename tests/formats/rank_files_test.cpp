@@ -287,6 +287,31 @@ TEST(RankFilesRefusalTest, RefusesADictInPlaceOfATensor) {
                   "tensor"));
 }
 
+// Shows F1, E7. Values, and tensors.
+TEST(RankFilesRefusalTest, RefusesAKeyThatIsTakenByEntriesOfRanks) {
+  using Save = std::function<void(test::MemoryCheckpoint&, int rank)>;
+  const std::vector<Save> cases = {
+      [](auto& saved, int rank) {
+        saved.add_value("per_rank.1.v", Value(7)).key_path = {"per_rank", "1", "v"};
+        saved.add_value("v", Value(rank));
+      },
+      [](auto& saved, int rank) {
+        add_byte(saved, {"per_rank", "1", "v"});
+        saved.add({"v", DType::int32, {1}}, test::bytes_of<int>({rank}));
+      },
+  };
+  for (const Save& save : cases) {
+    const test::TemporaryDirectory directory;
+    EXPECT_THAT(
+        [&] {
+          open_saved(directory,
+                     {[&](auto& saved) { save(saved, 0); }, [&](auto& saved) { save(saved, 1); }});
+        },
+        ThrowsError(ErrorKind::unsupported,
+                    ": per_rank.1.v: names: expected one entry of this name, found two"));
+  }
+}
+
 // Shows F1, E2, E3.
 TEST(RankFilesRefusalTest, RefusesEveryInvalidCheckpoint) {
   test::expect_invalid_fixtures_refused("rank_files", open);

@@ -9,6 +9,7 @@
 
 #include "base/size_text.h"
 #include "base/value_bits.h"
+#include "formats/distinct_names.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
@@ -75,10 +76,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     for (const auto& [name, gathered] : by_name_) {
       if (!is_sharded(gathered)) add_other(name, gathered);
     }
+    by_name_.clear();
     sort_entries();
+    require_distinct_names(contents_, path_, "save the entries in 'per_rank' under another key");
     add_what_readers_found();
     note_differences();
-    by_name_.clear();
   }
 
   Format format() const override { return format_; }
