@@ -213,6 +213,25 @@ TEST(RankFilesNotesTest, AValueInPlaceOfADictIsThatRanksOwn) {
   EXPECT_EQ(contents.opening_findings.size(), 2U);
 }
 
+// Shows F1. Such as the best loss, None on a rank that has none yet.
+TEST(RankFilesNotesTest, AValueInPlaceOfATensorIsThatRanksOwn) {
+  const test::TemporaryDirectory directory;
+  const auto reader = open_saved(directory, {[](auto& saved) { saved.add_value("best", Value()); },
+                                             [](auto& saved) { add_byte(saved, {"best"}); },
+                                             [](auto& saved) { saved.add_value("best", Value(3)); },
+                                             [](auto& saved) { add_byte(saved, {"best"}); }});
+  const CheckpointContents& contents = reader->contents();
+  EXPECT_EQ(pieces_of(*reader, "best"), "[0:1] on 1, [0:1] on 3");
+  ASSERT_EQ(contents.values.size(), 2U);
+  EXPECT_EQ(contents.values[0].name, "per_rank.0.best");
+  EXPECT_EQ(contents.values[1].name, "per_rank.2.best");
+  EXPECT_EQ(value_to_string(reader->read_value(1)), "3");
+  ASSERT_EQ(contents.opening_findings.size(), 1U);
+  EXPECT_EQ(contents.opening_findings[0].severity, Finding::Severity::note);
+  EXPECT_THAT(contents.opening_findings[0].found,
+              HasSubstr("1 name with a value on some ranks, such as 'best'"));
+}
+
 // Shows F1.
 TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   struct Case {

@@ -67,6 +67,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
       refuse_unreadable_part(name, gathered);
+      if (!gathered.tensors.empty()) add_values_beside_tensors(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (!is_sharded(gathered)) continue;
       add_sharded(name, gathered);
@@ -346,7 +347,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   }
 
   bool is_sharded(const Gathered& gathered) const {
-    return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&
+    return !gathered.tensors.empty() && !is_tied(gathered) &&
            place_of(gathered.tensors.front()) != nullptr;
   }
 
@@ -366,11 +367,6 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     if (is_on_some_ranks(gathered)) on_some_ranks_.insert(name);
     if (gathered.tensors.empty()) {
       add_values(name, gathered);
-    } else if (!gathered.values.empty()) {
-      throw Error::expected(ErrorKind::corruption, where(gathered.values.front(), name),
-                            "entries of ranks",
-                            "a tensor, as on " + rank_in_words(gathered.tensors.front()), "a value",
-                            "files of different saves?");
     } else if (is_tied(gathered)) {
       contents_.aliases.push_back(
           {name, *gathered.targets.begin(), gathered.key_path, gathered.dict_order});
@@ -550,6 +546,15 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     }
   }
 
+  /// Adds the values of ranks that have no tensor under the name, while other ranks have one.
+  void add_values_beside_tensors(const std::string& name, const Gathered& gathered) {
+    for (const Origin& origin : gathered.values) {
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+                gathered.dict_order, origin);
+    }
+    if (!gathered.values.empty()) beside_tensors_.push_back(name);
+  }
+
   /// Adds a rank's value that differs from what other ranks have under the name.
   void add_own_value(const std::string& name, const Gathered& gathered, const Origin& origin) {
     add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
@@ -651,6 +656,12 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
            such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
                " (read as a separate tensor on all ranks)");
     }
+    if (!beside_tensors_.empty()) {
+      note("a tensor on all ranks",
+           such_as(beside_tensors_.size(), "name", "with a value on some ranks",
+                   beside_tensors_.front()) +
+               " (the tensor keeps the name, the values are per_rank.<rank>.<name>)");
+    }
     if (!other_keys_.empty()) {
       const auto& [name, rank] = *other_keys_.begin();
       note("keys of the same types on all ranks",
@@ -691,6 +702,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
+  std::vector<std::string> beside_tensors_;  // names that are values on some ranks only
   std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
