@@ -232,6 +232,26 @@ TEST(RankFilesNotesTest, AValueInPlaceOfATensorIsThatRanksOwn) {
               HasSubstr("1 name with a value on some ranks, such as 'best'"));
 }
 
+// Shows F1, E13. An ordinary tensor without elements is no part of `a`.
+TEST(RankFilesNotesTest, AnEmptyTensorIsNotTiedToOneWithElements) {
+  const test::TemporaryDirectory directory;
+  const auto reader =
+      open_saved(directory, {[](auto& saved) {
+                               add_byte(saved, {"a"});
+                               saved.add_alias("b", "a");
+                             },
+                             [](auto& saved) {
+                               add_byte(saved, {"a"});
+                               saved.add({"b", DType::uint8, {0}}, test::Bytes{}).key_path = {"b"};
+                             }});
+  const CheckpointContents& contents = reader->contents();
+  EXPECT_TRUE(contents.aliases.empty());
+  EXPECT_EQ(pieces_of(*reader, "b"), "[0:1] on 0");
+  const TensorEntry* const own = contents.find_tensor("per_rank.1.b");
+  ASSERT_NE(own, nullptr);
+  EXPECT_EQ(own->meta.shape, Shape{0});
+}
+
 // Shows F1.
 TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   struct Case {

@@ -39,7 +39,9 @@ struct Gathered {
   std::vector<Origin> values{};     // values that can be read
   std::vector<Origin> refused{};    // values that cannot be read
   std::set<std::string> targets{};  // the tensors that it is an alias of, on some ranks
-  bool has_own = false;             // some rank has a non-empty tensor of this name, not an alias
+  /// Whether some rank has a tensor of this name that is not an alias. A part of a sharded tensor
+  /// does not count if it is empty: it may be tied to another empty part, which no file shows.
+  bool has_own = false;
 };
 
 /// Whether the path is that of optimizer state of a parameter that has a number instead of a name:
@@ -237,7 +239,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         const TensorEntry& tensor = from.tensors[t];
         Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path, tensor.dict_order);
         gathered.tensors.push_back({i, t});
-        gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
+        const bool is_own = tensor.meta.numel() > 0 || !place_of(gathered.tensors.back());
+        gathered.has_own = gathered.has_own || is_own;
       }
       for (const Alias& alias : from.aliases) {
         const TensorEntry* const target = from.find_tensor(alias.target);
@@ -377,7 +380,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     }
   }
 
-  /// Whether the name is an alias of the same tensor on every rank that holds elements of it.
+  /// Whether the name is an alias of the same tensor on every rank, except ranks that have an empty
+  /// part of a sharded tensor.
   static bool is_tied(const Gathered& gathered) {
     return !gathered.has_own && gathered.targets.size() == 1;
   }
