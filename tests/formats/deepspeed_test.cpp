@@ -191,7 +191,7 @@ constexpr Refusal kRefusals[] = {
     {"state_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
      "optim.state.0.weight.exp_avg: parts of ranks: expected a vector as "
-     "long as the fp32 weights, found a vector of 6 elements"},
+     "long as the fp32 weights, found a tensor of shape [6]"},
     {"zero3_padding", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "
      "expected vectors that end with this parameter, found 2 further "

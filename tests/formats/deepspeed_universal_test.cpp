@@ -25,6 +25,7 @@
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/formats/format_writer.h"
 
 namespace tessera::formats {
 namespace {
@@ -350,6 +351,61 @@ TEST_F(UniversalTest, DictsOfTheOptimizerAreOpened) {
   EXPECT_EQ(entries.at("optim.param_groups.0.params"), "['w']");
   EXPECT_EQ(entries.at("deepspeed.global_steps"), "12");
   EXPECT_EQ(entries.size(), 4u);
+}
+
+/// Returns what the writer notes about the source.
+std::vector<std::string> writer_notes(const MemoryCheckpoint& source) {
+  const FormatWriter& writer = writer_of(Format("deepspeed"));
+  const auto values = [&] { return values_of(source); };
+  const FormatWriter::ReadElement read = [&](std::size_t t) -> FormatWriter::Element {
+    const Bytes bytes = test::whole_tensor(source, t);
+    return {source.contents().tensors[t].meta.dtype,
+            std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
+  };
+  std::vector<Finding> notes = writer.notes("run", source.contents(), {}, values);
+  for (Finding& note : writer.notes_on_elements("run", source.contents(), values, read)) {
+    notes.push_back(std::move(note));
+  }
+  std::vector<std::string> texts;
+  for (const Finding& note : notes) texts.push_back(note.where.fqn + ": " + note.found);
+  return texts;
+}
+
+// Shows F2, E13. ZeRO stage 3 takes one step for all parameters.
+TEST_F(UniversalTest, StepsThatDifferAreNoted) {
+  MemoryCheckpoint source = trained();
+  EXPECT_THAT(writer_notes(source), IsEmpty());
+  EXPECT_THAT(writer_notes(bare_weights()), IsEmpty());
+  source.piece_bytes("optim.state.up.weight.step", 0) = bytes_of<float>({5});
+  EXPECT_THAT(writer_notes(source),
+              ElementsAre("optim.state.up.weight.step: 5.0 (ZeRO stage 3 takes the first step for "
+                          "all parameters)"));
+  MemoryCheckpoint of_values;
+  for (const char* const name : {"a", "b"}) {
+    add_weight(of_values, name, {2});
+    add_value(of_values, {"optim", "state", name, "step"}, *name == 'a' ? Value(2) : Value(5.0));
+  }
+  EXPECT_THAT(writer_notes(of_values), ElementsAre(HasSubstr("optim.state.b.step: 5.0 (")));
+}
+
+// Shows F2, E7. The writer refuses this source; what it notes before must not fail.
+TEST_F(UniversalTest, AStepOfSeveralElementsIsNotNoted) {
+  MemoryCheckpoint source;
+  add_weight(source, "a", {2});
+  add_state(source, "a", "step", {2});
+  EXPECT_THAT(writer_notes(source), IsEmpty());
+}
+
+// Shows F2, E13. Such a parameter has no folder in `zero`.
+TEST_F(UniversalTest, ParametersOfAGroupWithoutStateAreNoted) {
+  MemoryCheckpoint source;
+  for (const char* const name : {"a", "b", "c"}) add_weight(source, name, {2});
+  add_value(source, {"optim", "param_groups", 0, "params"}, Value::List{"a", "b", "c"});
+  EXPECT_THAT(writer_notes(source), IsEmpty());  // no parameter has state
+  add_state(source, "a", "exp_avg", {2});
+  EXPECT_THAT(writer_notes(source),
+              ElementsAre(": 2 parameters without state, such as 'b' (in the module only, as "
+                          "frozen parameters are)"));
 }
 
 struct Refused {

@@ -213,6 +213,45 @@ TEST(RankFilesNotesTest, AValueInPlaceOfADictIsThatRanksOwn) {
   EXPECT_EQ(contents.opening_findings.size(), 2U);
 }
 
+// Shows F1. Such as the best loss, None on a rank that has none yet.
+TEST(RankFilesNotesTest, AValueInPlaceOfATensorIsThatRanksOwn) {
+  const test::TemporaryDirectory directory;
+  const auto reader = open_saved(directory, {[](auto& saved) { saved.add_value("best", Value()); },
+                                             [](auto& saved) { add_byte(saved, {"best"}); },
+                                             [](auto& saved) { saved.add_value("best", Value(3)); },
+                                             [](auto& saved) { add_byte(saved, {"best"}); }});
+  const CheckpointContents& contents = reader->contents();
+  EXPECT_EQ(pieces_of(*reader, "best"), "[0:1] on 1, [0:1] on 3");
+  ASSERT_EQ(contents.values.size(), 2U);
+  EXPECT_EQ(contents.values[0].name, "per_rank.0.best");
+  EXPECT_EQ(contents.values[1].name, "per_rank.2.best");
+  EXPECT_EQ(value_to_string(reader->read_value(1)), "3");
+  ASSERT_EQ(contents.opening_findings.size(), 1U);
+  EXPECT_EQ(contents.opening_findings[0].severity, Finding::Severity::note);
+  EXPECT_THAT(contents.opening_findings[0].found,
+              HasSubstr("1 name with a value on some ranks, such as 'best'"));
+}
+
+// Shows F1, E13. An ordinary tensor without elements is no part of `a`.
+TEST(RankFilesNotesTest, AnEmptyTensorIsNotTiedToOneWithElements) {
+  const test::TemporaryDirectory directory;
+  const auto reader =
+      open_saved(directory, {[](auto& saved) {
+                               add_byte(saved, {"a"});
+                               saved.add_alias("b", "a");
+                             },
+                             [](auto& saved) {
+                               add_byte(saved, {"a"});
+                               saved.add({"b", DType::uint8, {0}}, test::Bytes{}).key_path = {"b"};
+                             }});
+  const CheckpointContents& contents = reader->contents();
+  EXPECT_TRUE(contents.aliases.empty());
+  EXPECT_EQ(pieces_of(*reader, "b"), "[0:1] on 0");
+  const TensorEntry* const own = contents.find_tensor("per_rank.1.b");
+  ASSERT_NE(own, nullptr);
+  EXPECT_EQ(own->meta.shape, Shape{0});
+}
+
 // Shows F1.
 TEST(RankFilesNotesTest, WhatRanksNestOrTieDifferentlyIsNoted) {
   struct Case {
@@ -285,6 +324,31 @@ TEST(RankFilesRefusalTest, RefusesADictInPlaceOfATensor) {
       ThrowsError(ErrorKind::corruption,
                   "rank0.pt: d: entries of ranks: expected a dict or a list, as on rank 1, found a "
                   "tensor"));
+}
+
+// Shows F1, E7. Values, and tensors.
+TEST(RankFilesRefusalTest, RefusesAKeyThatIsTakenByEntriesOfRanks) {
+  using Save = std::function<void(test::MemoryCheckpoint&, int rank)>;
+  const std::vector<Save> cases = {
+      [](auto& saved, int rank) {
+        saved.add_value("per_rank.1.v", Value(7)).key_path = {"per_rank", "1", "v"};
+        saved.add_value("v", Value(rank));
+      },
+      [](auto& saved, int rank) {
+        add_byte(saved, {"per_rank", "1", "v"});
+        saved.add({"v", DType::int32, {1}}, test::bytes_of<int>({rank}));
+      },
+  };
+  for (const Save& save : cases) {
+    const test::TemporaryDirectory directory;
+    EXPECT_THAT(
+        [&] {
+          open_saved(directory,
+                     {[&](auto& saved) { save(saved, 0); }, [&](auto& saved) { save(saved, 1); }});
+        },
+        ThrowsError(ErrorKind::unsupported,
+                    ": per_rank.1.v: names: expected one entry of this name, found two"));
+  }
 }
 
 // Shows F1, E2, E3.

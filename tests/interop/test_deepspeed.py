@@ -684,6 +684,30 @@ def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classe
                                        "found a tensor of shape [2, 3]") in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero3", "autotp"])
+def test_state_of_another_size_than_the_weights_is_listed_and_left_out(name, tmp_path, classes_of_deepspeed):
+    """Shows F2, E3, E7. 8-bit Adam keeps a table of 256 numbers for each parameter."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+
+    def add_table(state):
+        optimizer = state["optimizer_state_dict"]
+        of_vectors = optimizer.get("base_optimizer_state", optimizer.get("optimizer_state_dict"))["state"]
+        for of_vector in of_vectors.values():
+            of_vector.update(qmap1=torch.ones(256), scale=torch.ones(2, 3))
+
+    for file in copy.glob("*/*_optim_states.pt"):
+        edit(file, add_table)
+    source, found = listing(VALID / name), listing(copy)
+    assert tensors_by_name(found) == tensors_by_name(source)
+    names = [row["name"].removesuffix(".exp_avg") for row in found["tensors"] if row["name"].endswith(".exp_avg")]
+    assert found["values"].keys() - source["values"].keys() == {f"{name}.{kind}" for name in names for kind in ("qmap1", "scale")}
+    result = run("ckpt-reshard", copy, tmp_path / "all.pt")
+    assert result.returncode == 3 and "expected a vector as long as the fp32 weights, found a tensor of shape [256]" in result.stderr
+    model = load_file(reshard(copy, tmp_path / "model.safetensors", "--only", "model"))
+    assert model.keys() >= {name.replace("optim.state.", "model.") for name in names}
+    reshard(copy, tmp_path / "rest", "--to", "dcp", "--only", "!*.qmap1", "--only", "!*.scale")
+
+
 def test_a_large_copy_is_compared_to_its_end(tmp_path, classes_of_deepspeed):
     """Shows F2, E13. Copies in small models are compared when the checkpoint is opened. For larger ones a note says
     that only `verify` compares all elements."""

@@ -187,6 +187,31 @@ def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
+def save_equal_parts(folder):
+    """Saves three DTensors of one storage on each rank: a whole tensor twice, and a part of a longer one."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    dist.init_process_group("gloo")
+    mesh, local = init_device_mesh("cpu", (2,)), torch.ones(4)
+    placed = {"a": Replicate(), "b": Shard(0), "c": Replicate()}
+    state = {name: DTensor.from_local(local, mesh, [placement], run_check=False) for name, placement in placed.items()}
+    torch.save(state, folder / f"model_world_size_2_rank_{dist.get_rank()}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_equal_parts_of_different_wholes_are_not_tied(tmp_path):
+    """Shows F1, E13."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(save_equal_parts, 2, saved)
+    model = torch.load(reshard(saved, tmp_path / "whole.pt"), weights_only=True)["model"]
+    assert {name: list(tensor.shape) for name, tensor in model.items()} == {"a": [4], "b": [8], "c": [4]}
+    assert model["a"].data_ptr() == model["c"].data_ptr() != model["b"].data_ptr()
+
+
 @pytest.mark.parametrize("name", [path.name for path in ALL if path.name.startswith("fsdp1")])
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     """Shows F1. State gets the name and the shape of its parameter, as DCP and FSDP2 need it."""

@@ -319,8 +319,12 @@ class ParallelReader final : public ModelRanksReader {
           return path_in_state(*of_part.optimizer[slice.rank], of_part.partition.stage,
                                slice.vector, name);
         };
-        add_state_entry(whole.fqn, name, file, *entry, of_rank,
-                        [&](const Path& target) { add_joined(whole, target, path_of); });
+        add_state_entry(whole.fqn, name, file, *entry, of_rank, [&](const Path& target) {
+          const auto refusal = refusal_of_state(rank.optimizer, rank.partition.stage,
+                                                slices.front(), name, spell(text_keys(target)));
+          if (refusal) return add_refused(text_keys(target), *refusal);
+          add_joined(whole, target, path_of);
+        });
       }
       return;
     }

@@ -18,6 +18,7 @@ const std::string kRoot = "optimizer_state_dict";
 const std::string kWeightsOfStage3 = "fp32_flat_groups";
 const std::string kWeightsOfStage12 = "single_partition_of_fp32_groups";
 const std::string kSlices = "param_slice_mappings";
+constexpr const char* kLikeWeights = "a vector as long as the fp32 weights";
 
 Error refusal(const File& file, const std::string& fqn, const std::string& rule,
               const std::string& expected, const std::string& found) {
@@ -32,6 +33,18 @@ std::optional<std::size_t> number_in(const std::string& text) {
   return number;
 }
 
+bool is_vector(const File& file, const Entry* entry) {
+  return entry != nullptr && entry->kind == Entry::Kind::tensor &&
+         file.tensor(*entry).shape.size() == 1;
+}
+
+/// Says what was found instead of a vector. `entry`: null if there is none.
+std::string found_in_words(const File& file, const Entry* entry) {
+  if (entry == nullptr) return "none";
+  if (entry->kind != Entry::Kind::tensor) return "an entry that is not a tensor";
+  return "a tensor of shape " + shape_to_string(file.tensor(*entry).shape);
+}
+
 /// Returns the length of a flat vector.
 std::int64_t numel_of_vector(const File& file, int stage, const std::string& vector) {
   std::vector<std::string> path = path_of_weights(stage);
@@ -39,16 +52,10 @@ std::int64_t numel_of_vector(const File& file, int stage, const std::string& vec
   const Entry* const entry = file.find(path);
   const std::string expected = "flat vector " + vector + ", a one-dimensional tensor '" +
                                path[path.size() - 2] + "." + vector + "'";
-  if (entry == nullptr) throw refusal(file, {}, "fp32 weights", expected, "none");
-  if (entry->kind != Entry::Kind::tensor) {
-    throw refusal(file, {}, "fp32 weights", expected, "an entry that is not a tensor");
+  if (!is_vector(file, entry)) {
+    throw refusal(file, {}, "fp32 weights", expected, found_in_words(file, entry));
   }
-  const Shape& shape = file.tensor(*entry).shape;
-  if (shape.size() != 1) {
-    throw refusal(file, {}, "fp32 weights", expected,
-                  "a tensor of shape " + shape_to_string(shape));
-  }
-  return shape.front();
+  return file.tensor(*entry).numel();
 }
 
 /// Checks that a slice does not exceed its vector, and adds the slice to `partition`.
@@ -370,15 +377,32 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn) {
   const Entry* const vector = file.find(path);
-  const bool is_vector = vector != nullptr && vector->kind == Entry::Kind::tensor &&
-                         file.tensor(*vector).shape.size() == 1;
-  const std::int64_t numel = is_vector ? file.tensor(*vector).numel() : 0;
-  if (is_vector && numel >= slice.begin + slice.numel &&
-      has_length_of_vector(file, stage, slice.vector, numel)) {
-    return vector->index;
+  if (is_vector(file, vector)) {
+    const std::int64_t numel = file.tensor(*vector).numel();
+    if (numel >= slice.begin + slice.numel &&
+        has_length_of_vector(file, stage, slice.vector, numel)) {
+      return vector->index;
+    }
   }
-  throw refusal(file, fqn, "parts of ranks", "a vector as long as the fp32 weights",
-                is_vector ? "a vector of " + std::to_string(numel) + " elements" : "none");
+  throw refusal(file, fqn, "parts of ranks", kLikeWeights, found_in_words(file, vector));
+}
+
+std::optional<Error> refusal_of_state(const std::vector<const File*>& optimizer, int stage,
+                                      const Slice& slice, const std::vector<std::string>& name,
+                                      const std::string& fqn) {
+  const auto path_in = [&](const File& file) {
+    return path_in_state(file, stage, slice.vector, name);
+  };
+  const auto is_like_weights = [&](const File* file) {
+    const Entry* const state = file->find(path_in(*file));
+    return is_vector(*file, state) &&
+           has_length_of_vector(*file, stage, slice.vector, file->tensor(*state).numel());
+  };
+  if (std::ranges::any_of(optimizer, is_like_weights)) return std::nullopt;
+  const File& file = *optimizer[slice.rank];
+  return Error::expected(ErrorKind::unsupported, {.path = file.reader().path(), .fqn = fqn},
+                         "state", kLikeWeights, found_in_words(file, file.find(path_in(file))),
+                         "an optimizer with 8-bit state?");
 }
 
 const std::vector<Slice>& Partition::slices_of(const Parameter& parameter) const {

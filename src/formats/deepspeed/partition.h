@@ -10,6 +10,7 @@
 
 #include "formats/deepspeed/files.h"
 #include "formats/torch_files/copies.h"
+#include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 
 namespace tessera::formats::deepspeed {
@@ -84,6 +85,13 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
 /// Throws: Error(corruption) naming `fqn` if the vector is missing or not as long as the weights.
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn);
+/// Returns why state of the parameter's vector cannot be cut into parameters: on no rank it has an
+/// element for each weight (8-bit optimizers keep tables). Returns nothing if it has on some rank.
+/// `optimizer`: files by rank; `slice`: the parameter's first one; `name`: the state's path below
+/// the vector; `fqn`: its name, for the error.
+std::optional<Error> refusal_of_state(const std::vector<const File*>& optimizer, int stage,
+                                      const Slice& slice, const std::vector<std::string>& name,
+                                      const std::string& fqn);
 /// Returns the runs of elements that hold a parameter's fp32 weights. `optimizer`: files by rank.
 std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
                                  const std::vector<const File*>& optimizer);

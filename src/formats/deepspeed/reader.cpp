@@ -182,9 +182,13 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
           return deepspeed::path_in_state(*optimizer_[slice.rank], partition_.stage, slice.vector,
                                           name);
         };
-        add_state_entry(
-            parameter.fqn, name, file, *entry, static_cast<int>(first.rank),
-            [&](const Path& target) { add_sliced(text_keys(target), parameter, path_of); });
+        add_state_entry(parameter.fqn, name, file, *entry, static_cast<int>(first.rank),
+                        [&](const Path& target) {
+                          const auto refusal = deepspeed::refusal_of_state(
+                              optimizer_, partition_.stage, first, name, spell(text_keys(target)));
+                          if (refusal) return add_refused(text_keys(target), *refusal);
+                          add_sliced(text_keys(target), parameter, path_of);
+                        });
       }
     }
   }

@@ -390,6 +390,12 @@ class Sorter {
 
 }  // namespace
 
+const Leaf* step_in(const std::vector<Leaf>& state) {
+  const auto step =
+      std::ranges::find_if(state, [](const Leaf& leaf) { return spell(leaf.path) == kStep; });
+  return step == state.end() ? nullptr : &*step;
+}
+
 std::size_t num_bare_tensors(const CheckpointContents& contents) {
   if (!is_bare(contents)) return 0;
   const auto is_at_top = [](const auto& entry) { return entry.key_path.size() < 2; };

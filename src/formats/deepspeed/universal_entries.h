@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct Leaf {
   const std::size_t* tensor() const { return std::get_if<std::size_t>(&content); }
   const Value* value() const { return std::get_if<Value>(&content); }
 };
+
+inline constexpr std::string_view kStep = "step";  // the kind of state
+
+/// Returns a parameter's step; null if its state has none.
+const Leaf* step_in(const std::vector<Leaf>& state);
 
 /// A group of an optimizer's parameters.
 struct ParamGroup {

@@ -26,7 +26,6 @@ using torch_zip::TorchSaveLayout;
 /// version.
 constexpr const char* kVersion = "0.19.8";
 constexpr std::string_view kModule = "module";
-constexpr std::string_view kStep = "step";
 constexpr std::array<std::string_view, 2> kAdamsMoments = {"exp_avg", "exp_avg_sq"};
 constexpr std::size_t kMaxNameNbytes = 255;
 
@@ -521,12 +520,6 @@ class UniversalFiles::Builder {
       }
       return;
     }
-  }
-
-  static const Leaf* step_in(const std::vector<Leaf>& state) {
-    const auto step =
-        std::ranges::find_if(state, [](const Leaf& leaf) { return spell(leaf.path) == kStep; });
-    return step == state.end() ? nullptr : &*step;
   }
 
   /// Writes the loss scaler as an object. Its attributes are the entries below `loss_scaler`.

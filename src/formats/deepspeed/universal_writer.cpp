@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -11,7 +12,9 @@
 
 #include "base/digest.h"
 #include "formats/deepspeed.h"
+#include "formats/deepspeed/universal_entries.h"
 #include "formats/deepspeed/universal_files.h"
+#include "formats/deepspeed/universal_notes.h"
 #include "formats/drivers.h"
 #include "formats/paged_data.h"
 #include "formats/staging/file_syncs.h"
@@ -250,6 +253,29 @@ class DeepSpeedFormatWriter final : public FormatWriter {
     const UniversalFiles files(written, values, destination);
     StagedWork::check(fs, destination, DestinationKind::directory, work_options(options),
                       files.paths());
+  }
+  std::vector<Finding> notes(const std::string& destination, const CheckpointContents& contents,
+                             const CreateOptions& /*options*/,
+                             const std::function<std::vector<Value>()>& values) const override {
+    const auto note = deepspeed::note_of_params_without_state(
+        sorted(destination, contents, values()), destination);
+    return note ? std::vector{*note} : std::vector<Finding>();
+  }
+  std::vector<Finding> notes_on_elements(const std::string& destination,
+                                         const CheckpointContents& contents,
+                                         const std::function<std::vector<Value>()>& values,
+                                         const ReadElement& read) const override {
+    const auto note = deepspeed::note_of_steps(sorted(destination, contents, values()), contents,
+                                               destination, read);
+    return note ? std::vector{*note} : std::vector<Finding>();
+  }
+
+ private:
+  static deepspeed::UniversalEntries sorted(const std::string& destination,
+                                            const CheckpointContents& contents,
+                                            const std::vector<Value>& values) {
+    return deepspeed::sort_entries(on_one_rank(contents, destination, kFormat), values,
+                                   destination);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "base/size_text.h"
 #include "base/value_bits.h"
+#include "formats/distinct_names.h"
 #include "formats/numbered_state.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
@@ -39,7 +40,9 @@ struct Gathered {
   std::vector<Origin> values{};     // values that can be read
   std::vector<Origin> refused{};    // values that cannot be read
   std::set<std::string> targets{};  // the tensors that it is an alias of, on some ranks
-  bool has_own = false;             // some rank has a non-empty tensor of this name, not an alias
+  /// Whether some rank has a tensor of this name that is not an alias. A part of a sharded tensor
+  /// does not count if it is empty: it may be tied to another empty part, which no file shows.
+  bool has_own = false;
 };
 
 /// Shows the files of all ranks as one checkpoint: joins the entries that the ranks have under one
@@ -58,6 +61,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
       refuse_unreadable_part(name, gathered);
+      if (!gathered.tensors.empty()) add_values_beside_tensors(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (!is_sharded(gathered)) continue;
       add_sharded(name, gathered);
@@ -67,10 +71,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     for (const auto& [name, gathered] : by_name_) {
       if (!is_sharded(gathered)) add_other(name, gathered);
     }
+    by_name_.clear();
     sort_entries();
+    require_distinct_names(contents_, path_, "save the entries in 'per_rank' under another key");
     add_what_readers_found();
     note_differences();
-    by_name_.clear();
   }
 
   Format format() const override { return format_; }
@@ -226,7 +231,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         const TensorEntry& tensor = from.tensors[t];
         Gathered& gathered = entry(files_[i], tensor.meta.fqn, tensor.key_path, tensor.dict_order);
         gathered.tensors.push_back({i, t});
-        gathered.has_own = gathered.has_own || tensor.meta.numel() > 0;
+        const bool is_own = tensor.meta.numel() > 0 || !place_of(gathered.tensors.back());
+        gathered.has_own = gathered.has_own || is_own;
       }
       for (const Alias& alias : from.aliases) {
         const TensorEntry* const target = from.find_tensor(alias.target);
@@ -336,7 +342,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   }
 
   bool is_sharded(const Gathered& gathered) const {
-    return !gathered.tensors.empty() && gathered.values.empty() && !is_tied(gathered) &&
+    return !gathered.tensors.empty() && !is_tied(gathered) &&
            place_of(gathered.tensors.front()) != nullptr;
   }
 
@@ -356,11 +362,6 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     if (is_on_some_ranks(gathered)) on_some_ranks_.insert(name);
     if (gathered.tensors.empty()) {
       add_values(name, gathered);
-    } else if (!gathered.values.empty()) {
-      throw Error::expected(ErrorKind::corruption, where(gathered.values.front(), name),
-                            "entries of ranks",
-                            "a tensor, as on " + rank_in_words(gathered.tensors.front()), "a value",
-                            "files of different saves?");
     } else if (is_tied(gathered)) {
       contents_.aliases.push_back(
           {name, *gathered.targets.begin(), gathered.key_path, gathered.dict_order});
@@ -371,7 +372,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     }
   }
 
-  /// Whether the name is an alias of the same tensor on every rank that holds elements of it.
+  /// Whether the name is an alias of the same tensor on every rank, except ranks that have an empty
+  /// part of a sharded tensor.
   static bool is_tied(const Gathered& gathered) {
     return !gathered.has_own && gathered.targets.size() == 1;
   }
@@ -602,6 +604,15 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     }
   }
 
+  /// Adds the values of ranks that have no tensor under the name, while other ranks have one.
+  void add_values_beside_tensors(const std::string& name, const Gathered& gathered) {
+    for (const Origin& origin : gathered.values) {
+      add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
+                gathered.dict_order, origin);
+    }
+    if (!gathered.values.empty()) beside_tensors_.push_back(name);
+  }
+
   /// Adds a rank's value that differs from what other ranks have under the name.
   void add_own_value(const std::string& name, const Gathered& gathered, const Origin& origin) {
     add_value(per_rank_name(origin, name), per_rank_path_of(origin, name, gathered.key_path),
@@ -703,6 +714,12 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
            such_as(untied_.size(), "name", "tied on some ranks only", untied_.front()) +
                " (read as a separate tensor on all ranks)");
     }
+    if (!beside_tensors_.empty()) {
+      note("a tensor on all ranks",
+           such_as(beside_tensors_.size(), "name", "with a value on some ranks",
+                   beside_tensors_.front()) +
+               " (the tensor keeps the name, the values are per_rank.<rank>.<name>)");
+    }
     if (!other_keys_.empty()) {
       const auto& [name, rank] = *other_keys_.begin();
       note("keys of the same types on all ranks",
@@ -743,6 +760,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::vector<Origin> values_;               // parallel to contents_.values
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
+  std::vector<std::string> beside_tensors_;  // names that are values on some ranks only
   std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank

@@ -8,6 +8,7 @@
 
 #include "base/size_text.h"
 #include "base/value_bits.h"
+#include "formats/distinct_names.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/per_rank.h"
@@ -412,18 +413,8 @@ void EntryReader::finish() {
                     [](const Tensor& t) { return std::string_view(t.entry.meta.fqn); });
   std::ranges::sort(values_, {}, &NamedValue::name);
   std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
-  std::set<std::string_view> names;
-  const auto require_new = [&](const std::string& name) {
-    if (names.insert(name).second) return;
-    throw Error::expected(ErrorKind::unsupported, {.path = folder_, .fqn = name}, "names",
-                          "one entry of this name", "two",
-                          "save the entries beside the model under another key");
-  };
-  for (const Tensor& tensor : tensors_) require_new(tensor.entry.meta.fqn);
-  for (const NamedValue& value : values_) require_new(value.name);
-  for (const Alias& alias : contents_.aliases) require_new(alias.fqn);
-  names.clear();
   take_entries();
+  require_distinct_names(contents_, folder_, "save the entries beside the model under another key");
   if (!differing_.empty()) {
     contents_.opening_findings.push_back(per_rank_note(path_, differing_));
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,7 @@ struct AxisPlacement {
   std::int64_t split_factor = 0;  // of _StridedShard
 
   friend bool operator==(const AxisPlacement&, const AxisPlacement&) = default;
+  friend auto operator<=>(const AxisPlacement&, const AxisPlacement&) = default;
 };
 
 /// Returns a placement as PyTorch writes it: `Replicate`, `Shard(0)`, `_StridedShard(0, 2)`.

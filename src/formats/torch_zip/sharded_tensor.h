@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -25,6 +26,7 @@ struct ShardPlace {
   std::string problem;                    // why the region is not known; empty if it is known
 
   friend bool operator==(const ShardPlace&, const ShardPlace&) = default;
+  friend auto operator<=>(const ShardPlace&, const ShardPlace&) = default;
 };
 
 /// The place of a rank's part, or null for an ordinary tensor. Shared, because most tensors of a

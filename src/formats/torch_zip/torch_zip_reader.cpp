@@ -1,6 +1,7 @@
 #include "formats/torch_zip/torch_zip_reader.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <span>
 #include <string_view>
@@ -218,10 +219,24 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     bool negative;
   };
   using NamesOfStorages = std::map<std::size_t, std::string_view>;
-  /// The elements of a tensor. Two names with equal Elements are names of the same tensor. The last
-  /// members distinguish a rank's part of a sharded tensor from an ordinary tensor with the same
-  /// elements (FSDP1's flat vector, and a parameter that fills it).
-  using Elements = std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, bool>;
+  /// A place that is ordered by its members, not by its address. Null comes first.
+  struct PlaceInOrder {
+    torch_zip::SharedPlace place;
+
+    friend bool operator==(const PlaceInOrder& a, const PlaceInOrder& b) { return (a <=> b) == 0; }
+    friend std::strong_ordering operator<=>(const PlaceInOrder& a, const PlaceInOrder& b) {
+      if (a.place == nullptr || b.place == nullptr) {
+        return (a.place != nullptr) <=> (b.place != nullptr);
+      }
+      return *a.place <=> *b.place;
+    }
+  };
+  /// The elements of a tensor. Two names with equal Elements are names of the same tensor. The
+  /// place distinguishes a rank's part of a sharded tensor from an ordinary tensor with the same
+  /// elements (FSDP1's flat vector, and a parameter that fills it), and parts of wholes of other
+  /// shapes.
+  using Elements =
+      std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, PlaceInOrder>;
   using FirstNames = std::map<Elements, std::string_view>;
 
   TensorRecord record_of(std::size_t tensor_index) const {
@@ -407,9 +422,9 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
     if (entry.meta.numel() > 0) {
-      const Elements elements{record.storage,  record.storage_offset,  record.dtype,
-                              record.shape,    record.strides,         record.conjugate,
-                              record.negative, record.place != nullptr};
+      const Elements elements{
+          record.storage, record.storage_offset, record.dtype,    record.shape,
+          record.strides, record.conjugate,      record.negative, PlaceInOrder{record.place}};
       const auto [first, is_first] = first_names.emplace(elements, name);
       if (!is_first) {
         contents_.aliases.push_back(
