@@ -30,6 +30,14 @@ void replace_suffix(std::string& text, const QuantizedWeight& weight) {
   text += weight.suffix;
 }
 
+/// Gives codes the name of the weight, also in the last key of their path.
+void rename_codes(std::string& name, formats::SharedKeyPath& key_path,
+                  const QuantizedWeight& weight) {
+  replace_suffix(name, weight);
+  if (key_path.empty()) return;
+  if (auto* key = std::get_if<std::string>(&key_path.edit().back())) replace_suffix(*key, weight);
+}
+
 /// Returns the pieces of the tensor of numbers. If each code is one element of the tensor of codes,
 /// these are the pieces of the codes. If codes are packed, it is one piece with the whole tensor.
 std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedWeight& weight) {
@@ -48,9 +56,7 @@ class DequantizedReader final : public formats::DerivedReader {
         losses_(std::move(losses)) {
     contents_ = base().contents();
     take_tensors(found.companions);
-    std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
-      return contents_.find_tensor(alias.target) == nullptr;
-    });
+    take_aliases();
     std::erase_if(contents_.units, [&](const FlatUnit& unit) {
       return std::ranges::any_of(unit.parameters, [&](const FlatUnitParameter& each) {
         const TensorEntry* const tensor = contents_.find_tensor(each.fqn);
@@ -83,6 +89,8 @@ class DequantizedReader final : public formats::DerivedReader {
   };
 
   void take_tensors(const std::set<std::size_t>& companions);
+  void take_aliases();
+  [[noreturn]] void refuse_name(const std::string& name) const;
   /// The tensor that is read, and where to add what rounding changes; null: nowhere.
   struct Counted {
     const std::string& fqn;
@@ -118,31 +126,46 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
     if (const auto found = weight_of.find(i); found != weight_of.end()) {
       const QuantizedWeight& weight = weights_[found->second];
       origin.weight = found->second;
-      replace_suffix(entry.meta.fqn, weight);
-      if (!entry.key_path.empty()) {
-        if (auto* key = std::get_if<std::string>(&entry.key_path.edit().back())) {
-          replace_suffix(*key, weight);
-        }
-      }
+      rename_codes(entry.meta.fqn, entry.key_path, weight);
       entry.pieces = pieces_of(entry, weight);
       entry.meta.dtype = to_;
       entry.meta.shape = weight.shape;
       validate_tensor_meta(entry.meta, path());
-      for (formats::Alias& alias : contents_.aliases) {
-        if (alias.target == tensors[i].meta.fqn) alias.target = entry.meta.fqn;
-      }
     }
     std::string name = entry.meta.fqn;
-    if (!named.emplace(name, std::pair(std::move(entry), origin)).second) {
-      throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
-                            "one tensor of this name", "a dequantized weight and another tensor");
-    }
+    if (!named.emplace(name, std::pair(std::move(entry), origin)).second) refuse_name(name);
   }
   contents_.tensors.clear();
   for (auto& [name, tensor] : named) {
     contents_.tensors.push_back(std::move(tensor.first));
     origins_.push_back(tensor.second);
   }
+}
+
+/// Gives tied codes the names of weights. Leaves out the aliases of companions.
+void DequantizedReader::take_aliases() {
+  std::map<std::string_view, std::size_t> tensor_of;  // key: the target's name in the source
+  for (std::size_t t = 0; t < origins_.size(); ++t) {
+    tensor_of.emplace(base().contents().tensors[origins_[t].source].meta.fqn, t);
+  }
+  std::erase_if(contents_.aliases,
+                [&](const formats::Alias& alias) { return !tensor_of.contains(alias.target); });
+  std::set<std::string> names;
+  for (formats::Alias& alias : contents_.aliases) {
+    const std::size_t tensor = tensor_of.at(alias.target);
+    alias.target = contents_.tensors[tensor].meta.fqn;
+    const auto& weight = origins_[tensor].weight;
+    if (weight) rename_codes(alias.fqn, alias.key_path, weights_[*weight]);
+    if (contents_.find_tensor(alias.fqn) != nullptr || !names.insert(alias.fqn).second) {
+      refuse_name(alias.fqn);
+    }
+  }
+  std::ranges::sort(contents_.aliases, {}, &formats::Alias::fqn);
+}
+
+void DequantizedReader::refuse_name(const std::string& name) const {
+  throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
+                        "one tensor of this name", "a dequantized weight and another tensor");
 }
 
 formats::MissingData DequantizedReader::find_missing_data() const {

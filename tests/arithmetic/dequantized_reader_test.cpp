@@ -169,6 +169,42 @@ TEST(DequantizeTest, CountsTheWeightsThatAreSelected) {
   EXPECT_EQ(counted("!*weight"), std::pair(std::size_t{0}, std::size_t{0}));
 }
 
+/// A weight `w` in mxfp4, tied to `tied`, beside a plain tensor `v` that is tied to `tied-v`.
+std::unique_ptr<MemoryCheckpoint> with_tied_codes() {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"v", DType::float32, {1}}, test::bytes_of<float>({1}));
+  source->add({"w_blocks", DType::uint8, {1, 1, 16}}, test::Bytes(16, std::byte{0x12}));
+  source->add({"w_scales", DType::uint8, {1, 1}}, test::Bytes(1, std::byte{127}));
+  source->add_alias("tied-v", "v");
+  source->add_alias("tied_blocks", "w_blocks");
+  source->add_alias("tied_scales", "w_scales");
+  source->contents_for_change().aliases[1].key_path = formats::KeyPath{"tied_blocks"};
+  return source;
+}
+
+TEST(DequantizeTest, TiedCodesGetTheNameOfAWeight) {
+  const auto result =
+      dequantize(with_tied_codes(), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  const auto& aliases = result.reader->contents().aliases;
+  ASSERT_THAT(aliases, SizeIs(2));
+  EXPECT_EQ(aliases[0].fqn, "tied");
+  EXPECT_EQ(aliases[0].target, "w");
+  EXPECT_THAT(aliases[0].key_path, testing::ElementsAre(formats::Key("tied")));
+  EXPECT_EQ(aliases[1].fqn, "tied-v");
+  EXPECT_EQ(aliases[1].target, "v");
+}
+
+TEST(DequantizeTest, TiedCodesDoNotTakeTheNameOfAnotherTensor) {
+  const auto read = [] {
+    auto source = with_tied_codes();
+    source->add({"tied", DType::float32, {1}}, test::bytes_of<float>({1}));
+    dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  };
+  EXPECT_THAT(read, test::ThrowsError(ErrorKind::mismatch,
+                                      "tied: dequantize: expected one tensor of this name"));
+}
+
 TEST(DequantizeTest, AGlobalScaleOfZeroCountsAsTooLarge) {
   auto source = std::make_unique<MemoryCheckpoint>();
   source->add({"w_packed", DType::uint8, {1, 8}}, test::Bytes(8, std::byte{0x12}));
