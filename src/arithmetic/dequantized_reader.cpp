@@ -11,6 +11,7 @@
 #include "arithmetic/quantized_weights.h"
 #include "base/json.h"
 #include "formats/derived_reader.h"
+#include "formats/renamed_units.h"
 #include "recipe/tile_cache.h"
 #include "tessera/base/error.h"
 
@@ -57,12 +58,7 @@ class DequantizedReader final : public formats::DerivedReader {
     contents_ = base().contents();
     take_tensors(found.companions);
     take_aliases();
-    std::erase_if(contents_.units, [&](const FlatUnit& unit) {
-      return std::ranges::any_of(unit.parameters, [&](const FlatUnitParameter& each) {
-        const TensorEntry* const tensor = contents_.find_tensor(each.fqn);
-        return tensor == nullptr || tensor->meta.shape != each.shape;
-      });
-    });
+    take_units();
   }
 
   std::vector<std::vector<std::string>> dict_orders() const override {
@@ -90,6 +86,7 @@ class DequantizedReader final : public formats::DerivedReader {
 
   void take_tensors(const std::set<std::size_t>& companions);
   void take_aliases();
+  void take_units();
   [[noreturn]] void refuse_name(const std::string& name) const;
   /// The tensor that is read, and where to add what rounding changes; null: nowhere.
   struct Counted {
@@ -161,6 +158,18 @@ void DequantizedReader::take_aliases() {
     }
   }
   std::ranges::sort(contents_.aliases, {}, &formats::Alias::fqn);
+}
+
+/// Takes the flat units without codes: the dtype of the others would no longer be right.
+void DequantizedReader::take_units() {
+  std::set<std::string_view> codes;
+  for (const QuantizedWeight& weight : weights_) {
+    codes.insert(base().contents().tensors[weight.codes].meta.fqn);
+  }
+  const auto name = [&](const std::string& parameter) {
+    return codes.contains(parameter) ? std::nullopt : std::optional(parameter);
+  };
+  formats::take_units(base(), name, contents_);
 }
 
 void DequantizedReader::refuse_name(const std::string& name) const {

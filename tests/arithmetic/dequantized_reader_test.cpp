@@ -230,6 +230,20 @@ TEST(DequantizeTest, BitsOfTheConfigurationMustBeThoseOfTheCodes) {
   }
 }
 
+TEST(DequantizeTest, FlatUnitsOfCodesAreLeftOutWithANote) {
+  auto source = with_tied_codes();
+  source->contents_for_change().units = {
+      make_flat_unit("a", DType::float32, {{"v", {1}}}),
+      make_flat_unit("b", DType::uint8, {{"w_blocks", {1, 1, 16}}})};
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  const auto& contents = result.reader->contents();
+  ASSERT_THAT(contents.units, SizeIs(1));
+  EXPECT_EQ(contents.units[0].name, "a");
+  ASSERT_THAT(contents.opening_findings, SizeIs(1));
+  EXPECT_THAT(contents.opening_findings[0].found, testing::HasSubstr("1 flat unit ('b')"));
+}
+
 TEST(DequantizeTest, BlocksMayBeMuchLargerThanTheWeight) {
   const auto read = [](const std::string& rows, const std::string& columns) {
     auto source = std::make_unique<MemoryCheckpoint>();
