@@ -1,7 +1,6 @@
 #include "arithmetic/dequantized_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -9,7 +8,7 @@
 
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
-#include "base/json.h"
+#include "base/python_json.h"
 #include "formats/derived_reader.h"
 #include "formats/renamed_units.h"
 #include "recipe/tile_cache.h"
@@ -319,27 +318,6 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
   }
 }
 
-/// Returns the JSON with 0 in place of numbers that only Python writes, such as `Infinity`.
-std::string without_infinities(const std::string& text) {
-  constexpr std::array<std::string_view, 3> kNumbers = {"-Infinity", "Infinity", "NaN"};
-  std::string result;
-  bool is_in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '"') is_in_string = !is_in_string;
-    const std::string_view rest = std::string_view(text).substr(i);
-    const auto number = std::ranges::find_if(
-        kNumbers, [&](std::string_view each) { return rest.starts_with(each); });
-    if (!is_in_string && number != kNumbers.end()) {
-      result += '0';
-      i += number->size() - 1;
-      continue;
-    }
-    result += text[i];
-    if (is_in_string && text[i] == '\\' && i + 1 < text.size()) result += text[++i];
-  }
-  return result;
-}
-
 }  // namespace
 
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
@@ -348,7 +326,7 @@ Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path
   const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
   const std::string path = join_path(folder, "config.json");
   if (fs.kind_of(path) != FileKind::regular) return {};
-  return parse_json(without_infinities(read_file(fs, path, kMaxConfigNbytes)), path);
+  return parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
 }
 
 bool can_be_dequantized_to(DType dtype) {
