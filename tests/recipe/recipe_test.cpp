@@ -70,6 +70,19 @@ TEST(RecipeTest, RenamesWithCaptures) {
   EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
 }
 
+TEST(RecipeTest, NumbersOfNamesAreNotNegative) {
+  MemoryCheckpoint source;
+  source.add({"h.0", DType::float32, {2}}, numbers(2));
+  source.add_value("v.0", 1);
+  for (const char* const rule :
+       {R"({"from": "h.{L}", "to": "g.{L-1}"})", R"({"from": "v.{L}", "to": "g.{L-1}"})",
+        R"({"from": "h.0", "to": "g.{L-1}", "ops": [{"unstack": "L"}]})"}) {
+    EXPECT_THAT(message_of([&] { applied(source, parsed(rule, R"("rest": "keep", )")); }),
+                HasSubstr("g.{L-1}: expected numbers of 0 or more, found -1"))
+        << rule;
+  }
+}
+
 // As in models whose last layers predict further tokens (MTP): another framework names them apart.
 TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
   MemoryCheckpoint source;
