@@ -230,6 +230,25 @@ TEST(DequantizeTest, BitsOfTheConfigurationMustBeThoseOfTheCodes) {
   }
 }
 
+TEST(DequantizeTest, OfSeveralBitsThatFitTheCodesNoneIsTaken) {
+  const auto read = [](const std::string& bits) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w_packed", DType::int32, {1, 1}}, test::bytes_of<std::int32_t>({0x04030201}));
+    source->add({"w_scale", DType::float32, {1, 1}}, test::bytes_of<float>({1}));
+    source->add({"w_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({1, 4}));
+    const Value config =
+        parse_json(R"({"quantization_config": {"config_groups": {)" + bits + "}}}", "config.json");
+    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  };
+  const std::string four = R"("a": {"weights": {"num_bits": 4}})";
+  const std::string eight = R"("b": {"weights": {"num_bits": 8}})";
+  EXPECT_THAT(read(four).problems, IsEmpty());
+  EXPECT_THAT(read(eight).problems, IsEmpty());
+  const auto both = read(four + ", " + eight);
+  ASSERT_THAT(both.problems, SizeIs(1));
+  EXPECT_EQ(both.problems[0].found, "4, 8");
+}
+
 TEST(DequantizeTest, FlatUnitsOfCodesAreLeftOutWithANote) {
   auto source = with_tied_codes();
   source->contents_for_change().units = {
