@@ -83,7 +83,7 @@ class Combination {
     auto reader = std::make_unique<CombinedReader>(std::move(sources_), std::move(adapters_),
                                                    std::move(options_), std::move(contents_),
                                                    std::move(origins_), std::move(values_));
-    return {std::move(reader), std::move(problems_), std::move(counts_)};
+    return {std::move(reader), std::move(problems_), std::move(counts_), std::move(widened_)};
   }
 
  private:
@@ -142,6 +142,7 @@ class Combination {
     origins_[index].emplace<TensorSum>(std::move(sum));
     if (options_->rounding == Rounding::later && !is_complex(meta.dtype) &&
         !reshard::is_never_cast(meta)) {
+      widened_.insert(meta.dtype);
       meta.dtype = DType::float64;
     }
   }
@@ -329,6 +330,7 @@ class Combination {
   std::vector<std::string> preferred_;  // names whose entries differ between sources
   std::vector<Finding> problems_;
   CombinationCounts counts_;
+  std::set<DType> widened_;  // CombinedCheckpoint::widened
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,8 @@ struct CombinedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<formats::Finding> problems;  // every reason to refuse the combination, by name
   CombinationCounts counts;                // of the selected tensors
+  std::set<DType> widened{};  // dtypes, in the first source, of the tensors that Rounding::later
+                              // made float64
 };
 
 /// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. The sum

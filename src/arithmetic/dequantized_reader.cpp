@@ -1,7 +1,6 @@
 #include "arithmetic/dequantized_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -9,8 +8,9 @@
 
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
-#include "base/json.h"
+#include "base/python_json.h"
 #include "formats/derived_reader.h"
+#include "formats/renamed_units.h"
 #include "recipe/tile_cache.h"
 #include "tessera/base/error.h"
 
@@ -28,6 +28,14 @@ void replace_suffix(std::string& text, const QuantizedWeight& weight) {
   if (weight.codes_suffix.empty() || !text.ends_with(weight.codes_suffix)) return;
   text.resize(text.size() - weight.codes_suffix.size());
   text += weight.suffix;
+}
+
+/// Gives codes the name of the weight, also in the last key of their path.
+void rename_codes(std::string& name, formats::SharedKeyPath& key_path,
+                  const QuantizedWeight& weight) {
+  replace_suffix(name, weight);
+  if (key_path.empty()) return;
+  if (auto* key = std::get_if<std::string>(&key_path.edit().back())) replace_suffix(*key, weight);
 }
 
 /// Returns the pieces of the tensor of numbers. If each code is one element of the tensor of codes,
@@ -48,15 +56,8 @@ class DequantizedReader final : public formats::DerivedReader {
         losses_(std::move(losses)) {
     contents_ = base().contents();
     take_tensors(found.companions);
-    std::erase_if(contents_.aliases, [&](const formats::Alias& alias) {
-      return contents_.find_tensor(alias.target) == nullptr;
-    });
-    std::erase_if(contents_.units, [&](const FlatUnit& unit) {
-      return std::ranges::any_of(unit.parameters, [&](const FlatUnitParameter& each) {
-        const TensorEntry* const tensor = contents_.find_tensor(each.fqn);
-        return tensor == nullptr || tensor->meta.shape != each.shape;
-      });
-    });
+    take_aliases();
+    take_units();
   }
 
   std::vector<std::vector<std::string>> dict_orders() const override {
@@ -83,6 +84,9 @@ class DequantizedReader final : public formats::DerivedReader {
   };
 
   void take_tensors(const std::set<std::size_t>& companions);
+  void take_aliases();
+  void take_units();
+  [[noreturn]] void refuse_name(const std::string& name) const;
   /// The tensor that is read, and where to add what rounding changes; null: nowhere.
   struct Counted {
     const std::string& fqn;
@@ -118,31 +122,58 @@ void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
     if (const auto found = weight_of.find(i); found != weight_of.end()) {
       const QuantizedWeight& weight = weights_[found->second];
       origin.weight = found->second;
-      replace_suffix(entry.meta.fqn, weight);
-      if (!entry.key_path.empty()) {
-        if (auto* key = std::get_if<std::string>(&entry.key_path.edit().back())) {
-          replace_suffix(*key, weight);
-        }
-      }
+      rename_codes(entry.meta.fqn, entry.key_path, weight);
       entry.pieces = pieces_of(entry, weight);
       entry.meta.dtype = to_;
       entry.meta.shape = weight.shape;
       validate_tensor_meta(entry.meta, path());
-      for (formats::Alias& alias : contents_.aliases) {
-        if (alias.target == tensors[i].meta.fqn) alias.target = entry.meta.fqn;
-      }
     }
     std::string name = entry.meta.fqn;
-    if (!named.emplace(name, std::pair(std::move(entry), origin)).second) {
-      throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
-                            "one tensor of this name", "a dequantized weight and another tensor");
-    }
+    if (!named.emplace(name, std::pair(std::move(entry), origin)).second) refuse_name(name);
   }
   contents_.tensors.clear();
   for (auto& [name, tensor] : named) {
     contents_.tensors.push_back(std::move(tensor.first));
     origins_.push_back(tensor.second);
   }
+}
+
+/// Gives tied codes the names of weights. Leaves out the aliases of companions.
+void DequantizedReader::take_aliases() {
+  std::map<std::string_view, std::size_t> tensor_of;  // key: the target's name in the source
+  for (std::size_t t = 0; t < origins_.size(); ++t) {
+    tensor_of.emplace(base().contents().tensors[origins_[t].source].meta.fqn, t);
+  }
+  std::erase_if(contents_.aliases,
+                [&](const formats::Alias& alias) { return !tensor_of.contains(alias.target); });
+  std::set<std::string> names;
+  for (formats::Alias& alias : contents_.aliases) {
+    const std::size_t tensor = tensor_of.at(alias.target);
+    alias.target = contents_.tensors[tensor].meta.fqn;
+    const auto& weight = origins_[tensor].weight;
+    if (weight) rename_codes(alias.fqn, alias.key_path, weights_[*weight]);
+    if (contents_.find_tensor(alias.fqn) != nullptr || !names.insert(alias.fqn).second) {
+      refuse_name(alias.fqn);
+    }
+  }
+  std::ranges::sort(contents_.aliases, {}, &formats::Alias::fqn);
+}
+
+/// Takes the flat units without codes: the dtype of the others would no longer be right.
+void DequantizedReader::take_units() {
+  std::set<std::string_view> codes;
+  for (const QuantizedWeight& weight : weights_) {
+    codes.insert(base().contents().tensors[weight.codes].meta.fqn);
+  }
+  const auto name = [&](const std::string& parameter) {
+    return codes.contains(parameter) ? std::nullopt : std::optional(parameter);
+  };
+  formats::take_units(base(), name, contents_);
+}
+
+void DequantizedReader::refuse_name(const std::string& name) const {
+  throw Error::expected(ErrorKind::mismatch, {.path = path(), .fqn = name}, "dequantize",
+                        "one tensor of this name", "a dequantized weight and another tensor");
 }
 
 formats::MissingData DequantizedReader::find_missing_data() const {
@@ -287,27 +318,6 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
   }
 }
 
-/// Returns the JSON with 0 in place of numbers that only Python writes, such as `Infinity`.
-std::string without_infinities(const std::string& text) {
-  constexpr std::array<std::string_view, 3> kNumbers = {"-Infinity", "Infinity", "NaN"};
-  std::string result;
-  bool is_in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '"') is_in_string = !is_in_string;
-    const std::string_view rest = std::string_view(text).substr(i);
-    const auto number = std::ranges::find_if(
-        kNumbers, [&](std::string_view each) { return rest.starts_with(each); });
-    if (!is_in_string && number != kNumbers.end()) {
-      result += '0';
-      i += number->size() - 1;
-      continue;
-    }
-    result += text[i];
-    if (is_in_string && text[i] == '\\' && i + 1 < text.size()) result += text[++i];
-  }
-  return result;
-}
-
 }  // namespace
 
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
@@ -316,7 +326,7 @@ Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path
   const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
   const std::string path = join_path(folder, "config.json");
   if (fs.kind_of(path) != FileKind::regular) return {};
-  return parse_json(without_infinities(read_file(fs, path, kMaxConfigNbytes)), path);
+  return parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
 }
 
 bool can_be_dequantized_to(DType dtype) {

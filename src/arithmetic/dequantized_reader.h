@@ -24,7 +24,7 @@ struct DequantizedCheckpoint {
 };
 
 /// Returns the content of `config.json` beside a checkpoint; None if there is no such file.
-/// `Infinity` and `NaN`, which Python writes, become 0. Throws: Error(corruption) if the file is
+/// `Infinity` and `NaN`, which Python writes, become None. Throws: Error(corruption) if the file is
 /// not JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
 

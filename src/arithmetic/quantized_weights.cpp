@@ -353,13 +353,16 @@ class Builder {
     for (int bits = 1; bits <= 8; ++bits) {
       if ((numel * bits + 31) / 32 == num_words) possible.push_back(bits);
     }
-    const std::set<std::int64_t> given = config_.bits();
-    for (const int bits : possible) {
-      if (possible.size() == 1 || given.contains(bits)) return bits;
+    if (possible.size() > 1) {
+      const std::set<std::int64_t> given = config_.bits();
+      std::erase_if(possible, [&](int bits) { return !given.contains(bits); });
     }
-    refuse("a number of bits in config.json that packs " + std::to_string(numel) +
+    if (possible.size() == 1) return possible.front();
+    std::string found;
+    for (const int bits : possible) found += (found.empty() ? "" : ", ") + std::to_string(bits);
+    refuse("one number of bits in config.json that packs " + std::to_string(numel) +
                " integers into " + std::to_string(num_words) + " words of 32 bits",
-           "none");
+           found.empty() ? "none" : found);
   }
 
   QuantizedWeight build_gptq_or_awq() const {

@@ -387,7 +387,12 @@ std::string NameTemplate::format(
     if (capture.kind == CaptureKind::alternatives) {
       name += capture.words.at(static_cast<std::size_t>(*number_of(value)));
     } else if (capture.kind == CaptureKind::number && capture.added != 0) {
-      name += std::to_string(*number_of(value) + capture.added);
+      const std::int64_t number = *number_of(value) + capture.added;
+      if (number < 0) {
+        throw Error::expected(ErrorKind::mismatch, {}, printable(text_), "numbers of 0 or more",
+                              std::to_string(number));
+      }
+      name += std::to_string(number);
     } else {
       name += value;
     }

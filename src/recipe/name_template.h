@@ -81,7 +81,8 @@ class NameTemplate {
   /// of text or words. Requires: `!ambiguity()`, else the cost can be exponential.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
-  /// Returns the name that the template makes with these values of the captures.
+  /// Returns the name that the template makes with these values of the captures. Throws:
+  /// Error(mismatch) if a number would be negative, as that of `{L-1}` for 0: no template reads it.
   std::string format(const std::function<const std::string&(const std::string&)>& value_of) const;
 
   /// The longest name that `match` accepts.

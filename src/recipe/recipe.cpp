@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/python_json.h"
 #include "recipe/rules.h"
 #include "tessera/base/error.h"
 
@@ -671,9 +672,14 @@ std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
   return recipe.text() + "\n" + value_to_json(options.config);
 }
 
-void read_config(const FileSystem& fs, const std::string& checkpoint,
+void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options) {
   constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+  const auto& variables = RecipeAccess::parsed(recipe).variables;
+  if (std::ranges::all_of(variables,
+                          [](const auto& each) { return each.second.config_keys.empty(); })) {
+    return;
+  }
   for (const std::string& place : {checkpoint, model_folder}) {
     if (place.empty()) continue;
     const bool is_directory = fs.kind_of(place) == FileKind::directory;
@@ -683,7 +689,7 @@ void read_config(const FileSystem& fs, const std::string& checkpoint,
                                                             : place.substr(0, slash + 1);
     const std::string path = join_path(folder, "config.json");
     if (fs.kind_of(path) != FileKind::regular) continue;
-    options.config = parse_json(read_file(fs, path, kMaxConfigNbytes), path);
+    options.config = parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
     options.config_path = path;
     return;
   }

@@ -2,12 +2,15 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "base/once.h"
 #include "base/value_bits.h"
 #include "formats/derived_reader.h"
+#include "formats/renamed_units.h"
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
 #include "recipe/megatron_names.h"
@@ -283,12 +286,15 @@ void TransformedReader::take_rest() {
   contents_.opening_findings = below.opening_findings;
   std::ranges::move(losses_, std::back_inserter(contents_.opening_findings));
   contents_.simplifications = renamed_simplifications(made_, below);
-  for (const FlatUnit& unit : below.units) {
-    const bool is_kept = std::ranges::all_of(unit.parameters, [&](const FlatUnitParameter& each) {
-      return contents_.find_tensor(each.fqn) != nullptr && !made_.new_names.contains(each.fqn);
-    });
-    if (is_kept) contents_.units.push_back(unit);
-  }
+  const std::set<std::string_view> dropped(made_.dropped.begin(), made_.dropped.end());
+  const auto new_name = [&](const std::string& parameter) -> std::optional<std::string> {
+    if (dropped.contains(parameter)) return std::nullopt;
+    const auto renamed = made_.new_names.find(parameter);
+    if (renamed == made_.new_names.end()) return parameter;
+    if (renamed->second.size() != 1) return std::nullopt;
+    return renamed->second.front();
+  };
+  formats::take_units(base(), new_name, contents_);
 }
 
 std::vector<std::vector<std::string>> TransformedReader::dict_orders() const {

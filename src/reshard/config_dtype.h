@@ -1,18 +1,11 @@
 #pragma once
 
-#include <set>
 #include <string>
 #include <string_view>
 
-#include "tessera/base/dtype.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
-
-/// A cast: the old dtypes of the tensors, and their new dtype.
-struct CastDTypes {
-  std::set<DType> from;
-  DType to;
-};
 
 /// How `config.json` of Hugging Face changes when its model is cast.
 struct ConfigEdit {

@@ -233,16 +233,19 @@ class Sorter {
 };
 
 /// Returns the old dtypes and the new dtype of the tensors that the plan casts; nothing if it casts
-/// none.
-std::optional<CastDTypes> dtypes_of_cast(const Plan& plan, const CheckpointReader& reader) {
-  std::optional<CastDTypes> cast;
+/// none. `widened`: as in ExtraFilesOptions.
+std::optional<CastDTypes> dtypes_of_cast(const Plan& plan, const CheckpointReader& reader,
+                                         const std::optional<CastDTypes>& widened) {
+  std::optional<CastDTypes> cast = widened;
+  if (cast) cast->from.erase(cast->to);
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const DType to = plan.destination.tensors[i].meta.dtype;
     const DType from = reader.contents().tensors[plan.copies[i].source_tensor].meta.dtype;
-    if (from == to) continue;
+    if (from == to || (widened && from == DType::float64)) continue;
     if (!cast) cast = CastDTypes{{}, to};
     cast->from.insert(from);
   }
+  if (cast && cast->from.empty()) cast.reset();
   return cast;
 }
 
@@ -362,7 +365,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
         return path.substr(path.rfind('/') + 1).starts_with("adapter");
       });
   if (options.removes_quantization) unquantize_config(fs, files);
-  if (const auto cast = dtypes_of_cast(plan, reader)) edit_config(fs, *cast, files);
+  const auto cast = dtypes_of_cast(plan, reader, options.widened);
+  if (cast) edit_config(fs, *cast, files);
   return files;
 }
 

@@ -10,6 +10,7 @@
 #include "formats/per_rank.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/plan_report.h"
+#include "reshard/state_key.h"
 #include "reshard/torchrec_names.h"
 #include "tessera/formats/format_driver.h"
 
@@ -315,6 +316,28 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
     if (std::ranges::any_of(names, fits)) continue;
     refuse_options("rename", "a rule that fits a name that is moved",
                    "'" + printable(rename.from) + "'");
+  }
+}
+
+void note_groups_with_old_names(const CheckpointContents& source, const MovedNames& moved,
+                                const PlanOptions& options, PlanReport& report) {
+  if (options.renames.empty()) return;
+  std::set<std::string> roots;  // parts of names before `state`, where what follows it changes
+  const auto add_root = [&](const std::string& name) {
+    const auto before = behind_state(name);
+    const std::string new_name = renamed(name, options.renames);
+    const auto after = behind_state(new_name);
+    if (before && after && *before != *after) roots.emplace(*before_component(name, "state"));
+  };
+  for (const MovedTensor& tensor : moved.tensors) add_root(*tensor.source_name);
+  for (const MovedValue& value : moved.values) add_root(source.values[value.source_value].name);
+  for (const MovedValue& value : moved.values) {
+    const std::string& name = source.values[value.source_value].name;
+    const auto root = before_component(name, "param_groups");
+    const bool lists = name.ends_with("param_groups") || name.ends_with(".params");
+    if (!root || !lists || roots.erase(std::string(*root)) == 0) continue;
+    report.note("rename", name, "names of parameters as their state has them",
+                "the old names, if it lists parameters by name (a recipe renames both)");
   }
 }
 

@@ -76,4 +76,9 @@ LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNam
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection, PlanReport& report);
 
+/// Adds a note for each optimizer whose state gets other names of parameters by the renames, and
+/// whose `param_groups` are moved. These list parameters, and no rename changes what they list.
+void note_groups_with_old_names(const formats::CheckpointContents& source, const MovedNames& moved,
+                                const PlanOptions& options, PlanReport& report);
+
 }  // namespace tessera::reshard

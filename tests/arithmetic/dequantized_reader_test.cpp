@@ -169,6 +169,42 @@ TEST(DequantizeTest, CountsTheWeightsThatAreSelected) {
   EXPECT_EQ(counted("!*weight"), std::pair(std::size_t{0}, std::size_t{0}));
 }
 
+/// A weight `w` in mxfp4, tied to `tied`, beside a plain tensor `v` that is tied to `tied-v`.
+std::unique_ptr<MemoryCheckpoint> with_tied_codes() {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"v", DType::float32, {1}}, test::bytes_of<float>({1}));
+  source->add({"w_blocks", DType::uint8, {1, 1, 16}}, test::Bytes(16, std::byte{0x12}));
+  source->add({"w_scales", DType::uint8, {1, 1}}, test::Bytes(1, std::byte{127}));
+  source->add_alias("tied-v", "v");
+  source->add_alias("tied_blocks", "w_blocks");
+  source->add_alias("tied_scales", "w_scales");
+  source->contents_for_change().aliases[1].key_path = formats::KeyPath{"tied_blocks"};
+  return source;
+}
+
+TEST(DequantizeTest, TiedCodesGetTheNameOfAWeight) {
+  const auto result =
+      dequantize(with_tied_codes(), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  const auto& aliases = result.reader->contents().aliases;
+  ASSERT_THAT(aliases, SizeIs(2));
+  EXPECT_EQ(aliases[0].fqn, "tied");
+  EXPECT_EQ(aliases[0].target, "w");
+  EXPECT_THAT(aliases[0].key_path, testing::ElementsAre(formats::Key("tied")));
+  EXPECT_EQ(aliases[1].fqn, "tied-v");
+  EXPECT_EQ(aliases[1].target, "v");
+}
+
+TEST(DequantizeTest, TiedCodesDoNotTakeTheNameOfAnotherTensor) {
+  const auto read = [] {
+    auto source = with_tied_codes();
+    source->add({"tied", DType::float32, {1}}, test::bytes_of<float>({1}));
+    dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  };
+  EXPECT_THAT(read, test::ThrowsError(ErrorKind::mismatch,
+                                      "tied: dequantize: expected one tensor of this name"));
+}
+
 TEST(DequantizeTest, AGlobalScaleOfZeroCountsAsTooLarge) {
   auto source = std::make_unique<MemoryCheckpoint>();
   source->add({"w_packed", DType::uint8, {1, 8}}, test::Bytes(8, std::byte{0x12}));
@@ -192,6 +228,39 @@ TEST(DequantizeTest, BitsOfTheConfigurationMustBeThoseOfTheCodes) {
                                    config, {}, reshard::OnOverflow::refuse);
     EXPECT_EQ(result.problems.empty(), bits == "4") << bits;
   }
+}
+
+TEST(DequantizeTest, OfSeveralBitsThatFitTheCodesNoneIsTaken) {
+  const auto read = [](const std::string& bits) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w_packed", DType::int32, {1, 1}}, test::bytes_of<std::int32_t>({0x04030201}));
+    source->add({"w_scale", DType::float32, {1, 1}}, test::bytes_of<float>({1}));
+    source->add({"w_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({1, 4}));
+    const Value config =
+        parse_json(R"({"quantization_config": {"config_groups": {)" + bits + "}}}", "config.json");
+    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  };
+  const std::string four = R"("a": {"weights": {"num_bits": 4}})";
+  const std::string eight = R"("b": {"weights": {"num_bits": 8}})";
+  EXPECT_THAT(read(four).problems, IsEmpty());
+  EXPECT_THAT(read(eight).problems, IsEmpty());
+  const auto both = read(four + ", " + eight);
+  ASSERT_THAT(both.problems, SizeIs(1));
+  EXPECT_EQ(both.problems[0].found, "4, 8");
+}
+
+TEST(DequantizeTest, FlatUnitsOfCodesAreLeftOutWithANote) {
+  auto source = with_tied_codes();
+  source->contents_for_change().units = {
+      make_flat_unit("a", DType::float32, {{"v", {1}}}),
+      make_flat_unit("b", DType::uint8, {{"w_blocks", {1, 1, 16}}})};
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  const auto& contents = result.reader->contents();
+  ASSERT_THAT(contents.units, SizeIs(1));
+  EXPECT_EQ(contents.units[0].name, "a");
+  ASSERT_THAT(contents.opening_findings, SizeIs(1));
+  EXPECT_THAT(contents.opening_findings[0].found, testing::HasSubstr("1 flat unit ('b')"));
 }
 
 TEST(DequantizeTest, BlocksMayBeMuchLargerThanTheWeight) {

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "base/python_json.h"
 #include "support/error_matchers.h"
 #include "support/random.h"
 
@@ -20,6 +21,14 @@ TEST(JsonTest, ParsesEveryKindOfValue) {
   EXPECT_EQ(parse_json(R"( {"a":[1,-2.5,1e3,true,false,null,"x\u00e9\ud834\udd1e"],"b":{}} )", "f"),
             Value(Value::Dict{{"a", Value::List{1, -2.5, 1000.0, true, false, Value{}, "xé𝄞"}},
                               {"b", Value::Dict{}}}));
+}
+
+TEST(JsonTest, NumbersThatOnlyPythonWritesBecomeNone) {
+  EXPECT_EQ(parse_python_json(R"({"NaN":[0.5,-Infinity,Infinity],"b":NaN,"c\"":"NaN"})", "f"),
+            Value(Value::Dict{
+                {"NaN", Value::List{0.5, Value{}, Value{}}}, {"b", Value{}}, {"c\"", "NaN"}}));
+  EXPECT_THAT([&] { parse_python_json("[infinity]", "f"); },
+              ThrowsError(ErrorKind::corruption, "JSON at byte 1"));
 }
 
 TEST(JsonTest, IntegersOfAnySizeStayExact) {

@@ -70,6 +70,19 @@ TEST(RecipeTest, RenamesWithCaptures) {
   EXPECT_THAT(floats(*reader, "layers.12.weight"), ElementsAre(10, 11));
 }
 
+TEST(RecipeTest, NumbersOfNamesAreNotNegative) {
+  MemoryCheckpoint source;
+  source.add({"h.0", DType::float32, {2}}, numbers(2));
+  source.add_value("v.0", 1);
+  for (const char* const rule :
+       {R"({"from": "h.{L}", "to": "g.{L-1}"})", R"({"from": "v.{L}", "to": "g.{L-1}"})",
+        R"({"from": "h.0", "to": "g.{L-1}", "ops": [{"unstack": "L"}]})"}) {
+    EXPECT_THAT(message_of([&] { applied(source, parsed(rule, R"("rest": "keep", )")); }),
+                HasSubstr("g.{L-1}: expected numbers of 0 or more, found -1"))
+        << rule;
+  }
+}
+
 // As in models whose last layers predict further tokens (MTP): another framework names them apart.
 TEST(RecipeTest, ARangeOfNumbersHasARuleOfItsOwn) {
   MemoryCheckpoint source;
@@ -817,6 +830,43 @@ TEST(RecipeTest, WhatRulesAndSlicesDropIsNoted) {
   EXPECT_THAT(notes_of(*reader),
               ElementsAre("2 tensors (optim.state.w.exp_avg, …), 1 value (epoch), 1 alias (tied), "
                           "4 elements of slices and paddings left out by its rules"));
+}
+
+/// Tensors `a` and `b` in one flat unit, beside a unit of `c` and a tensor `d` tied to it.
+MemoryCheckpoint with_units() {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {4, 2}}, numbers(8));
+  source.add({"b", DType::float32, {3}}, numbers(3));
+  source.add({"c", DType::float32, {2}}, numbers(2));
+  source.add_alias("d", "c");
+  source.contents_for_change().units = {
+      make_flat_unit("u", DType::float32, {{"a", {4, 2}}, {"b", {3}}}),
+      make_flat_unit("v", DType::float32, {{"d", {2}}})};
+  return source;
+}
+
+TEST(RecipeTest, FlatUnitsGetTheNewNames) {
+  const auto reader =
+      applied(with_units(), parsed(R"({"from": "a", "to": "x"})", R"("rest": "keep", )"));
+  const std::vector<FlatUnit> units = {
+      make_flat_unit("u", DType::float32, {{"x", {4, 2}}, {"b", {3}}}),
+      make_flat_unit("v", DType::float32, {{"d", {2}}})};
+  EXPECT_EQ(reader->contents().units, units);
+  EXPECT_THAT(notes_of(*reader), IsEmpty());
+}
+
+TEST(RecipeTest, FlatUnitsOfOtherShapesAreLeftOutWithANote) {
+  for (const char* const rule : {
+           R"({"from": "a", "to": ["x", "y"], "ops": [{"split": {"sizes": [2, 2]}}]})",
+           R"({"from": "a", "to": "a", "ops": [{"transpose": [0, 1]}]})",
+           R"({"from": "a", "to": ["x", "y"], "ops": [{"duplicate": 2}]})",
+       }) {
+    SCOPED_TRACE(rule);
+    const auto reader = applied(with_units(), parsed(rule, R"("rest": "keep", )"));
+    ASSERT_EQ(reader->contents().units.size(), 1);
+    EXPECT_EQ(reader->contents().units[0].name, "v");
+    EXPECT_THAT(notes_of(*reader), ElementsAre(HasSubstr("1 flat unit ('u')")));
+  }
 }
 
 TEST(RecipeTest, AdditionsAndTiesThatRulesSplitAreNoted) {

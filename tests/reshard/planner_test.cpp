@@ -911,6 +911,27 @@ TEST(PlannerTest, TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
       IsEmpty());
 }
 
+TEST(PlannerTest, RenamedStateBesideListsOfParametersIsNoted) {
+  CheckpointContents source = adamw();
+  source.values = {{"optim.param_groups.0.lr", {}}, {"optim.param_groups.0.params", {}}};
+  const auto notes = [&](std::vector<Rename> renames, NameSelection only = {}) {
+    return lines_of(
+        plan_reshard(source, "src", {.only = std::move(only), .renames = std::move(renames)})
+            .notes);
+  };
+  EXPECT_THAT(notes({{"optim.state.up.", "optim.state.top."}}),
+              ElementsAre(HasSubstr("optim.param_groups.0.params: rename: expected names of "
+                                    "parameters as their state has them, found the old names")));
+  EXPECT_THAT(notes({{"optim.state.", "optim.state.module."}}), SizeIs(1));
+  EXPECT_THAT(notes({{"optim.", "optimizer."}}), IsEmpty());
+  EXPECT_THAT(notes({{"model.up.", "model.top."}}), IsEmpty());
+  EXPECT_THAT(
+      notes({{"optim.state.up.", "optim.state.top."}}, NameSelection({"*", "!optim.param_groups"})),
+      IsEmpty());
+  source.values.pop_back();  // as torch flattens groups: no list of parameters
+  EXPECT_THAT(notes({{"optim.state.up.", "optim.state.top."}}), IsEmpty());
+}
+
 // Hugging Face's names have no dict `model`, though many of them begin with `model.`.
 TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames = {},

@@ -236,6 +236,7 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   return MoveSource{.reader = std::move(combined.reader),
                     .problems = std::move(problems),
                     .combination = std::move(combined.counts),
+                    .widened = std::move(combined.widened),
                     .dequantized = dequantized,
                     .losses = losses};
 }

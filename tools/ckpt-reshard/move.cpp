@@ -305,13 +305,16 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
   // For `combine`, only the first source's files describe the new model.
   const std::vector<std::string> described =
       source.combination ? std::vector{paths.front()} : paths;
+  std::optional<reshard::CastDTypes> widened;
+  if (!source.widened.empty()) widened = {source.widened, *wanted.cast};
   outcome.extra_files = reshard::plan_extra_files(
       object_store::files(), outcome.plan, reader, described, options.destination, *options.format,
       {.policy = options.extra_files,
        .max_nbytes = options.extra_files_nbytes,
        .folder = options.extra_files_folder,
        .preference = options.preference,
-       .removes_quantization = source.dequantized.has_value()});
+       .removes_quantization = source.dequantized.has_value(),
+       .widened = std::move(widened)});
   if (source.combination) {
     leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
                                  outcome.plan, reader, outcome.extra_files);

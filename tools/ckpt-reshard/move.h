@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct MoveSource {
   reshard::NamePrefixes prefixes{};     // each prefix must select a name
   /// Only for `combine`, which copies only the extra files of the first source.
   std::optional<arithmetic::CombinationCounts> combination{};
+  std::set<DType> widened{};  // arithmetic::CombinedCheckpoint::widened
   std::optional<Dequantized> dequantized{};
   /// Counts, while elements are read, sums and dequantized numbers that became zero or too large.
   std::shared_ptr<arithmetic::RoundingLosses> losses =

@@ -18,7 +18,7 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
               "Repeatable");
 }
 
-recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
+recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
                                      const std::string& checkpoint,
                                      const std::string& model_folder) {
   recipe::RecipeOptions options;
@@ -27,7 +27,7 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
   const auto unless_standard_input = [](const std::string& path) {
     return path == "-" ? std::string() : path;
   };
-  recipe::read_config(object_store::files(), unless_standard_input(checkpoint),
+  recipe::read_config(object_store::files(), recipe, unless_standard_input(checkpoint),
                       unless_standard_input(model_folder), options);
   return options;
 }
@@ -35,8 +35,8 @@ recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
 std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
                             const std::string& model_folder) {
   if (arguments.path.empty()) return {};
-  return recipe::identity_text(recipe::Recipe::read(FileSystem::posix(), arguments.path),
-                               recipe_options(arguments, checkpoint, model_folder));
+  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
+  return recipe::identity_text(recipe, recipe_options(recipe, arguments, checkpoint, model_folder));
 }
 
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
@@ -50,7 +50,7 @@ std::unique_ptr<formats::CheckpointReader> apply_recipe(
   }
   const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
   return recipe::open_transformed(std::move(reader), recipe,
-                                  recipe_options(arguments, checkpoint, model_folder));
+                                  recipe_options(recipe, arguments, checkpoint, model_folder));
 }
 
 }  // namespace tessera::cli

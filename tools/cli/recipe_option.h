@@ -19,10 +19,10 @@ struct RecipeArguments {
 
 void add_recipe_options(Command& command, RecipeArguments& arguments);
 
-/// Returns the options of a recipe. Its variables come from config.json beside the checkpoint at
+/// Returns the options for `recipe`. Its variables come from config.json beside the checkpoint at
 /// `checkpoint`, else from that in `model_folder` (empty: none).
 /// Throws: Error as recipe::add_setting and recipe::read_config.
-recipe::RecipeOptions recipe_options(const RecipeArguments& arguments,
+recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
                                      const std::string& checkpoint,
                                      const std::string& model_folder = {});
 

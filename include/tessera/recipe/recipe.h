@@ -60,9 +60,11 @@ struct RecipeOptions {
 /// text for a name counts. Throws: Error(invalid_argument) naming the text.
 void add_setting(RecipeOptions& options, std::string_view text);
 
-/// Reads a `config.json` into the options: from the checkpoint's folder, or else `model_folder`, if
-/// it is given. Without such a file, changes nothing. Throws: Error(corruption) if it is not JSON.
-void read_config(const FileSystem& fs, const std::string& checkpoint,
+/// If a variable of the recipe has a key of `config.json`, reads this file into the options: from
+/// the checkpoint's folder, or else `model_folder`, if it is given. Without such a file, changes
+/// nothing. `Infinity` and `NaN`, which Python writes, become None. Throws: Error(corruption) if
+/// the file is not JSON.
+void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 
 /// Returns a text with the recipe and the content of config.json. Runs with equal texts and equal

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -49,6 +50,12 @@ std::optional<ExtraFilesPolicy> parse_extra_files_policy(std::string_view name);
 /// The default of ExtraFilesOptions::max_nbytes.
 inline constexpr std::uint64_t kDefaultExtraFilesNbytes = std::uint64_t{256} << 20;
 
+/// A cast: the old dtypes of the tensors, and their new dtype.
+struct CastDTypes {
+  std::set<DType> from;
+  DType to;
+};
+
 /// Which extra files a move takes.
 struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
@@ -58,6 +65,9 @@ struct ExtraFilesOptions {
   formats::MergePreference preference = formats::MergePreference::none;
   /// Whether quantized weights became numbers: removes their settings (in `config.json` or beside).
   bool removes_quantization = false;
+  /// Set if the reader has float64 instead of tensors' own dtypes, because the plan casts its sums:
+  /// the dtypes that these tensors had, and the one that the plan gives them.
+  std::optional<CastDTypes> widened{};
 };
 
 /// What happens to the extra files of a move.

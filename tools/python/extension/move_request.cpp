@@ -222,7 +222,8 @@ std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
   RecipeRequest request{recipe::Recipe::read(FileSystem::posix(), path), {}};
   if (inverse) request.options.direction = recipe::Direction::inverse;
   for (const std::string& setting : settings) recipe::add_setting(request.options, setting);
-  recipe::read_config(object_store::files(), checkpoint, model_folder, request.options);
+  recipe::read_config(object_store::files(), request.recipe, checkpoint, model_folder,
+                      request.options);
   return request;
 }
 
