@@ -843,6 +843,38 @@ def test_ranks_that_hold_different_things(tmp_path):
     run_function(ranks_that_differ, 2, str(tmp_path))
 
 
+def load_different_things(root):
+    start()
+    from tessera.dcp import StorageReader
+    rank = dist.get_rank()
+    into = {"w": distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (2,)), [Shard(0)]), "v": torch.zeros(2)}
+    for path, told in (("one/s" if rank else "two/t", "expected 't', as on rank 0, found 's' on rank 1"),
+                       (("one/s", "two/s")[rank], "expected 's', as on rank 0, found a different checkpoint of that name on rank 1")):
+        with pytest.raises(tessera.Error, match=f"checkpoint to load: {told}") as caught:
+            tessera.load(into, f"{root}/{path}")
+        assert caught.value.kind == "mismatch"
+        with pytest.raises(dcp.api.CheckpointException, match=f"checkpoint to load: {told}"):
+            dcp.load(into, storage_reader=StorageReader(f"{root}/{path}"))
+    for options in ({"only": ["w", "v"][rank]}, {"strict": bool(rank)}, {"allow_cast": bool(rank)}, {"rename": {"a": "b"} if rank else None}):
+        with pytest.raises(tessera.Error, match=f"arguments: expected .*{next(iter(options))}=.*, as on rank 0, found .* on rank 1"):
+            tessera.load(into, f"{root}/one/s", **options)
+    assert into["v"].sum() == 0 and into["w"].to_local().sum() == 0
+    node_local = f"{root}/{('one', 'copy')[rank]}/s"
+    tessera.load(into, node_local, only=["w", ["w"]][rank])
+    dcp.load(into, storage_reader=StorageReader(node_local))
+    assert into["w"].to_local().tolist() == [1, 1] and into["v"].sum() == 2
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_all_ranks_load_one_checkpoint_with_the_same_arguments(tmp_path):
+    """Copies of one checkpoint, as on disks of several machines, count as one."""
+    for path, fill in (("one/s", 1.0), ("copy/s", 1.0), ("two/s", 2.0), ("two/t", 2.0)):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        tessera.save({"w": torch.full((4,), fill), "v": torch.ones(2)}, tmp_path / path)
+    run_function(load_different_things, 2, str(tmp_path))
+
+
 # --- PyTorch's own planner over Tessera's reader
 
 def load_layouts_through_dcp(root):

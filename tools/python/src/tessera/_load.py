@@ -13,7 +13,7 @@ from ._job_state import JobState, put_at, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
 from ._shared_memory import require_apart
 from ._symbol import with_constants
@@ -57,7 +57,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
-    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
+    If anything does not fit, or if ranks load different checkpoints or give different arguments, raises Error on all ranks
+    before any tensor is read. Its `problems` lists everything that does not fit.
     After the load, raises Error on all ranks if names of one tensor have different elements in the checkpoint, or if
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
@@ -68,10 +69,12 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     with ranks.holding_interrupts():
         begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
                                                       names_bytes("only", only), rename))
-        if len({digests for digests, _ in begun}) > 1:
+        require_same("arguments", [each.options for each in begun], load.path)
+        require_same_checkpoint([each.opened for each in begun], load.path)
+        if len({each.digests for each in begun}) > 1:
             described = ranks.gather(what, load.description)
             ranks.gather(what, lambda: load.plan_of_all(described))
-        elif not all(fits for _, fits in begun):
+        elif not all(each.fits for each in begun):
             ranks.gather(what, load.raise_refusal)
         num_threads = ranks.num_threads()
         has_steps = ranks.gather(what,
@@ -84,6 +87,15 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     return load.report()
 
 
+class _Begun(NamedTuple):
+    """What the ranks tell each other at the begin of a load."""
+
+    opened: tuple[str, str]  # last part of the checkpoint's path, and identity of the checkpoint
+    options: str
+    digests: tuple[str, str]  # of the rank's tensors, and of its names of values
+    fits: bool  # the state dict fits the checkpoint, if all ranks have the same state dict
+
+
 class _Load:
     """One load, on this rank."""
 
@@ -94,24 +106,28 @@ class _Load:
         self.unexpected: list[str] = []
 
     def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, endpoint: str | None, strict: bool, allow_cast: bool, only: list[bytes],
-              rename: Mapping[str, str] | None) -> tuple[tuple[str, str], bool]:
-        """Plans as if all ranks had the same tensors and names of values. Returns the digests of this rank's tensors and of its names
-        of values, and whether they fit the checkpoint.
+              rename: Mapping[str, str] | None) -> _Begun:
+        """Opens the checkpoint, and plans as if all ranks had the same tensors and names of values.
 
         In the usual case, all ranks have the same digests. Then no other exchange is needed.
         """
-        self.encoded = stored_path_bytes("path", path, endpoint)
-        self.path = os.fsdecode(self.encoded)
+        encoded = stored_path_bytes("path", path, endpoint)
+        self.path = os.fsdecode(encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
+        self.renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
         self.state = JobState(state_dict, self.ranks)
         if self.state.values and not isinstance(state_dict, MutableMapping):
             raise TypeError(f"state_dict: expected a dict that can be changed, found {type(state_dict).__name__}")
         require_apart(self.state.local_tensors())
+        self.load = _core.Load(encoded)
         try:
             self._plan(_untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
             self.refusal = error
-        return (tensor_digest(self.state), names_digest(self.state)), self.refusal is None
+        identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
+        patterns = [pattern.decode("utf-8", "surrogateescape") for pattern in only]
+        options = f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={self.rename}"
+        return _Begun((last_part(self.path), identity), options, (tensor_digest(self.state), names_digest(self.state)), self.refusal is None)
 
     def raise_refusal(self) -> None:
         if self.refusal is not None:
@@ -126,12 +142,10 @@ class _Load:
                    set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
-        self.load = _core.Load(self.encoded)
-        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
         self.saved = _SavedValues(self.load, self.rename, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
                               [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
-                              self.allow_cast, self.only, renames)
+                              self.allow_cast, self.only, self.renames)
         problems = [Problem(*row) for row in rows]
         selection = _core.Selection(self.only)
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]

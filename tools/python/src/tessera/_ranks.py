@@ -192,6 +192,28 @@ class Ranks:
         return [each.numpy().tobytes() for each in received]
 
 
+def require_same(what: str, by_rank: list[Any], path: str) -> None:
+    """Raises Error if a rank has something else than rank 0."""
+    for rank, found in enumerate(by_rank):
+        if found != by_rank[0]:
+            raise Error(f"{what}: expected {by_rank[0]!r}, as on rank 0, found {found!r} on rank {rank}", kind="mismatch", path=path)
+
+
+def require_same_checkpoint(opened: list[tuple[str, str]], path: str) -> None:
+    """Raises Error if ranks have opened different checkpoints. `opened`: each rank's last part of the path, because folders may
+    differ between machines, and identity of the checkpoint."""
+    first_name, first = opened[0]
+    for rank, (name, identity) in enumerate(opened):
+        if (name, identity) != (first_name, first):
+            found = "a different checkpoint of that name" if name == first_name else repr(name)
+            raise Error(f"checkpoint to load: expected {first_name!r}, as on rank 0, found {found} on rank {rank} (do all ranks see the "
+                        "same file system?)", kind="mismatch", path=path)
+
+
+def last_part(path: str) -> str:
+    return os.path.basename(path.rstrip("/"))
+
+
 def _as_tensor(message: bytes, nbytes: int) -> torch.Tensor:
     import torch
 

@@ -18,7 +18,7 @@ from . import _core
 from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same
 from ._saved_memory import SavedMemory
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ class _Job(SaveSteps):
                                     nbytes("memory", memory), optional_path_bytes("base", base),
                                     flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
-            return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
+            return {"tensors": own, "names": names_digest(self.state), "checkpoint": last_part(self.path),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
-                               f"base={None if base is None else os.path.basename(os.fsdecode(base).rstrip('/'))!r}, "
+                               f"base={None if base is None else last_part(os.fsdecode(base))!r}, "
                                f"changed_rows={changed_rows}",
                     "values": self._values() if ranks.rank == 0 else None,
                     "per rank": {name: self.state.values[name] for name in self.state.per_rank},
@@ -207,13 +207,12 @@ class _Job(SaveSteps):
 
         by_rank = self.together(begin)
         first = by_rank[0]
-        for rank, other in enumerate(by_rank):
-            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"),
-                              ("options", "arguments")):
-                if other[key] != first[key]:
-                    self._abandon()
-                    raise Error(f"{what}: expected {first[key]!r}, as on rank 0, found {other[key]!r} on rank {rank}",
-                                kind="mismatch", path=self.path)
+        try:
+            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"), ("options", "arguments")):
+                require_same(what, [message[key] for message in by_rank], self.path)
+        except Error:
+            self._abandon()
+            raise
         digests = tuple(message["tensors"] for message in by_rank)
         descriptions = None
         if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):

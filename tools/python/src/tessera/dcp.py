@@ -10,6 +10,7 @@ import io
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Union
 
 import torch
@@ -27,7 +28,7 @@ from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes
 from ._checkpoint import Checkpoint
 from ._job_tensors import is_in_host_memory
 from ._position import Position
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same_checkpoint
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
 from ._symbol import with_constants
 
@@ -89,9 +90,15 @@ class StorageReader(DcpStorageReader):
         self._checkpoint()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Adds what this rank has opened. Called on all ranks."""
+        checkpoint = self._checkpoint()
+        return replace(plan, storage_data=(last_part(checkpoint.path), checkpoint._open_reader().identity()))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Checks that all ranks have opened the same checkpoint. Called on the coordinator."""
+        opened = [plan.storage_data for plan in plans]
+        if None not in opened:  # the planner has kept what prepare_local_plan added
+            require_same_checkpoint(opened, self._checkpoint().path)
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -211,7 +218,7 @@ class _PlannedSave(SaveSteps):
             self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             for value_path, value in values:
-                _core.check_value(value_path, value)
+                _core.plain_value(value_path, value)
             return pieces, values, self.save.stage() if ranks.rank == 0 else None
 
         by_rank = self.together(begin)
