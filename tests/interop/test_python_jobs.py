@@ -843,6 +843,89 @@ def test_ranks_that_hold_different_things(tmp_path):
     run_function(ranks_that_differ, 2, str(tmp_path))
 
 
+def sharded_rows(in_order):
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard, ShardedTensor
+    from torch.distributed._shard.sharding_spec import ShardMetadata
+
+    rank = dist.get_rank()
+    shards = [LocalShard(torch.full((1, 2), float(row)), ShardMetadata([row, 0], [1, 2], f"rank:{rank}/cpu"))
+              for row in (2 * rank, 2 * rank + 1)]
+    return ShardedTensor._init_from_local_shards(shards if in_order else shards[::-1], [4, 2])
+
+
+def save_awkward_things(root):
+    start()
+    rank = dist.get_rank()
+    # The second save reuses the plan of the first.
+    for name, in_order in (("rows", True), ("rows again", False)):
+        saved = tessera.save({"w": sharded_rows(in_order)}, f"{root}/{name}")
+        into = sharded_rows(not in_order)
+        for shard in into.local_shards():
+            shard.tensor.zero_()
+        tessera.load({"w": into}, f"{root}/{name}")
+        assert {shard.metadata.shard_offsets[0]: shard.tensor[0, 0] for shard in into.local_shards()} == {2 * rank: 2 * rank, 2 * rank + 1: 2 * rank + 1}
+    assert not saved.has_planned
+
+    # Values that pickle cannot send, or that only one rank can unpickle, are saved as on one rank: as the plain type.
+    class Own(str):
+        pass
+
+    state = {"seen": collections.defaultdict(lambda: 0), "own": Own("text"), "dtype": torch.bfloat16, "random": tessera.PerRank(Own(rank))}
+    tessera.save(state, f"{root}/values")
+    tessera.save({**state, f"of {rank}": Own("x")}, f"{root}/more values")
+    with pytest.raises(tessera.Error, match="bad: value: expected"):
+        tessera.save({"bad": (collections.defaultdict(Odd, a=Odd()),)}, f"{root}/bad")
+
+    # The names of both ranks are one text if a line break joins them.
+    tessera.save({"a\nb": 1} if rank == 0 else {"a": 2, "b": 3}, f"{root}/names")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_awkward_things_are_saved_as_they_are(tmp_path):
+    run_function(save_awkward_things, 2, str(tmp_path))
+    for name in ("rows", "rows again"):
+        assert tessera.open(tmp_path / name)["w"].torch()[:, 0].tolist() == [0, 1, 2, 3], name
+    expected = {"seen": {}, "own": "text", "dtype": torch.bfloat16, "random": {"ranks": ["0", "1"]}}
+    assert tessera.open(tmp_path / "values").state_dict() == expected
+    assert tessera.open(tmp_path / "more values").state_dict() == {**expected, "of 0": "x", "of 1": "x"}
+    assert tessera.open(tmp_path / "names").state_dict() == {"a\nb": 1, "a": 2, "b": 3}
+
+
+def tied_state(rank):
+    """a and b are tied, and c is tied to a where it is. x and y are tied on rank 1 alone."""
+    a, x = torch.ones(4), torch.zeros(2)
+    mesh = init_device_mesh("cpu", (2,))
+    row = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)])  # rank 1 has no elements of it
+    return {"a": a, "b": a, "row": row, "row again": row, **({"c": a} if rank == 0 else {"more": torch.ones(1)}),
+            "x": x, "y": x if rank else x.clone()}
+
+
+def save_ties(root):
+    start()
+    for i, has_planned in enumerate((True, False)):
+        saved = tessera.save(tied_state(dist.get_rank()), f"{root}/{i}")
+        assert (saved.has_planned, saved.changes) == (has_planned, {"split_ties": 1})
+    saved = tessera.save(tied_state(dist.get_rank()), f"{root}/dcp", format="dcp")
+    assert saved.changes == {"split_ties": 4}
+    into = tied_state(dist.get_rank())
+    for tensor in into.values():
+        tensor.fill_(9)
+    for name in ("0", "dcp"):
+        tessera.load(into, f"{root}/{name}")
+        for tensor, wanted in zip(into.values(), tied_state(dist.get_rank()).values()):
+            tensor, wanted = (t.to_local() if isinstance(t, DTensor) else t for t in (tensor, wanted))
+            assert torch.equal(tensor, wanted)
+    dist.destroy_process_group()
+
+
+def test_ties_stay_if_all_ranks_that_hold_the_names_have_them(tmp_path):
+    run_function(save_ties, 2, str(tmp_path))
+    for name in ("0", "1"):
+        assert tessera.open(tmp_path / name).aliases == {"b": "a", "c": "a", "row again": "row"}
+        assert tessera.verify(tmp_path / name) == []
+
+
 def load_different_things(root):
     start()
     from tessera.dcp import StorageReader

@@ -211,6 +211,7 @@ def _of_sharded_tensor(name: str, tensor: Any, ranks: Ranks) -> JobTensor:
             raise _refuse(name, f"the shards that its metadata gives to rank {ranks.rank}", f"a shard at {box[0]}")
         if shard.tensor.numel():
             held.append((box, shard.tensor.detach().reshape(box[1])))
+    held.sort(key=lambda of_box: of_box[0])  # because plans count boxes, and the order may differ in the next state dict
     layout: list[Shard] = [(list(box[0]), list(box[1]), sorted(holders)) for box, holders in sorted(shards.items())]
     if not layout:
         layout = [([0] * len(shape), shape, [0])]

@@ -128,17 +128,22 @@ class Ranks:
         """
         own: tuple[bool, Any]
         raised: BaseException | None = None
+        doing = what.split(" ", 1)[0]
+        message = b""
         try:
             own = (True, body())
             if self._interrupted:
                 self._interrupted = False
                 raise KeyboardInterrupt
+            if self._group is not None:
+                message = pickle.dumps((doing, own))
         except BaseException as error:
             raised = error
             own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
+            message = pickle.dumps((doing, own))
         results: list[tuple[bool, Any]] = [own]
         if self._group is not None:
-            results = self._exchange(what, own, raised)
+            results = self._exchange(what, message, raised)
         if raised is not None:
             raise raised
         good: list[T] = []
@@ -149,9 +154,9 @@ class Ranks:
             good.append(result)
         return good
 
-    def _exchange(self, what: str, own: Any, raised: BaseException | None) -> list[Any]:
+    def _exchange(self, what: str, message: bytes, raised: BaseException | None) -> list[Any]:
         try:
-            results = self._all_gather(pickle.dumps((what.split(" ", 1)[0], own)))
+            results = self._all_gather(message)
         except RuntimeError as error:
             if raised is not None:
                 raise raised from None

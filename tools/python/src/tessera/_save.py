@@ -168,7 +168,7 @@ class SaveSteps:
 class _Job(SaveSteps):
     """One save, on this rank."""
 
-    _plans: dict[Any, _core.SavePlan] = {}
+    _plans: dict[Any, tuple[_core.SavePlan, int]] = {}  # and the number of ties that are not kept
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
@@ -183,6 +183,7 @@ class _Job(SaveSteps):
                  endpoint: str | None):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
+        self.num_split_ties = 0  # because ranks hold different ties
         self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
@@ -190,8 +191,9 @@ class _Job(SaveSteps):
             self.path = os.fsdecode(encoded)
             self.format = text("format", format)
             self.state = JobState(state_dict, ranks)
-            for name, value in self.state.values.items():
-                _core.check_value(list(self.state.paths[name]), value)
+            # Pickle can send plain values, and any rank can unpickle them.
+            self.state.values = {name: _core.plain_value(list(self.state.paths[name]), value)
+                                 for name, value in self.state.values.items()}
             self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
                                     at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
                                     nbytes("memory", memory), optional_path_bytes("base", base),
@@ -222,7 +224,7 @@ class _Job(SaveSteps):
             values = merged_values(self.together(self._values))
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
-            self.plan = self._plan(digests, descriptions)
+            self.plan, self.num_split_ties = self._plan(digests, descriptions)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
@@ -236,14 +238,19 @@ class _Job(SaveSteps):
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
         return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests)
 
-    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> _core.SavePlan:
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> tuple[_core.SavePlan, int]:
         key = self._cache_key(digests)
         found = self._plans.get(key)
         if found is None:
             self.has_planned = True
-            described = merged(self.path, descriptions) if descriptions else describe_job(self.state)
-            job = core_job(self.ranks, described)
-            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state))
+            tensors, aliases = describe_job(self.state)
+            num_split = 0
+            if descriptions:
+                tensors, _ = merged(self.path, descriptions)
+                aliases, num_split = ties_of_all(descriptions)
+                tensors = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+            job = core_job(self.ranks, (tensors, aliases))
+            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = found
@@ -304,7 +311,10 @@ class _Job(SaveSteps):
 
     def report(self, begin: float) -> Saved:
         written = self.plan.nbytes if self.failure is None else 0
-        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin, changes=self.save.changes)
+        changes = self.save.changes
+        if self.num_split_ties:
+            changes["split_ties"] = changes.get("split_ties", 0) + self.num_split_ties
+        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin, changes=changes)
 
     def with_linked(self, report: Saved) -> Saved:
         """Returns the report with `linked_nbytes`, the bytes that stay in files of the base. Subtracts them from `nbytes`."""
@@ -405,7 +415,7 @@ def tensor_digest(state: JobState) -> str:
 
 
 def names_digest(state: JobState) -> str:
-    return hashlib.sha256("\n".join(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(repr(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def core_job(ranks: Ranks, described: Description) -> _core.Job:
@@ -446,6 +456,26 @@ def merged(path: str, by_rank: list[Description]) -> Description:
         raise Error("\n  ".join([f"{path}: the ranks hold different tensors under {len(problems)} "
                                  f"{'name' if len(problems) == 1 else 'names'}:", *problems[:100]]), kind="mismatch", path=path)
     return tensors_of_all, {}
+
+
+def ties_of_all(by_rank: list[Description]) -> tuple[dict[str, tuple[list[Any], str]], int]:
+    """Returns the aliases that have the same target on all ranks that hold elements of them, and the number of others."""
+    tied: dict[str, tuple[list[Any], str]] = {}
+    split = set()
+    for name, alias in ((name, alias) for _, aliases in by_rank for name, alias in aliases.items()):
+        if all(_may_be_tied(rank, name, alias, of_rank) for rank, of_rank in enumerate(by_rank)):
+            tied[name] = alias
+        else:
+            split.add(name)
+    return tied, len(split)
+
+
+def _may_be_tied(rank: int, name: str, alias: tuple[list[Any], str], described: Description) -> bool:
+    tensors, aliases = described
+    if name not in tensors:
+        return aliases.get(name, alias) == alias
+    layout = tensors[name][3]
+    return layout is not None and not any(rank in holders for _, _, holders in layout)
 
 
 def _in_words(description: Any) -> str:
