@@ -525,6 +525,24 @@ def test_tied_tensors_of_the_job_get_one_value_or_an_error(tmp_path):
     assert tied.sum() == 3
 
 
+@pytest.mark.parametrize("second, other", [
+    (lambda w: w, torch.zeros(2, 2)), (lambda w: w.view(4), torch.zeros(4)), (lambda w: w.T, torch.ones(2, 2).tril()),
+    (lambda w: w.view(torch.int32), torch.zeros(2, 2, dtype=torch.int32))])
+def test_names_that_share_all_memory_get_one_value_or_an_error(tmp_path, second, other):
+    """Also if the state dict's first name for a tied tensor is not loaded."""
+    whole = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    tessera.save({"b": whole, "c": second(whole).clone()}, tmp_path / "equal")
+    tessera.save({"b": whole, "c": other}, tmp_path / "apart")
+    into = torch.zeros(2, 2)
+    for state in ({"a": into, "b": into, "c": second(into)}, {"a": into.view(2, 2), "b": into, "c": second(into)}):
+        for how in ({"only": ["b", "c"]}, {"strict": False}):
+            into.zero_()
+            tessera.load(state, tmp_path / "equal", **how)
+            assert torch.equal(into, whole)
+            with pytest.raises(tessera.Error, match="c: tied tensors: expected the same elements as b in the checkpoint"):
+                tessera.load(state, tmp_path / "apart", **how)
+
+
 def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
     tessera.save({"a": torch.ones(4), "b": torch.ones(4) * 2}, tmp_path / "s")
     memory = torch.zeros(6)
@@ -582,6 +600,42 @@ def test_shared_elements_are_found_as_by_looking_at_each_element():
         except tessera.Error:
             assert not expected, views
     assert 300 < num_apart < 2700
+
+
+def test_a_value_below_another_of_the_checkpoint_is_not_lost(tmp_path):
+    tessera.save({"lr": 0.1, "lr.decay": 0.5}, tmp_path / "s")
+    into = {"lr": 0.0}
+    with pytest.raises(tessera.Error, match="lr.decay: unexpected"):
+        tessera.load(into, tmp_path / "s")
+    assert tessera.load(into, tmp_path / "s", strict=False).unexpected == ["lr.decay"] and into == {"lr": 0.1}
+    into = {"lr": 0.0, "lr.decay": 0.0}
+    tessera.load(into, tmp_path / "s")
+    assert into == {"lr": 0.1, "lr.decay": 0.5}
+
+
+def test_a_dict_inside_a_value_is_replaced(tmp_path):
+    state = {"x": (1, {"a": 5, "b": {"c": 1}}), "y": [(collections.OrderedDict(b=1, a=2),)], "empty": ({},)}
+    tessera.save(state, tmp_path / "s")
+    kept = {"old": 1}
+    into = {"x": (0, {"b": {"old": 2}, "old": 2, "a": 1}), "y": [(collections.OrderedDict(a=1, b=2),)], "empty": (kept,)}
+    tessera.load(into, tmp_path / "s")
+    assert_equal(into, {**state, "y": [(collections.OrderedDict(b=1, a=2),)]})
+    assert isinstance(into["y"][0][0], collections.OrderedDict) and into["empty"][0] is kept
+
+
+def test_an_object_that_is_a_dict_takes_its_own_state(tmp_path):
+    class Settings(dict):
+        def state_dict(self):
+            return {"kept": self["kept"]}
+
+        def load_state_dict(self, state):
+            assert self["kept"] == 0
+            self.update(state)
+
+    tessera.save({"s": Settings(kept=1, other=2)}, tmp_path / "s")
+    into = Settings(kept=0, other=9)
+    tessera.load({"s": into}, tmp_path / "s")
+    assert into == {"kept": 1, "other": 9}
 
 
 def test_values_fill_empty_containers(tmp_path):

@@ -192,27 +192,29 @@ def put_at(container: Any, keys: list[Any], value: Any) -> None:
 
 def put_back(given: Any, loaded: Any) -> Any:
     """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
+    if _has_state(given):  # gets its state later
+        return given
     if isinstance(given, Mapping) and not isinstance(given, MutableMapping) and isinstance(loaded, dict):
         new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
         if new.keys() == given.keys() and all(value is given[key] for key, value in new.items()):
             return given
         return types.MappingProxyType(new) if isinstance(given, types.MappingProxyType) else new
-    if isinstance(given, Mapping) and isinstance(loaded, dict):
-        for key, value in loaded.items():
-            new = put_back(given[key], value) if key in given else value
-            if key not in given or new is not given[key]:
-                given[key] = new  # type: ignore[index]
+    if isinstance(given, MutableMapping) and isinstance(loaded, dict):
+        new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
+        if list(new) != list(given):  # a dict inside a value
+            given.clear()
+        for key, value in new.items():
+            if key not in given or value is not given[key]:
+                given[key] = value
         return given
     if isinstance(given, list) and isinstance(loaded, list) and len(given) == len(loaded):
         given[:] = [put_back(one, other) for one, other in zip(given, loaded, strict=True)]
         return given
     if isinstance(given, tuple) and isinstance(loaded, tuple) and len(given) == len(loaded):
-        new = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
-        if all(a is b for a, b in zip(new, given, strict=True)):
+        items = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
+        if all(a is b for a, b in zip(items, given, strict=True)):
             return given
-        return type(given)._make(new) if hasattr(given, "_make") else new  # a namedtuple stays one
+        return type(given)._make(items) if hasattr(given, "_make") else items  # a namedtuple stays one
     if isinstance(given, frozenset) and isinstance(loaded, set):
         return frozenset(loaded)
-    if _has_state(given):
-        return given
     return loaded

@@ -15,7 +15,7 @@ from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
-from ._shared_memory import require_apart
+from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
 
     If anything does not fit, or if ranks load different checkpoints or give different arguments, raises Error on all ranks
     before any tensor is read. Its `problems` lists everything that does not fit.
-    After the load, raises Error on all ranks if names of one tensor have different elements in the checkpoint, or if
+    After the load, raises Error on all ranks if names of one tensor or memory have different elements in the checkpoint, or if
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
     ranks = Ranks.of(process_group)
@@ -190,25 +190,29 @@ class _Load:
                        if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
-        local = self.state.local_of_names()
+        filled: dict[Any, str] = {}  # by memory: the name whose elements it gets
         tied: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []  # both names, the first one's tensor, the other's copy
+        local = self.state.local_of_names()
         loaded = set(self.load.loaded())
-        for name in sorted(loaded):
-            first = self.state.aliases.get(name, name)
-            if first == name or first not in loaded:
-                addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
+        for name in self.state.paths:
+            if name not in loaded:
                 continue
-            own = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _, tensor in local[name]]
-            tied += [(first, name, tensor, copy) for (_, tensor), copy in zip(local[name], own, strict=True)]
-            addresses[name] = [copy.data_ptr() for copy in own]
+            addresses[name] = []
+            for _, tensor in local.get(name, []):
+                first = filled.setdefault(memory_key(tensor), name)
+                if first == name:
+                    addresses[name].append(self._address(tensor, copies))
+                else:
+                    tied.append((first, name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")))
+                    addresses[name].append(tied[-1][3].data_ptr())
         self.underflows = self.load.read(addresses, memory, threads, progress)
         with torch.no_grad():
             for to, copy in copies:
                 to.copy_(copy)
         for first, name, tensor, copy in tied:
             if not _are_same_bits(tensor, copy):
-                raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names are one "
-                            "tensor in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
+                raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names have one "
+                            "memory in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
         return bool(self.state.objects or self.of_ranks)
 
     def _saved_value(self, name: str) -> Any:
@@ -270,10 +274,11 @@ class _SavedValues:
             new = next((to + name[len(at):] for at, to in rename.items() if name.startswith(at)), name)
             self._index[new] = i
             self._paths[new] = path
+        for new in self._index:
             above = self._ancestor(new, names)
             if new in names:
                 self.found.add(new)
-            elif above is not None:
+            elif above is not None and above not in self._index:
                 self._below.setdefault(above, []).append(new)
                 self.found.add(above)
             else:
