@@ -320,6 +320,30 @@ def test_a_backward_after_a_load_does_not_use_the_new_elements(tmp_path):
     assert weight.tolist() == [0, 1, 2, 3]
 
 
+def test_a_backward_after_a_load_through_dcp_does_not_use_the_new_elements(tmp_path):
+    import tessera.dcp
+
+    tessera.save({"w": torch.arange(4.0)}, tmp_path / "state")
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * weight).sum()
+    dcp.load({"w": weight}, storage_reader=tessera.dcp.StorageReader(tmp_path / "state"), no_dist=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_storage_writer_warns_of_tied_tensors(tmp_path):
+    """DCP's planner gives each name to some rank, as tensors of its own."""
+    import tessera.dcp
+
+    w = torch.ones(2)
+    with pytest.warns(RuntimeWarning, match=r"^b: is tied to a, but DCP saves it as a tensor of its own \(and 1 more\)$"):
+        dcp.save({"a": w, "b": w, "c": w, "view": w[:1], "step": 1}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+    assert tessera.open(tmp_path / "s").aliases == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"), no_dist=True)
+
+
 def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
     class Listing:
         def state_dict(self):
@@ -457,6 +481,25 @@ def containing_itself():
 def test_bad_state_is_refused_by_name(tmp_path, state, told):
     with pytest.raises(tessera.Error, match=told):
         tessera.save(state, tmp_path / "s")
+    assert os.listdir(tmp_path) == []
+
+
+def with_storage_of(nbytes):
+    """Returns a tensor of 4 elements, whose storage was made smaller afterwards."""
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+@pytest.mark.parametrize("state, told", [
+    ({"m": torch.nn.LazyLinear(3)}, "m.weight: tensor: expected a tensor with a shape, found an uninitialized parameter"),
+    ({"w": with_storage_of(0)}, r"w: tensor: expected memory of 16 bytes or more, found 0 bytes \(resize_ of its storage frees memory\)"),
+    ({"w": with_storage_of(12)}, "w: tensor: expected memory of 16 bytes or more, found 12 bytes"),
+])
+@pytest.mark.parametrize("call", [tessera.save, tessera.async_save, tessera.load])
+def test_tensors_that_lack_memory_are_refused_by_name(tmp_path, call, state, told):
+    with pytest.raises(tessera.Error, match=told):
+        call(state, tmp_path / "s")
     assert os.listdir(tmp_path) == []
 
 
