@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
 from ._errors import Error, Problem, refused
-from ._job_state import JobState, put_at, put_back
+from ._job_state import JobState, Nesting, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
@@ -302,10 +302,10 @@ class _SavedValues:
         if not self.is_split(name):
             return self._read(name)
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
-        root: Any = [] if all(isinstance(path[0], Position) for path in keys.values()) else {}
+        nesting = Nesting([] if all(isinstance(path[0], Position) for path in keys.values()) else {})
         for each, path in keys.items():
-            put_at(root, path, self._read(each))
-        return root
+            nesting.put(each, path, self._read(each))
+        return nesting.root
 
     def _read(self, name: str) -> Any:
         return with_constants(self._load.read_value(self._index[name]))

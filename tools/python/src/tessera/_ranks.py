@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TIMEOUT = datetime.timedelta(days=1)  # other ranks wait while rank 0 makes one large file; a rank that dies ends the wait at once
 _SHORT_NBYTES = 1024  # a longer message needs a second collective
 
 
@@ -60,7 +62,7 @@ class Ranks:
             if self.rank < 0:
                 raise ValueError("process_group: expected a group that has this rank, found a group without it")
             if self.size > 1:
-                self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
+                self._group = dist.new_group(self.global_ranks, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
         self._interrupted = False
         self._num_threads = 0
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
-from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
+from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
 from ._ranks import Ranks, last_part, require_same
@@ -187,7 +188,7 @@ class _Job(SaveSteps):
         self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
-            encoded = stored_path_bytes("path", path, endpoint)
+            encoded = absolute(stored_path_bytes("path", path, endpoint))
             self.path = os.fsdecode(encoded)
             self.format = text("format", format)
             self.state = JobState(state_dict, ranks)
@@ -196,7 +197,7 @@ class _Job(SaveSteps):
                                  for name, value in self.state.values.items()}
             self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
                                     at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
-                                    nbytes("memory", memory), optional_path_bytes("base", base),
+                                    nbytes("memory", memory), absolute(optional_path_bytes("base", base)),
                                     flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
             return {"tensors": own, "names": names_digest(self.state), "checkpoint": last_part(self.path),
@@ -326,9 +327,14 @@ class _Background:
     """A save in the background. There is at most one for each `Ranks`."""
 
     _running: dict[Any, _Background] = {}
+    _process: int | None = None  # the process that has started a save; a fork is another one
 
     @classmethod
     def start(cls, job: _Job, report: Saved) -> Future[Saved]:
+        if cls._process != os.getpid():
+            cls._process = os.getpid()
+            # Python calls no function of atexit at the end of a forked process of multiprocessing.
+            multiprocessing.util.Finalize(None, cls.wait_for_all, exitpriority=10)
         it = cls._running[job.ranks] = cls(job, report)
         return it.future
 
@@ -341,18 +347,16 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. If it failed, and a rank has not called `result()`, raises on all ranks."""
+        """Waits for the save of these ranks. If it failed on a rank that has not called `result()`, raises on all ranks."""
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
-        if it is None or it.failure is None:
-            return
-        failure = it.failure
-        if not all(ranks.gather("saving after a failure", lambda: it.future.was_asked)):
-            raise failure
+        if it is not None:
+            ranks.gather("waiting for the save before", it.raise_unasked)
 
     @classmethod
     def wait_for_all(cls) -> None:
-        for it in cls._running.values():
+        while cls._running:
+            _, it = cls._running.popitem()
             it.thread.join()
             if it.failure is not None and not it.future.was_asked:
                 print(f"tessera: a save in the background failed, and nobody called result(): {it.failure}",
@@ -364,6 +368,10 @@ class _Background:
         self.future.set_running_or_notify_cancel()
         self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
         self.thread.start()
+
+    def raise_unasked(self) -> None:
+        if self.failure is not None and not self.future.was_asked:
+            raise self.failure
 
     def _run(self, job: _Job, report: Saved) -> None:
         try:
