@@ -166,6 +166,21 @@ def test_a_forked_child_saves_and_loads_too(tmp_path):
     assert tessera.verify(tmp_path / "step-3") == []
 
 
+def test_a_process_of_multiprocessing_ends_after_its_saves(tmp_path):
+    """Python calls no functions of atexit at the end of such a process."""
+    import multiprocessing
+
+    def save(name):
+        tessera.async_save(state(1), tmp_path / name)
+
+    tessera.async_save(state(1), tmp_path / "of parent").result()
+    for name in ("1", "2"):
+        process = multiprocessing.get_context("fork").Process(target=save, args=(name,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0 and tessera.verify(tmp_path / name) == []
+
+
 ENDING = """
 import atexit, pathlib, sys
 import torch, torch.distributed as dist

@@ -320,6 +320,30 @@ def test_a_backward_after_a_load_does_not_use_the_new_elements(tmp_path):
     assert weight.tolist() == [0, 1, 2, 3]
 
 
+def test_a_backward_after_a_load_through_dcp_does_not_use_the_new_elements(tmp_path):
+    import tessera.dcp
+
+    tessera.save({"w": torch.arange(4.0)}, tmp_path / "state")
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * weight).sum()
+    dcp.load({"w": weight}, storage_reader=tessera.dcp.StorageReader(tmp_path / "state"), no_dist=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_storage_writer_warns_of_tied_tensors(tmp_path):
+    """DCP's planner gives each name to some rank, as tensors of its own."""
+    import tessera.dcp
+
+    w = torch.ones(2)
+    with pytest.warns(RuntimeWarning, match=r"^b: is tied to a, but DCP saves it as a tensor of its own \(and 1 more\)$"):
+        dcp.save({"a": w, "b": w, "c": w, "view": w[:1], "step": 1}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+    assert tessera.open(tmp_path / "s").aliases == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"), no_dist=True)
+
+
 def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
     class Listing:
         def state_dict(self):
@@ -460,6 +484,25 @@ def test_bad_state_is_refused_by_name(tmp_path, state, told):
     assert os.listdir(tmp_path) == []
 
 
+def with_storage_of(nbytes):
+    """Returns a tensor of 4 elements, whose storage was made smaller afterwards."""
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+@pytest.mark.parametrize("state, told", [
+    ({"m": torch.nn.LazyLinear(3)}, "m.weight: tensor: expected a tensor with a shape, found an uninitialized parameter"),
+    ({"w": with_storage_of(0)}, r"w: tensor: expected memory of 16 bytes or more, found 0 bytes \(resize_ of its storage frees memory\)"),
+    ({"w": with_storage_of(12)}, "w: tensor: expected memory of 16 bytes or more, found 12 bytes"),
+])
+@pytest.mark.parametrize("call", [tessera.save, tessera.async_save, tessera.load])
+def test_tensors_that_lack_memory_are_refused_by_name(tmp_path, call, state, told):
+    with pytest.raises(tessera.Error, match=told):
+        call(state, tmp_path / "s")
+    assert os.listdir(tmp_path) == []
+
+
 def test_bad_arguments_are_refused(tmp_path):
     with pytest.raises(TypeError, match="state_dict: expected a dict, found list"):
         tessera.save([1], tmp_path / "s")
@@ -505,6 +548,20 @@ def test_a_save_in_the_background_is_isolated_and_keeps_its_errors(tmp_path, mon
     tessera.save({"w": torch.zeros(1)}, tmp_path / "next")
 
 
+def test_a_save_in_the_background_does_not_follow_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tessera.save({"w": torch.ones(1 << 16)}, "base")
+    go_on = threading.Event()
+    write = tessera._save.SaveSteps._write
+    monkeypatch.setattr(tessera._save.SaveSteps, "_write", lambda job: (go_on.wait(), write(job)))
+    saving = tessera.async_save({"w": torch.ones(1 << 16)}, "s", base="base")
+    os.chdir("elsewhere")
+    go_on.set()
+    assert saving.result().linked_nbytes == 4 << 16
+    assert sorted(os.listdir(tmp_path)) == ["base", "elsewhere", "s"] and os.listdir() == []
+
+
 def test_views_of_one_memory_are_not_taken_for_tied(tmp_path):
     x = torch.complex(torch.arange(3.0), torch.arange(3.0) + 1)
     state = {"a": x, "b": x.conj(), "c": x.imag, "d": x.conj().imag}
@@ -523,6 +580,24 @@ def test_tied_tensors_of_the_job_get_one_value_or_an_error(tmp_path):
         tessera.load({"a": tied, "b": tied}, tmp_path / "apart")
     tessera.load({"a": tied, "b": tied}, tmp_path / "equal")
     assert tied.sum() == 3
+
+
+@pytest.mark.parametrize("second, other", [
+    (lambda w: w, torch.zeros(2, 2)), (lambda w: w.view(4), torch.zeros(4)), (lambda w: w.T, torch.ones(2, 2).tril()),
+    (lambda w: w.view(torch.int32), torch.zeros(2, 2, dtype=torch.int32))])
+def test_names_that_share_all_memory_get_one_value_or_an_error(tmp_path, second, other):
+    """Also if the state dict's first name for a tied tensor is not loaded."""
+    whole = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    tessera.save({"b": whole, "c": second(whole).clone()}, tmp_path / "equal")
+    tessera.save({"b": whole, "c": other}, tmp_path / "apart")
+    into = torch.zeros(2, 2)
+    for state in ({"a": into, "b": into, "c": second(into)}, {"a": into.view(2, 2), "b": into, "c": second(into)}):
+        for how in ({"only": ["b", "c"]}, {"strict": False}):
+            into.zero_()
+            tessera.load(state, tmp_path / "equal", **how)
+            assert torch.equal(into, whole)
+            with pytest.raises(tessera.Error, match="c: tied tensors: expected the same elements as b in the checkpoint"):
+                tessera.load(state, tmp_path / "apart", **how)
 
 
 def test_tensors_that_partly_share_memory_are_not_loaded(tmp_path):
@@ -582,6 +657,42 @@ def test_shared_elements_are_found_as_by_looking_at_each_element():
         except tessera.Error:
             assert not expected, views
     assert 300 < num_apart < 2700
+
+
+def test_a_value_below_another_of_the_checkpoint_is_not_lost(tmp_path):
+    tessera.save({"lr": 0.1, "lr.decay": 0.5}, tmp_path / "s")
+    into = {"lr": 0.0}
+    with pytest.raises(tessera.Error, match="lr.decay: unexpected"):
+        tessera.load(into, tmp_path / "s")
+    assert tessera.load(into, tmp_path / "s", strict=False).unexpected == ["lr.decay"] and into == {"lr": 0.1}
+    into = {"lr": 0.0, "lr.decay": 0.0}
+    tessera.load(into, tmp_path / "s")
+    assert into == {"lr": 0.1, "lr.decay": 0.5}
+
+
+def test_a_dict_inside_a_value_is_replaced(tmp_path):
+    state = {"x": (1, {"a": 5, "b": {"c": 1}}), "y": [(collections.OrderedDict(b=1, a=2),)], "empty": ({},)}
+    tessera.save(state, tmp_path / "s")
+    kept = {"old": 1}
+    into = {"x": (0, {"b": {"old": 2}, "old": 2, "a": 1}), "y": [(collections.OrderedDict(a=1, b=2),)], "empty": (kept,)}
+    tessera.load(into, tmp_path / "s")
+    assert_equal(into, {**state, "y": [(collections.OrderedDict(b=1, a=2),)]})
+    assert isinstance(into["y"][0][0], collections.OrderedDict) and into["empty"][0] is kept
+
+
+def test_an_object_that_is_a_dict_takes_its_own_state(tmp_path):
+    class Settings(dict):
+        def state_dict(self):
+            return {"kept": self["kept"]}
+
+        def load_state_dict(self, state):
+            assert self["kept"] == 0
+            self.update(state)
+
+    tessera.save({"s": Settings(kept=1, other=2)}, tmp_path / "s")
+    into = Settings(kept=0, other=9)
+    tessera.load({"s": into}, tmp_path / "s")
+    assert into == {"kept": 1, "other": 9}
 
 
 def test_values_fill_empty_containers(tmp_path):
@@ -843,6 +954,121 @@ def test_ranks_that_hold_different_things(tmp_path):
     run_function(ranks_that_differ, 2, str(tmp_path))
 
 
+def sharded_rows(in_order):
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard, ShardedTensor
+    from torch.distributed._shard.sharding_spec import ShardMetadata
+
+    rank = dist.get_rank()
+    shards = [LocalShard(torch.full((1, 2), float(row)), ShardMetadata([row, 0], [1, 2], f"rank:{rank}/cpu"))
+              for row in (2 * rank, 2 * rank + 1)]
+    return ShardedTensor._init_from_local_shards(shards if in_order else shards[::-1], [4, 2])
+
+
+def save_awkward_things(root):
+    start()
+    rank = dist.get_rank()
+    # The second save reuses the plan of the first.
+    for name, in_order in (("rows", True), ("rows again", False)):
+        saved = tessera.save({"w": sharded_rows(in_order)}, f"{root}/{name}")
+        into = sharded_rows(not in_order)
+        for shard in into.local_shards():
+            shard.tensor.zero_()
+        tessera.load({"w": into}, f"{root}/{name}")
+        assert {shard.metadata.shard_offsets[0]: shard.tensor[0, 0] for shard in into.local_shards()} == {2 * rank: 2 * rank, 2 * rank + 1: 2 * rank + 1}
+    assert not saved.has_planned
+
+    # Values that pickle cannot send, or that only one rank can unpickle, are saved as on one rank: as the plain type.
+    class Own(str):
+        pass
+
+    state = {"seen": collections.defaultdict(lambda: 0), "own": Own("text"), "dtype": torch.bfloat16, "random": tessera.PerRank(Own(rank))}
+    tessera.save(state, f"{root}/values")
+    tessera.save({**state, f"of {rank}": Own("x")}, f"{root}/more values")
+    with pytest.raises(tessera.Error, match="bad: value: expected"):
+        tessera.save({"bad": (collections.defaultdict(Odd, a=Odd()),)}, f"{root}/bad")
+
+    # The names of both ranks are one text if a line break joins them.
+    tessera.save({"a\nb": 1} if rank == 0 else {"a": 2, "b": 3}, f"{root}/names")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_awkward_things_are_saved_as_they_are(tmp_path):
+    run_function(save_awkward_things, 2, str(tmp_path))
+    for name in ("rows", "rows again"):
+        assert tessera.open(tmp_path / name)["w"].torch()[:, 0].tolist() == [0, 1, 2, 3], name
+    expected = {"seen": {}, "own": "text", "dtype": torch.bfloat16, "random": {"ranks": ["0", "1"]}}
+    assert tessera.open(tmp_path / "values").state_dict() == expected
+    assert tessera.open(tmp_path / "more values").state_dict() == {**expected, "of 0": "x", "of 1": "x"}
+    assert tessera.open(tmp_path / "names").state_dict() == {"a\nb": 1, "a": 2, "b": 3}
+
+
+def tied_state(rank):
+    """a and b are tied, and c is tied to a where it is. x and y are tied on rank 1 alone."""
+    a, x = torch.ones(4), torch.zeros(2)
+    mesh = init_device_mesh("cpu", (2,))
+    row = distribute_tensor(torch.ones(1, 3), mesh, [Shard(0)])  # rank 1 has no elements of it
+    return {"a": a, "b": a, "row": row, "row again": row, **({"c": a} if rank == 0 else {"more": torch.ones(1)}),
+            "x": x, "y": x if rank else x.clone()}
+
+
+def save_ties(root):
+    start()
+    for i, has_planned in enumerate((True, False)):
+        saved = tessera.save(tied_state(dist.get_rank()), f"{root}/{i}")
+        assert (saved.has_planned, saved.changes) == (has_planned, {"split_ties": 1})
+    saved = tessera.save(tied_state(dist.get_rank()), f"{root}/dcp", format="dcp")
+    assert saved.changes == {"split_ties": 4}
+    into = tied_state(dist.get_rank())
+    for tensor in into.values():
+        tensor.fill_(9)
+    for name in ("0", "dcp"):
+        tessera.load(into, f"{root}/{name}")
+        for tensor, wanted in zip(into.values(), tied_state(dist.get_rank()).values()):
+            tensor, wanted = (t.to_local() if isinstance(t, DTensor) else t for t in (tensor, wanted))
+            assert torch.equal(tensor, wanted)
+    dist.destroy_process_group()
+
+
+def test_ties_stay_if_all_ranks_that_hold_the_names_have_them(tmp_path):
+    run_function(save_ties, 2, str(tmp_path))
+    for name in ("0", "1"):
+        assert tessera.open(tmp_path / name).aliases == {"b": "a", "c": "a", "row again": "row"}
+        assert tessera.verify(tmp_path / name) == []
+
+
+def load_different_things(root):
+    start()
+    from tessera.dcp import StorageReader
+    rank = dist.get_rank()
+    into = {"w": distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (2,)), [Shard(0)]), "v": torch.zeros(2)}
+    for path, told in (("one/s" if rank else "two/t", "expected 't', as on rank 0, found 's' on rank 1"),
+                       (("one/s", "two/s")[rank], "expected 's', as on rank 0, found a different checkpoint of that name on rank 1")):
+        with pytest.raises(tessera.Error, match=f"checkpoint to load: {told}") as caught:
+            tessera.load(into, f"{root}/{path}")
+        assert caught.value.kind == "mismatch"
+        with pytest.raises(dcp.api.CheckpointException, match=f"checkpoint to load: {told}"):
+            dcp.load(into, storage_reader=StorageReader(f"{root}/{path}"))
+    for options in ({"only": ["w", "v"][rank]}, {"strict": bool(rank)}, {"allow_cast": bool(rank)}, {"rename": {"a": "b"} if rank else None}):
+        with pytest.raises(tessera.Error, match=f"arguments: expected .*{next(iter(options))}=.*, as on rank 0, found .* on rank 1"):
+            tessera.load(into, f"{root}/one/s", **options)
+    assert into["v"].sum() == 0 and into["w"].to_local().sum() == 0
+    node_local = f"{root}/{('one', 'copy')[rank]}/s"
+    tessera.load(into, node_local, only=["w", ["w"]][rank])
+    dcp.load(into, storage_reader=StorageReader(node_local))
+    assert into["w"].to_local().tolist() == [1, 1] and into["v"].sum() == 2
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_all_ranks_load_one_checkpoint_with_the_same_arguments(tmp_path):
+    """Copies of one checkpoint, as on disks of several machines, count as one."""
+    for path, fill in (("one/s", 1.0), ("copy/s", 1.0), ("two/s", 2.0), ("two/t", 2.0)):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        tessera.save({"w": torch.full((4,), fill), "v": torch.ones(2)}, tmp_path / path)
+    run_function(load_different_things, 2, str(tmp_path))
+
+
 # --- PyTorch's own planner over Tessera's reader
 
 def load_layouts_through_dcp(root):
@@ -982,6 +1208,15 @@ def fail_and_interrupt(root):
         tessera.save(state, f"{root}/next")
     tessera.save(state, f"{root}/next")
 
+    run = tessera._save.SaveSteps.run
+    if rank == 0:
+        tessera._save.SaveSteps.run = lambda job: (run(job), 1 / 0)
+    tessera.async_save(state, f"{root}/alone")
+    with pytest.raises(ZeroDivisionError if rank == 0 else tessera.Error, match="^division" if rank == 0 else "^rank 0: division"):
+        tessera.save(state, f"{root}/next", overwrite=True)
+    tessera._save.SaveSteps.run = run
+    tessera.save(state, f"{root}/next", overwrite=True)
+
     def interrupting(job):
         if rank == 0:
             os.kill(os.getpid(), signal.SIGINT)
@@ -1000,7 +1235,7 @@ def fail_and_interrupt(root):
         else:
             tessera.load({"w": torch.zeros(2)}, f"{root}/last")
     dist.barrier()
-    assert sorted(os.listdir(root)) == ["first", "last", "next"]
+    assert sorted(os.listdir(root)) == ["alone", "first", "last", "next"]
     dist.destroy_process_group()
 
 
@@ -1020,9 +1255,13 @@ def count_threads(expected):
         patch.setattr("socket.gethostname", lambda: machines[rank])
         patch.setattr("tessera._core.default_num_threads", lambda: 16)  # of a machine with many cores
         dist.init_process_group("gloo")
+        new_group = dist.new_group
+        timeouts = []
+        patch.setattr("torch.distributed.new_group", lambda *given, **options: (timeouts.append(options["timeout"]), new_group(*given, **options))[1])
         for what, sets in cores.items():
             patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
             assert Ranks(dist.group.WORLD).num_threads() == expected[what][rank], what
+        assert min(timeouts).total_seconds() >= 24 * 3600  # rank 0 may write a large file alone
     dist.barrier()
 
 

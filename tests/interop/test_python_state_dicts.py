@@ -1,12 +1,15 @@
 """`Checkpoint.state_dict`: nested dicts, only the names of another state dict, lazy tensors; what notebooks show;
 progress bars."""
 
+import dataclasses
+import pickle
 import re
 import sys
 import types
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 
 from python_package import tessera
 
@@ -163,3 +166,21 @@ def test_progress_can_be_a_bar(state, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ValueError, match="expected tqdm to be installed"):
         tessera.verify(tmp_path / "state", progress=True)
+
+
+@pytest.mark.parametrize("positions, told", [
+    ((0, 20_000_000), "a.20000000: position in a list: expected at most 1048577, because too many positions before it have no entry, "
+                      "found 20000000"),
+    ((900_000, 1_800_000), "a.1800000: position in a list: expected at most 1048577, because too many")])
+def test_a_list_with_too_many_holes_is_refused(tmp_path, positions, told):
+    torch_dcp.save({"a": [torch.ones(2), torch.ones(3)]}, checkpoint_id=tmp_path / "s", no_dist=True)
+    path = tmp_path / "s" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    names = {f"a.{i}": f"a.{position}" for i, position in enumerate(positions)}
+    metadata.planner_data = {name: ("a", position) for name, position in zip(names.values(), positions)}
+    metadata.state_dict_metadata = {names[name]: found for name, found in metadata.state_dict_metadata.items()}
+    metadata.storage_data = {dataclasses.replace(index, fqn=names[index.fqn]): found for index, found in metadata.storage_data.items()}
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(tessera.Error, match=re.escape(told)) as caught:
+        tessera.open(tmp_path / "s").state_dict()
+    assert caught.value.kind == "invalid_argument"

@@ -84,6 +84,36 @@ def test_lightning_loads_its_own_files_and_old_files_are_replaced(tmp_path):
     assert end == whole[len(whole) // 2:]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("format", ["native", "torch"])
+def test_a_failed_save_leaves_lightnings_old_file(format, asynchronous, monkeypatch, tmp_path):
+    """Whether the state is refused, or the write fails later."""
+    import tessera.lightning
+
+    last = tmp_path / "last.ckpt"
+    torch.save({"epoch": 1}, last)
+    plugin = tessera.lightning.CheckpointIO(format=format, asynchronous=asynchronous)
+
+    def fail():
+        with pytest.raises((tessera.Error, OSError), match="an object of class|on fire"):
+            plugin.save_checkpoint({"epoch": object() if is_refused else 2, "w": torch.ones(2)}, last)
+            plugin.teardown()
+        assert torch.load(last) == {"epoch": 1} and os.listdir(tmp_path) == ["last.ckpt"]
+
+    def write(job):
+        raise OSError("the disk is on fire")
+
+    is_refused = True
+    fail()
+    is_refused = False
+    with monkeypatch.context() as patch:
+        patch.setattr(tessera._save.SaveSteps, "_write", write)
+        fail()
+    plugin.save_checkpoint({"epoch": 2}, last)
+    plugin.teardown()
+    assert plugin.load_checkpoint(last) == {"epoch": 2} and os.listdir(tmp_path) == ["last.ckpt"]
+
+
 def ddp(folder):
     import tessera.lightning
 

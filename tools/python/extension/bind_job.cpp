@@ -22,7 +22,9 @@
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
+#include "runtime/state/checkpoint_identity.h"
 #include "tessera/base/error.h"
+#include "tessera/base/name_rules.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/native.h"
 #include "tessera/reshard/executor.h"
@@ -48,6 +50,7 @@ using PythonShard =
 using PythonTensor =
     std::tuple<PythonPath, std::string, std::vector<std::int64_t>, std::vector<PythonShard>>;
 using PythonValue = std::pair<PythonPath, nb::object>;
+using Renames = std::vector<std::pair<nb::bytes, nb::bytes>>;  // each: from, to
 /// By name of a tensor: the boxes that this rank holds. A tied tensor is there under each of its
 /// names.
 using HeldBoxes = std::map<std::string, std::vector<PythonBox>>;
@@ -85,6 +88,12 @@ DType dtype_of(const std::string& name, const std::string& fqn) {
 KeyPath stored_path(KeyPath path) {
   if (path.size() == 1 && std::holds_alternative<std::string>(path.front())) return {};
   return path;
+}
+
+std::vector<Rename> rules_of(const Renames& renames) {
+  std::vector<Rename> rules;
+  for (const auto& [from, to] : renames) rules.push_back({string_of(from), string_of(to)});
+  return rules;
 }
 
 /// The tensors of a job with their layout over the ranks, equal on all ranks.
@@ -384,11 +393,20 @@ class Load {
     return value_to_python(value);
   }
 
+  /// Returns a digest by which ranks check that they load the same checkpoint, or copies of it.
+  std::string identity(const std::vector<nb::bytes>& only, const Renames& renames) const {
+    const NameSelection selection(strings_of(only));
+    const std::vector<Rename> rules = rules_of(renames);
+    const nb::gil_scoped_release without_gil;
+    return state::identity_of(
+        *reader_, [&](const std::string& fqn) { return selection.selects(renamed(fqn, rules)); });
+  }
+
   /// Plans the load of a job's tensors and of the values `value_names`. Returns problems and notes.
   nb::list plan(const Job& job, int rank, const HeldBoxes& held,
                 const std::vector<nb::bytes>& value_names, bool allow_missing,
                 bool allow_unexpected, bool allow_cast, const std::vector<nb::bytes>& only,
-                const std::vector<std::pair<nb::bytes, nb::bytes>>& renames) {
+                const Renames& renames) {
     std::vector<std::string> names = strings_of(value_names);
     std::ranges::sort(names);
     reshard::LoadPlanOptions options;
@@ -399,9 +417,7 @@ class Load {
     options.unexpected = allow(allow_unexpected);
     options.cast = allow(allow_cast);
     options.only = NameSelection(strings_of(only));
-    for (const auto& [from, to] : renames) {
-      options.renames.push_back({string_of(from), string_of(to)});
-    }
+    options.renames = rules_of(renames);
     {
       const nb::gil_scoped_release without_gil;
       const CheckpointContents contents = reshard::share_out(job.state(), {});
@@ -496,6 +512,7 @@ void bind_job(nb::module_& module) {
       .def_prop_ro("nbytes", &Load::nbytes)
       .def("values", &Load::values)
       .def("read_value", &Load::read_value, nb::arg("value_index"))
+      .def("identity", &Load::identity, nb::arg("only"), nb::arg("rename"))
       .def("plan", &Load::plan, nb::arg("job"), nb::arg("rank"), nb::arg("held"),
            nb::arg("value_names"), nb::arg("allow_missing"), nb::arg("allow_unexpected"),
            nb::arg("allow_cast"), nb::arg("only"), nb::arg("rename"))
@@ -543,9 +560,9 @@ void bind_job(nb::module_& module) {
       [](const PythonPath& path) { return text_to_python(formats::spell(key_path_of(path))); },
       nb::arg("path"));
   module.def(
-      "check_value",
+      "plain_value",
       [](const PythonPath& path, const nb::object& value) {
-        (void)value_from_python(value, formats::spell(key_path_of(path)));
+        return value_to_python(value_from_python(value, formats::spell(key_path_of(path))));
       },
       nb::arg("path"), nb::arg("value").none());
 }

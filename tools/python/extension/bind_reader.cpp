@@ -21,6 +21,7 @@
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
+#include "runtime/state/checkpoint_identity.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
@@ -185,6 +186,12 @@ class Reader {
     files_->require_unchanged();
   }
 
+  /// Returns a digest by which ranks check that they read the same checkpoint, or copies of it.
+  std::string identity() const {
+    const nb::gil_scoped_release without_gil;
+    return state::identity_of(*reader_, [](const std::string&) { return true; });
+  }
+
   nb::object read_value(std::size_t value_index) const {
     return value_to_python(value_at(value_index));
   }
@@ -250,6 +257,7 @@ void bind_reader(nb::module_& module) {
       .def("part", &Reader::part)
       .def("tensor", &Reader::tensor, nb::arg("tensor_index"))
       .def("require_unchanged", &Reader::require_unchanged)
+      .def("identity", &Reader::identity)
       .def("read_value", &Reader::read_value, nb::arg("value_index"))
       .def(
           "nearest_name",

@@ -42,6 +42,11 @@ def optional_path_bytes(name: str, path: PathLike | None) -> bytes:
     return b"" if path is None else path_bytes(name, path)
 
 
+def absolute(path: bytes) -> bytes:
+    """Returns a path that stays the same if the working directory changes. URLs, and an empty path, stay as they are."""
+    return path if not path or b"://" in path else os.path.join(os.getcwdb(), path)
+
+
 def text(name: str, value: str) -> str:
     if not isinstance(value, str):
         refuse_type(name, "a str", value)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Path = tuple[Any, ...]  # a Position is a position in a list; any other object is the key of a dict
 
 MAX_DEPTH = 200  # of nested dicts; Python's own recursion allows about 300
+MAX_HOLES = 1 << 20  # positions in lists without an entry, as in ckpt-reshard
 
 
 class JobState:
@@ -174,45 +175,62 @@ def _replaced(container: Any, path: Path, value: Any) -> Any:
     return container
 
 
-def put_at(container: Any, keys: list[Any], value: Any) -> None:
-    """Puts an entry into nested dicts and lists. Adds dicts and lists that are missing on the way."""
-    for i, key in enumerate(keys):
-        is_last = i + 1 == len(keys)
-        below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
-        at = int(key) if isinstance(key, Position) else key
-        if isinstance(container, list):
-            while len(container) <= at:
-                container.append(None)
-            if is_last or container[at] is None:
+class Nesting:
+    """Puts entries into nested dicts and lists, and adds those that are missing on the way."""
+
+    def __init__(self, root: dict[Any, Any] | list[Any]):
+        self.root = root
+        self._holes_left = MAX_HOLES
+
+    def put(self, name: str, keys: list[Any], value: Any) -> None:
+        container: Any = self.root
+        for i, key in enumerate(keys):
+            is_last = i + 1 == len(keys)
+            below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
+            at = int(key) if isinstance(key, Position) else key
+            if isinstance(container, list):
+                self._extend(name, container, at)
+                if is_last or container[at] is None:
+                    container[at] = below
+            elif is_last or at not in container:
                 container[at] = below
-        elif is_last or at not in container:
-            container[at] = below
-        container = container[at]
+            container = container[at]
+
+    def _extend(self, name: str, items: list[Any], position: int) -> None:
+        num_holes = position - len(items)
+        if num_holes > self._holes_left:
+            raise Error(f"{name}: position in a list: expected at most {len(items) + self._holes_left}, because too many positions before it "
+                        f"have no entry, found {position}", kind="invalid_argument", tensor=name)
+        if num_holes >= 0:
+            self._holes_left -= num_holes
+            items.extend([None] * (num_holes + 1))
 
 
 def put_back(given: Any, loaded: Any) -> Any:
     """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
+    if _has_state(given):  # gets its state later
+        return given
     if isinstance(given, Mapping) and not isinstance(given, MutableMapping) and isinstance(loaded, dict):
         new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
         if new.keys() == given.keys() and all(value is given[key] for key, value in new.items()):
             return given
         return types.MappingProxyType(new) if isinstance(given, types.MappingProxyType) else new
-    if isinstance(given, Mapping) and isinstance(loaded, dict):
-        for key, value in loaded.items():
-            new = put_back(given[key], value) if key in given else value
-            if key not in given or new is not given[key]:
-                given[key] = new  # type: ignore[index]
+    if isinstance(given, MutableMapping) and isinstance(loaded, dict):
+        new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
+        if list(new) != list(given):  # a dict inside a value
+            given.clear()
+        for key, value in new.items():
+            if key not in given or value is not given[key]:
+                given[key] = value
         return given
     if isinstance(given, list) and isinstance(loaded, list) and len(given) == len(loaded):
         given[:] = [put_back(one, other) for one, other in zip(given, loaded, strict=True)]
         return given
     if isinstance(given, tuple) and isinstance(loaded, tuple) and len(given) == len(loaded):
-        new = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
-        if all(a is b for a, b in zip(new, given, strict=True)):
+        items = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
+        if all(a is b for a, b in zip(items, given, strict=True)):
             return given
-        return type(given)._make(new) if hasattr(given, "_make") else new  # a namedtuple stays one
+        return type(given)._make(items) if hasattr(given, "_make") else items  # a namedtuple stays one
     if isinstance(given, frozenset) and isinstance(loaded, set):
         return frozenset(loaded)
-    if _has_state(given):
-        return given
     return loaded

@@ -73,6 +73,8 @@ def _refuse(name: str, expected: str, found: str) -> Error:
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
     import torch
 
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _refuse(name, "a tensor with a shape", "an uninitialized parameter (run the module once first)")
     if tensor.is_nested:
         raise _refuse(name, "a tensor with one shape", "a nested tensor")
     if tensor.layout is not torch.strided:
@@ -85,6 +87,11 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in plain and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise _refuse(name, "torch.Tensor, DTensor or ShardedTensor", kind)
+    if tensor.numel() and tensor.device.type in ("cpu", "cuda"):  # others may have no storage that torch sees
+        last = tensor.storage_offset() + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        needed, found = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if found < needed:
+            raise _refuse(name, f"memory of {needed} bytes or more", f"{found} bytes (resize_ of its storage frees memory)")
 
 
 def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Ranks) -> JobTensor:
@@ -211,6 +218,7 @@ def _of_sharded_tensor(name: str, tensor: Any, ranks: Ranks) -> JobTensor:
             raise _refuse(name, f"the shards that its metadata gives to rank {ranks.rank}", f"a shard at {box[0]}")
         if shard.tensor.numel():
             held.append((box, shard.tensor.detach().reshape(box[1])))
+    held.sort(key=lambda of_box: of_box[0])  # because plans count boxes, and the order may differ in the next state dict
     layout: list[Shard] = [(list(box[0]), list(box[1]), sorted(holders)) for box, holders in sorted(shards.items())]
     if not layout:
         layout = [([0] * len(shape), shape, [0])]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
 from ._errors import Error, Problem, refused
-from ._job_state import JobState, put_at, put_back
+from ._job_state import JobState, Nesting, put_back
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
 from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
-from ._shared_memory import require_apart
+from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
-    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything.
-    After the load, raises Error on all ranks if names of one tensor have different elements in the checkpoint, or if
+    If anything does not fit, or if ranks load different checkpoints or give different arguments, raises Error on all ranks
+    before any tensor is read. Its `problems` lists everything that does not fit.
+    After the load, raises Error on all ranks if names of one tensor or memory have different elements in the checkpoint, or if
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
     ranks = Ranks.of(process_group)
@@ -68,10 +69,12 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     with ranks.holding_interrupts():
         begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
                                                       names_bytes("only", only), rename))
-        if len({digests for digests, _ in begun}) > 1:
+        require_same("arguments", [each.options for each in begun], load.path)
+        require_same_checkpoint([each.opened for each in begun], load.path)
+        if len({each.digests for each in begun}) > 1:
             described = ranks.gather(what, load.description)
             ranks.gather(what, lambda: load.plan_of_all(described))
-        elif not all(fits for _, fits in begun):
+        elif not all(each.fits for each in begun):
             ranks.gather(what, load.raise_refusal)
         num_threads = ranks.num_threads()
         has_steps = ranks.gather(what,
@@ -84,6 +87,15 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     return load.report()
 
 
+class _Begun(NamedTuple):
+    """What the ranks tell each other at the begin of a load."""
+
+    opened: tuple[str, str]  # last part of the checkpoint's path, and identity of the checkpoint
+    options: str
+    digests: tuple[str, str]  # of the rank's tensors, and of its names of values
+    fits: bool  # the state dict fits the checkpoint, if all ranks have the same state dict
+
+
 class _Load:
     """One load, on this rank."""
 
@@ -94,24 +106,28 @@ class _Load:
         self.unexpected: list[str] = []
 
     def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, endpoint: str | None, strict: bool, allow_cast: bool, only: list[bytes],
-              rename: Mapping[str, str] | None) -> tuple[tuple[str, str], bool]:
-        """Plans as if all ranks had the same tensors and names of values. Returns the digests of this rank's tensors and of its names
-        of values, and whether they fit the checkpoint.
+              rename: Mapping[str, str] | None) -> _Begun:
+        """Opens the checkpoint, and plans as if all ranks had the same tensors and names of values.
 
         In the usual case, all ranks have the same digests. Then no other exchange is needed.
         """
-        self.encoded = stored_path_bytes("path", path, endpoint)
-        self.path = os.fsdecode(self.encoded)
+        encoded = stored_path_bytes("path", path, endpoint)
+        self.path = os.fsdecode(encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
+        self.renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
         self.state = JobState(state_dict, self.ranks)
         if self.state.values and not isinstance(state_dict, MutableMapping):
             raise TypeError(f"state_dict: expected a dict that can be changed, found {type(state_dict).__name__}")
         require_apart(self.state.local_tensors())
+        self.load = _core.Load(encoded)
         try:
             self._plan(_untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
             self.refusal = error
-        return (tensor_digest(self.state), names_digest(self.state)), self.refusal is None
+        identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
+        patterns = [pattern.decode("utf-8", "surrogateescape") for pattern in only]
+        options = f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={self.rename}"
+        return _Begun((last_part(self.path), identity), options, (tensor_digest(self.state), names_digest(self.state)), self.refusal is None)
 
     def raise_refusal(self) -> None:
         if self.refusal is not None:
@@ -126,12 +142,10 @@ class _Load:
                    set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
-        self.load = _core.Load(self.encoded)
-        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
         self.saved = _SavedValues(self.load, self.rename, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
                               [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
-                              self.allow_cast, self.only, renames)
+                              self.allow_cast, self.only, self.renames)
         problems = [Problem(*row) for row in rows]
         selection = _core.Selection(self.only)
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
@@ -176,25 +190,29 @@ class _Load:
                        if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
-        local = self.state.local_of_names()
+        filled: dict[Any, str] = {}  # by memory: the name whose elements it gets
         tied: list[tuple[str, str, torch.Tensor, torch.Tensor]] = []  # both names, the first one's tensor, the other's copy
+        local = self.state.local_of_names()
         loaded = set(self.load.loaded())
-        for name in sorted(loaded):
-            first = self.state.aliases.get(name, name)
-            if first == name or first not in loaded:
-                addresses[name] = [self._address(tensor, copies) for _, tensor in local.get(name, [])]
+        for name in self.state.paths:
+            if name not in loaded:
                 continue
-            own = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for _, tensor in local[name]]
-            tied += [(first, name, tensor, copy) for (_, tensor), copy in zip(local[name], own, strict=True)]
-            addresses[name] = [copy.data_ptr() for copy in own]
+            addresses[name] = []
+            for _, tensor in local.get(name, []):
+                first = filled.setdefault(memory_key(tensor), name)
+                if first == name:
+                    addresses[name].append(self._address(tensor, copies))
+                else:
+                    tied.append((first, name, tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")))
+                    addresses[name].append(tied[-1][3].data_ptr())
         self.underflows = self.load.read(addresses, memory, threads, progress)
         with torch.no_grad():
             for to, copy in copies:
                 to.copy_(copy)
         for first, name, tensor, copy in tied:
             if not _are_same_bits(tensor, copy):
-                raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names are one "
-                            "tensor in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
+                raise Error(f"{name}: tied tensors: expected the same elements as {first} in the checkpoint, because both names have one "
+                            "memory in the state dict, found other elements", kind="mismatch", path=self.path, tensor=name)
         return bool(self.state.objects or self.of_ranks)
 
     def _saved_value(self, name: str) -> Any:
@@ -256,10 +274,11 @@ class _SavedValues:
             new = next((to + name[len(at):] for at, to in rename.items() if name.startswith(at)), name)
             self._index[new] = i
             self._paths[new] = path
+        for new in self._index:
             above = self._ancestor(new, names)
             if new in names:
                 self.found.add(new)
-            elif above is not None:
+            elif above is not None and above not in self._index:
                 self._below.setdefault(above, []).append(new)
                 self.found.add(above)
             else:
@@ -283,10 +302,10 @@ class _SavedValues:
         if not self.is_split(name):
             return self._read(name)
         keys = {each: self._keys_below(each, name) for each in self._below[name]}
-        root: Any = [] if all(isinstance(path[0], Position) for path in keys.values()) else {}
+        nesting = Nesting([] if all(isinstance(path[0], Position) for path in keys.values()) else {})
         for each, path in keys.items():
-            put_at(root, path, self._read(each))
-        return root
+            nesting.put(each, path, self._read(each))
+        return nesting.root
 
     def _read(self, name: str) -> Any:
         return with_constants(self._load.read_value(self._index[name]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import datetime
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TIMEOUT = datetime.timedelta(days=1)  # other ranks wait while rank 0 makes one large file; a rank that dies ends the wait at once
 _SHORT_NBYTES = 1024  # a longer message needs a second collective
 
 
@@ -60,7 +62,7 @@ class Ranks:
             if self.rank < 0:
                 raise ValueError("process_group: expected a group that has this rank, found a group without it")
             if self.size > 1:
-                self._group = dist.new_group(self.global_ranks, backend="gloo", use_local_synchronization=True)
+                self._group = dist.new_group(self.global_ranks, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
         self._interrupted = False
         self._num_threads = 0
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
@@ -128,17 +130,22 @@ class Ranks:
         """
         own: tuple[bool, Any]
         raised: BaseException | None = None
+        doing = what.split(" ", 1)[0]
+        message = b""
         try:
             own = (True, body())
             if self._interrupted:
                 self._interrupted = False
                 raise KeyboardInterrupt
+            if self._group is not None:
+                message = pickle.dumps((doing, own))
         except BaseException as error:
             raised = error
             own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
+            message = pickle.dumps((doing, own))
         results: list[tuple[bool, Any]] = [own]
         if self._group is not None:
-            results = self._exchange(what, own, raised)
+            results = self._exchange(what, message, raised)
         if raised is not None:
             raise raised
         good: list[T] = []
@@ -149,9 +156,9 @@ class Ranks:
             good.append(result)
         return good
 
-    def _exchange(self, what: str, own: Any, raised: BaseException | None) -> list[Any]:
+    def _exchange(self, what: str, message: bytes, raised: BaseException | None) -> list[Any]:
         try:
-            results = self._all_gather(pickle.dumps((what.split(" ", 1)[0], own)))
+            results = self._all_gather(message)
         except RuntimeError as error:
             if raised is not None:
                 raise raised from None
@@ -190,6 +197,28 @@ class Ranks:
         received = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(received, sent, group=self._group)
         return [each.numpy().tobytes() for each in received]
+
+
+def require_same(what: str, by_rank: list[Any], path: str) -> None:
+    """Raises Error if a rank has something else than rank 0."""
+    for rank, found in enumerate(by_rank):
+        if found != by_rank[0]:
+            raise Error(f"{what}: expected {by_rank[0]!r}, as on rank 0, found {found!r} on rank {rank}", kind="mismatch", path=path)
+
+
+def require_same_checkpoint(opened: list[tuple[str, str]], path: str) -> None:
+    """Raises Error if ranks have opened different checkpoints. `opened`: each rank's last part of the path, because folders may
+    differ between machines, and identity of the checkpoint."""
+    first_name, first = opened[0]
+    for rank, (name, identity) in enumerate(opened):
+        if (name, identity) != (first_name, first):
+            found = "a different checkpoint of that name" if name == first_name else repr(name)
+            raise Error(f"checkpoint to load: expected {first_name!r}, as on rank 0, found {found} on rank {rank} (do all ranks see the "
+                        "same file system?)", kind="mismatch", path=path)
+
+
+def last_part(path: str) -> str:
+    return os.path.basename(path.rstrip("/"))
 
 
 def _as_tensor(message: bytes, nbytes: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -15,10 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
-from ._arguments import MAX_COUNT, PathLike, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
+from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same
 from ._saved_memory import SavedMemory
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class SaveSteps:
 class _Job(SaveSteps):
     """One save, on this rank."""
 
-    _plans: dict[Any, _core.SavePlan] = {}
+    _plans: dict[Any, tuple[_core.SavePlan, int]] = {}  # and the number of ties that are not kept
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
@@ -183,23 +184,25 @@ class _Job(SaveSteps):
                  endpoint: str | None):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
+        self.num_split_ties = 0  # because ranks hold different ties
         self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
-            encoded = stored_path_bytes("path", path, endpoint)
+            encoded = absolute(stored_path_bytes("path", path, endpoint))
             self.path = os.fsdecode(encoded)
             self.format = text("format", format)
             self.state = JobState(state_dict, ranks)
-            for name, value in self.state.values.items():
-                _core.check_value(list(self.state.paths[name]), value)
+            # Pickle can send plain values, and any rank can unpickle them.
+            self.state.values = {name: _core.plain_value(list(self.state.paths[name]), value)
+                                 for name, value in self.state.values.items()}
             self._save = _core.Save(encoded, self.format, ranks.rank, flag("overwrite", overwrite),
                                     at_least_one("keep_last", keep_last, MAX_COUNT), text("compress", compress),
-                                    nbytes("memory", memory), optional_path_bytes("base", base),
+                                    nbytes("memory", memory), absolute(optional_path_bytes("base", base)),
                                     flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
-            return {"tensors": own, "names": names_digest(self.state), "checkpoint": os.path.basename(self.path.rstrip("/")),
+            return {"tensors": own, "names": names_digest(self.state), "checkpoint": last_part(self.path),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
-                               f"base={None if base is None else os.path.basename(os.fsdecode(base).rstrip('/'))!r}, "
+                               f"base={None if base is None else last_part(os.fsdecode(base))!r}, "
                                f"changed_rows={changed_rows}",
                     "values": self._values() if ranks.rank == 0 else None,
                     "per rank": {name: self.state.values[name] for name in self.state.per_rank},
@@ -207,13 +210,12 @@ class _Job(SaveSteps):
 
         by_rank = self.together(begin)
         first = by_rank[0]
-        for rank, other in enumerate(by_rank):
-            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"),
-                              ("options", "arguments")):
-                if other[key] != first[key]:
-                    self._abandon()
-                    raise Error(f"{what}: expected {first[key]!r}, as on rank 0, found {other[key]!r} on rank {rank}",
-                                kind="mismatch", path=self.path)
+        try:
+            for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"), ("options", "arguments")):
+                require_same(what, [message[key] for message in by_rank], self.path)
+        except Error:
+            self._abandon()
+            raise
         digests = tuple(message["tensors"] for message in by_rank)
         descriptions = None
         if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
@@ -223,7 +225,7 @@ class _Job(SaveSteps):
             values = merged_values(self.together(self._values))
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
-            self.plan = self._plan(digests, descriptions)
+            self.plan, self.num_split_ties = self._plan(digests, descriptions)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
@@ -237,14 +239,19 @@ class _Job(SaveSteps):
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
         return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests)
 
-    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> _core.SavePlan:
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> tuple[_core.SavePlan, int]:
         key = self._cache_key(digests)
         found = self._plans.get(key)
         if found is None:
             self.has_planned = True
-            described = merged(self.path, descriptions) if descriptions else describe_job(self.state)
-            job = core_job(self.ranks, described)
-            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state))
+            tensors, aliases = describe_job(self.state)
+            num_split = 0
+            if descriptions:
+                tensors, _ = merged(self.path, descriptions)
+                aliases, num_split = ties_of_all(descriptions)
+                tensors = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+            job = core_job(self.ranks, (tensors, aliases))
+            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = found
@@ -305,7 +312,10 @@ class _Job(SaveSteps):
 
     def report(self, begin: float) -> Saved:
         written = self.plan.nbytes if self.failure is None else 0
-        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin, changes=self.save.changes)
+        changes = self.save.changes
+        if self.num_split_ties:
+            changes["split_ties"] = changes.get("split_ties", 0) + self.num_split_ties
+        return Saved(self.path, self.format, written, self.has_planned, time.monotonic() - begin, changes=changes)
 
     def with_linked(self, report: Saved) -> Saved:
         """Returns the report with `linked_nbytes`, the bytes that stay in files of the base. Subtracts them from `nbytes`."""
@@ -317,9 +327,14 @@ class _Background:
     """A save in the background. There is at most one for each `Ranks`."""
 
     _running: dict[Any, _Background] = {}
+    _process: int | None = None  # the process that has started a save; a fork is another one
 
     @classmethod
     def start(cls, job: _Job, report: Saved) -> Future[Saved]:
+        if cls._process != os.getpid():
+            cls._process = os.getpid()
+            # Python calls no function of atexit at the end of a forked process of multiprocessing.
+            multiprocessing.util.Finalize(None, cls.wait_for_all, exitpriority=10)
         it = cls._running[job.ranks] = cls(job, report)
         return it.future
 
@@ -332,18 +347,16 @@ class _Background:
 
     @classmethod
     def wait(cls, ranks: Ranks) -> None:
-        """Waits for the save of these ranks. If it failed, and a rank has not called `result()`, raises on all ranks."""
+        """Waits for the save of these ranks. If it failed on a rank that has not called `result()`, raises on all ranks."""
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
-        if it is None or it.failure is None:
-            return
-        failure = it.failure
-        if not all(ranks.gather("saving after a failure", lambda: it.future.was_asked)):
-            raise failure
+        if it is not None:
+            ranks.gather("waiting for the save before", it.raise_unasked)
 
     @classmethod
     def wait_for_all(cls) -> None:
-        for it in cls._running.values():
+        while cls._running:
+            _, it = cls._running.popitem()
             it.thread.join()
             if it.failure is not None and not it.future.was_asked:
                 print(f"tessera: a save in the background failed, and nobody called result(): {it.failure}",
@@ -355,6 +368,10 @@ class _Background:
         self.future.set_running_or_notify_cancel()
         self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
         self.thread.start()
+
+    def raise_unasked(self) -> None:
+        if self.failure is not None and not self.future.was_asked:
+            raise self.failure
 
     def _run(self, job: _Job, report: Saved) -> None:
         try:
@@ -406,7 +423,7 @@ def tensor_digest(state: JobState) -> str:
 
 
 def names_digest(state: JobState) -> str:
-    return hashlib.sha256("\n".join(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(repr(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def core_job(ranks: Ranks, described: Description) -> _core.Job:
@@ -447,6 +464,26 @@ def merged(path: str, by_rank: list[Description]) -> Description:
         raise Error("\n  ".join([f"{path}: the ranks hold different tensors under {len(problems)} "
                                  f"{'name' if len(problems) == 1 else 'names'}:", *problems[:100]]), kind="mismatch", path=path)
     return tensors_of_all, {}
+
+
+def ties_of_all(by_rank: list[Description]) -> tuple[dict[str, tuple[list[Any], str]], int]:
+    """Returns the aliases that have the same target on all ranks that hold elements of them, and the number of others."""
+    tied: dict[str, tuple[list[Any], str]] = {}
+    split = set()
+    for name, alias in ((name, alias) for _, aliases in by_rank for name, alias in aliases.items()):
+        if all(_may_be_tied(rank, name, alias, of_rank) for rank, of_rank in enumerate(by_rank)):
+            tied[name] = alias
+        else:
+            split.add(name)
+    return tied, len(split)
+
+
+def _may_be_tied(rank: int, name: str, alias: tuple[list[Any], str], described: Description) -> bool:
+    tensors, aliases = described
+    if name not in tensors:
+        return aliases.get(name, alias) == alias
+    layout = tensors[name][3]
+    return layout is not None and not any(rank in holders for _, _, holders in layout)
 
 
 def _in_words(description: Any) -> str:

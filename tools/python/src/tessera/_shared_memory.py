@@ -49,6 +49,12 @@ def require_apart(tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
             active.append(place)
 
 
+def memory_key(tensor: torch.Tensor) -> object:
+    """Returns a key that is equal for tensors with exactly the same bytes."""
+    place = _place_of("", tensor)
+    return str(tensor.device), place.begin, place.end, () if place.is_contiguous else place.dimensions
+
+
 def _place_of(name: str, tensor: torch.Tensor) -> _Place:
     nbytes = tensor.element_size()
     dimensions = [(stride * nbytes, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
@@ -77,8 +83,8 @@ def _are_elements_apart(place: _Place) -> bool:
 
 
 def _share_elements(one: _Place, other: _Place) -> bool:
-    """Returns whether two tensors share bytes. Returns False if both have exactly the same bytes: the one that is loaded second
-    then overwrites the other completely. Requires: `other` does not begin before `one`."""
+    """Returns whether two tensors share bytes. Returns False if both have exactly the same bytes (`memory_key`), because a load then
+    fills one and compares the other. Requires: `other` does not begin before `one`."""
     if one[:3] == other[:3]:
         return False
     if one.is_contiguous and other.is_contiguous:

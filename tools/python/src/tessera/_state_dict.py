@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Problem, Refused, refused
-from ._job_state import is_split, put_at
+from ._job_state import Nesting, is_split
 from ._position import Position
 from ._symbol import with_constants
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
     """Returns the whole state dict. Tied names get the same tensor, as in the program that saved them."""
-    root: dict[Any, Any] = {}
+    found: dict[Any, Any] = {}
+    nesting = Nesting(found)
     read: dict[str, Any] = {}
     for name in checkpoint._open_reader().dict_order():
         first = checkpoint.aliases.get(name, name)
@@ -27,8 +28,8 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
             if isinstance(entry, Refused):
                 raise entry
             read[first] = tensor(entry) if first in checkpoint._metas else with_constants(entry)
-        put_at(root, with_constants(paths[name]), read[first])
-    return root
+        nesting.put(name, with_constants(paths[name]), read[first])
+    return found
 
 
 class Likeness:

@@ -10,6 +10,7 @@ import io
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Union
 
 import torch
@@ -25,9 +26,11 @@ from torch.futures import Future
 from . import _core
 from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes, text
 from ._checkpoint import Checkpoint
+from ._errors import Error
+from ._job_state import JobState
 from ._job_tensors import is_in_host_memory
 from ._position import Position
-from ._ranks import Ranks
+from ._ranks import Ranks, last_part, require_same_checkpoint
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
 from ._symbol import with_constants
 
@@ -89,9 +92,15 @@ class StorageReader(DcpStorageReader):
         self._checkpoint()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        """Adds what this rank has opened. Called on all ranks."""
+        checkpoint = self._checkpoint()
+        return replace(plan, storage_data=(last_part(checkpoint.path), checkpoint._open_reader().identity()))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Checks that all ranks have opened the same checkpoint. Called on the coordinator."""
+        opened = [plan.storage_data for plan in plans]
+        if None not in opened:  # the planner has kept what prepare_local_plan added
+            require_same_checkpoint(opened, self._checkpoint().path)
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -123,6 +132,7 @@ def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
     if target.shape != item.lengths:
         raise ValueError(f"{item.storage_index.fqn}: expected room for {tuple(item.lengths)}, found {tuple(target.shape)}")
     if is_in_host_memory(target) and str(target.dtype) == f"torch.{box.dtype}":
+        torch.autograd.graph.increment_version(target)  # a backward that needs the old elements raises an error
         box._read_into(target.reshape(-1).view(torch.uint8))
     else:
         target.copy_(box.torch())
@@ -184,7 +194,9 @@ class StorageWriter(DcpStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
-        _PlannedSave(Ranks.of(self._group), self._path, self._endpoint, self._options, plan.items, planner).run()
+        ranks = Ranks.of(self._group)
+        _warn_of_ties(planner, ranks)
+        _PlannedSave(ranks, self._path, self._endpoint, self._options, plan.items, planner).run()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])
@@ -192,6 +204,19 @@ class StorageWriter(DcpStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Does nothing: `write_data` has finished the checkpoint on all ranks."""
+
+
+def _warn_of_ties(planner: SavePlanner, ranks: Ranks) -> None:
+    """Warns of tied tensors of this rank, because DCP's planner makes a tensor of each name."""
+    state = getattr(planner, "state_dict", {})
+    try:
+        aliases = JobState({name: entry for name, entry in state.items() if isinstance(entry, torch.Tensor)}, ranks).aliases
+    except Error:  # a kind of tensor for which only DCP's planner knows the pieces
+        return
+    if aliases:
+        name = min(aliases)
+        more = f" (and {len(aliases) - 1} more)" if len(aliases) > 1 else ""
+        warnings.warn(f"{name}: is tied to {aliases[name]}, but DCP saves it as a tensor of its own{more}", RuntimeWarning, stacklevel=3)
 
 
 # By name of a tensor: its path, dtype, shape, and the boxes that one rank writes.
@@ -211,7 +236,7 @@ class _PlannedSave(SaveSteps):
             self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             for value_path, value in values:
-                _core.check_value(value_path, value)
+                _core.plain_value(value_path, value)
             return pieces, values, self.save.stage() if ranks.rank == 0 else None
 
         by_rank = self.together(begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ except ImportError:  # installed as pytorch-lightning
 
 from ._arguments import flag, text
 from ._checkpoint import open as open_checkpoint
-from ._save import Saved, async_save, save
+from ._ranks import Ranks
+from ._save import Saved, _Background, async_save, save
 
 
 class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
@@ -41,13 +43,20 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         self._wait()
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file():
-            target.unlink()  # such as "last.ckpt" of an earlier run without this plugin
         options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
-        if self._is_asynchronous:
-            self._saving = async_save(checkpoint, target, **options)
-        else:
-            save(checkpoint, target, **options)
+        end = _set_aside(target, self._options["format"])
+        try:
+            if self._is_asynchronous:
+                self._saving = async_save(checkpoint, target, **options)
+                # Future's own method, because that of this future notes that somebody has asked for the error.
+                self._saving.add_done_callback(lambda saving: end(Future.exception(saving) is None))
+            else:
+                save(checkpoint, target, **options)
+        except BaseException:
+            end(False)
+            raise
+        if not self._is_asynchronous:
+            end(True)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None,
                         weights_only: bool | None = None) -> dict[str, Any]:
@@ -74,7 +83,25 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def _wait(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None:
+            _Background.finish(Ranks.of(_this_rank_alone()))  # and the old file is removed, or has its name back
             saving.result()
+
+
+def _set_aside(target: Path, format: str) -> Callable[[bool], None]:
+    """If a folder is to replace a file, such as "last.ckpt" of an earlier run without this plugin, gives the file another name.
+    Returns a function to call after the save: with True it removes the file, with False the file gets its name back."""
+    if format == "torch" or not target.is_file():
+        return lambda is_saved: None
+    aside = target.with_name(f"{target.name}.old")
+    os.replace(target, aside)
+
+    def end(is_saved: bool) -> None:
+        if is_saved:
+            aside.unlink()
+        else:
+            os.replace(aside, target)
+
+    return end
 
 
 def _this_rank_alone() -> Any:
