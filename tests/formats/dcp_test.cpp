@@ -147,6 +147,11 @@ TEST(DcpTest, OneRankOfASaveWithoutCoordinationIsRead) {
     const auto reader = open_folder(path);
     expect_holds(*reader, path + ".expect.json");
     EXPECT_TRUE(findings_of(*reader).empty());
+    ASSERT_TRUE(reader->contents().part);
+    EXPECT_EQ(
+        part_in_words(*reader->contents().part),
+        "one rank of 2: rank " + std::string(rank) + ", as the names of the files beside it say");
+    EXPECT_EQ(reader->contents().world_size, 1);
     EXPECT_EQ(reader->path(), path);
     EXPECT_EQ(reader->data_files().size(), 1u);
   }
