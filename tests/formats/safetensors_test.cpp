@@ -122,6 +122,30 @@ void expect_rich_checkpoint(const CheckpointReader& reader) {
             (std::map<std::string, std::string>{{"format", "pt"}, {"note", "naïve \"模型\"\n"}}));
 }
 
+/// A checkpoint without values, whose tensors have facts that safetensors itself cannot store.
+MemoryCheckpoint make_nested_checkpoint() {
+  MemoryCheckpoint source;
+  source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
+  TensorEntry& state = source.add({"model.y", DType::uint8, {1}}, bytes_of<std::uint8_t>({2}));
+  state.key_path = {"model", "y"};
+  state.kind = StateKind::pointwise;
+  state.parameter = "model.x";
+  source.contents_for_change().units = {make_flat_unit("", DType::uint8, {{"model.x", {1}}})};
+  return source;
+}
+
+void expect_nested_checkpoint(const CheckpointReader& reader) {
+  const CheckpointContents& found = reader.contents();
+  EXPECT_THAT(found.missing_files, ::testing::IsEmpty());
+  ASSERT_EQ(found.tensors.size(), 2U);
+  EXPECT_EQ(found.tensors[0].key_path, (KeyPath{"model", "x"}));
+  EXPECT_EQ(found.tensors[1].key_path, (KeyPath{"model", "y"}));
+  EXPECT_EQ(found.tensors[1].kind, StateKind::pointwise);
+  EXPECT_EQ(found.tensors[1].parameter, "model.x");
+  ASSERT_EQ(found.units.size(), 1U);
+  EXPECT_EQ(found.units[0].parameters[0].fqn, "model.x");
+}
+
 TEST_F(SafetensorsTest, ReadsWhatPythonWrote) {
   std::size_t num_read = 0;
   for (const auto& entry : std::filesystem::directory_iterator(fixture("safetensors/valid"))) {
@@ -459,6 +483,31 @@ TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
   EXPECT_THAT(found, ElementsAre(HasSubstr("a.safetensors.values.json")));
 }
 
+// Another program may write an index beside the files.
+TEST_F(SafetensorsTest, AnIndexWithoutValuesLeavesThoseThatTheHeaderNames) {
+  std::filesystem::create_directory(tmp_ / "d");
+  const MemoryCheckpoint source = make_rich_checkpoint();
+  write(source, "d/rich.safetensors");
+  std::string weight_map;
+  for (const TensorEntry& tensor : source.contents().tensors) {
+    weight_map += (weight_map.empty() ? "\"" : ",\"") + tensor.meta.fqn + R"(":"rich.safetensors")";
+  }
+  put("d/model.safetensors.index.json", R"({"weight_map":{)" + weight_map + "}}");
+  for (const std::string path : {"d", "d/model.safetensors.index.json"}) {
+    const auto reader = open(tmp_ / path);
+    EXPECT_THAT(notes_told(*reader), ::testing::IsEmpty());
+    expect_rich_checkpoint(*reader);
+  }
+}
+
+TEST_F(SafetensorsTest, AnIndexWithoutKeyPathsLeavesThoseOfTheHeaders) {
+  std::filesystem::create_directory(tmp_ / "d");
+  write(make_nested_checkpoint(), "d/a.safetensors");
+  put("d/model.safetensors.index.json",
+      R"({"weight_map":{"model.x":"a.safetensors","model.y":"a.safetensors"}})");
+  expect_nested_checkpoint(*open(tmp_ / "d"));
+}
+
 TEST_F(SafetensorsTest, ShardsWithoutTheirIndexTellOfTheirValues) {
   write(make_rich_checkpoint(), "c", {.max_shard_nbytes = 1});
   fs_.remove_all(tmp_ / "c/model.safetensors.index.json");
@@ -578,30 +627,6 @@ TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
       EXPECT_EQ(found->second, text);
     }
   }
-}
-
-/// A checkpoint without values, whose tensors have facts that safetensors itself cannot store.
-MemoryCheckpoint make_nested_checkpoint() {
-  MemoryCheckpoint source;
-  source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
-  TensorEntry& state = source.add({"model.y", DType::uint8, {1}}, bytes_of<std::uint8_t>({2}));
-  state.key_path = {"model", "y"};
-  state.kind = StateKind::pointwise;
-  state.parameter = "model.x";
-  source.contents_for_change().units = {make_flat_unit("", DType::uint8, {{"model.x", {1}}})};
-  return source;
-}
-
-void expect_nested_checkpoint(const CheckpointReader& reader) {
-  const CheckpointContents& found = reader.contents();
-  EXPECT_THAT(found.missing_files, ::testing::IsEmpty());
-  ASSERT_EQ(found.tensors.size(), 2U);
-  EXPECT_EQ(found.tensors[0].key_path, (KeyPath{"model", "x"}));
-  EXPECT_EQ(found.tensors[1].key_path, (KeyPath{"model", "y"}));
-  EXPECT_EQ(found.tensors[1].kind, StateKind::pointwise);
-  EXPECT_EQ(found.tensors[1].parameter, "model.x");
-  ASSERT_EQ(found.units.size(), 1U);
-  EXPECT_EQ(found.units[0].parameters[0].fqn, "model.x");
 }
 
 TEST_F(SafetensorsTest, TensorsWithoutValuesNeedNoSecondFile) {

@@ -39,11 +39,11 @@ struct FileSet {
   std::map<std::string, std::string> texts{};                 // of the index
   detail::ShardIndex::Rest rest{};                            // of the index
   std::string model_path{};  // the `<model>.safetensors` whose values file is sought; may be empty
-  std::optional<std::string> values_digest{};
-  std::optional<std::string> structure{};  // of the index
-  std::vector<std::string> unnamed{};      // files of a series that the index does not name
-  bool lacks_index = false;                // the names show that there was an index
-  std::optional<PartOfWhole> part{};       // of a single file
+  std::optional<std::string> values_digest{};  // of the index
+  std::optional<std::string> structure{};      // of the index
+  std::vector<std::string> unnamed{};          // files of a series that the index does not name
+  bool lacks_index = false;                    // the names show that there was an index
+  std::optional<PartOfWhole> part{};           // of a single file
   bool is_single_file = false;
 };
 
@@ -718,10 +718,7 @@ class SafetensorsReader final : public DividedReader {
 
   void read_structure(const FileSet& set) {
     note_unnamed_values(set);
-    if (!set.index_path.empty()) {
-      if (set.structure) apply_structure(*set.structure, set.index_path);
-      return;
-    }
+    if (set.structure) return apply_structure(*set.structure, set.index_path);
     for (const auto& [path, text] : structures_in_headers_) apply_structure(text, path);
   }
 
@@ -735,15 +732,20 @@ class SafetensorsReader final : public DividedReader {
   }
 
   void read_values(const FileSet& set) {
-    const auto& digest = set.index_path.empty() ? values_digest_in_header_ : set.values_digest;
+    // Another program may have written the index.
+    const bool is_in_headers = !set.values_digest && !set.structure;
+    const auto& digest = is_in_headers ? values_digest_in_header_ : set.values_digest;
     if (!digest) return read_structure(set);
-    if (set.model_path.empty()) {
+    const std::string model_path = !is_in_headers          ? set.model_path
+                                   : set.names.size() == 1 ? join_path(set.directory, set.names[0])
+                                                           : "";
+    if (model_path.empty()) {
       throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
-                            "the files of one model, or an index of them",
+                            "one file, or an index that names the values",
                             "several files, one of them with its own values file",
                             "give the path of one file");
     }
-    const std::string path = detail::values_path_of(set.model_path);
+    const std::string path = detail::values_path_of(model_path);
     if (fs_.kind_of(path) != FileKind::regular) {
       contents_.missing_files.push_back(path);
       findings_.push_back({.severity = Finding::Severity::error,
