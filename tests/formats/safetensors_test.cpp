@@ -354,6 +354,20 @@ TEST_F(SafetensorsTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
   EXPECT_EQ(open(tmp_ / "d")->contents().annotations, texts);
 }
 
+TEST_F(SafetensorsTest, TextsOfAnIndexAreNoAliases) {
+  std::filesystem::create_directory(tmp_ / "d");
+  put_safetensors("d/one.safetensors",
+                  R"({"__metadata__":{"tied":"a"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  put("d/model.safetensors.index.json",
+      R"({"metadata":{"base_layer":"a"},"weight_map":{"a":"one.safetensors"}})");
+  const auto reader = open(tmp_ / "d");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "tied");
+  EXPECT_EQ(reader->contents().annotations.at("base_layer"), "a");
+}
+
 TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   put_safetensors("one.safetensors", header, 1);

@@ -257,9 +257,10 @@ class SafetensorsReader final : public DividedReader {
     for (const std::string& name : set.names) {
       add_file(join_path(set.directory, name), name, set);
     }
-    for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     contents_.world_size = std::max(1, static_cast<int>(rank_of_prefix_.size()));
     finish_tensors();
+    take_tied_names();
+    for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     for (const auto& [tensor, file] : set.weight_map) {
       if (contents_.find_tensor(tensor) == nullptr) {
         throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
@@ -268,7 +269,7 @@ class SafetensorsReader final : public DividedReader {
                               "is the index or the file from another save?");
       }
     }
-    finish_aliases();
+    check_aliases();
     for (Finding& finding :
          detail::notes_on_rest(set.rest, set.index_path, set.weight_map, contents_)) {
       tell(std::move(finding));
@@ -687,9 +688,10 @@ class SafetensorsReader final : public DividedReader {
     }
   }
 
-  void finish_aliases() {
-    // safetensors.torch.save_model stores tied tensors under one of their names. For each other
-    // name, `__metadata__` has the stored name: `"lm_head.weight": "embed.weight"`.
+  /// Makes aliases of texts in the headers. safetensors.torch.save_model stores tied tensors under
+  /// one of their names. For each other name, `__metadata__` has the stored name:
+  /// `"lm_head.weight": "embed.weight"`. It writes no index, so texts of an index stay texts.
+  void take_tied_names() {
     for (auto entry = contents_.annotations.begin(); entry != contents_.annotations.end();) {
       const auto& [key, text] = *entry;
       if (key != detail::kFormatKey && contents_.find_tensor(text) != nullptr &&
@@ -700,6 +702,9 @@ class SafetensorsReader final : public DividedReader {
         ++entry;
       }
     }
+  }
+
+  void check_aliases() {
     std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
     const Alias* previous = nullptr;
     for (const Alias& alias : contents_.aliases) {
