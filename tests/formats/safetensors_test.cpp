@@ -217,6 +217,34 @@ TEST_F(SafetensorsTest, ARankWithoutAShardIsTold) {
               ::testing::IsEmpty());
 }
 
+std::string header_of_shard(const std::string& sharding_info) {
+  return R"({"__metadata__":{"DCP_SHARDING_INFO":"{)" + sharding_info +
+         R"(}"},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+}
+
+TEST_F(SafetensorsTest, ShardingInfoOfATensorThatTheFileLacksIsCorruption) {
+  put_safetensors("a.safetensors",
+                  header_of_shard(R"(\"lost\":{\"saved_offsets\":[0]},)"
+                                  R"(\"w\":{\"saved_offsets\":[0]})"),
+                  2);
+  EXPECT_THAT([&] { open(tmp_ / "a.safetensors"); },
+              ThrowsError(ErrorKind::corruption, "lost: DCP_SHARDING_INFO"));
+}
+
+TEST_F(SafetensorsTest, AShardInTwoFilesIsTold) {
+  std::filesystem::create_directory(tmp_ / "d");
+  for (const std::string rank : {"1", "2"}) {
+    put_safetensors("d/shard-0000" + rank + "-model-00001-of-00001.safetensors",
+                    header_of_shard(R"(\"w\":{\"saved_offsets\":[0]})"), 2);
+  }
+  const auto reader = open(tmp_ / "d");
+  std::vector<std::string> found;
+  for (const Finding& finding : reader->contents().opening_findings) {
+    found.push_back(finding.found);
+  }
+  EXPECT_THAT(found, ElementsAre(HasSubstr("several files with one shard of w (the first is")));
+}
+
 TEST_F(SafetensorsTest, AFileThatRankZeroSavedAloneIsWhole) {
   put_safetensors("model-00001-of-00001.safetensors",
                   R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"a\":{\"saved_offsets\":[0]}}"},)"

@@ -408,6 +408,7 @@ class SafetensorsReader final : public DividedReader {
     note_unknown_fields(header, path);
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
+    if (is_of_dcp) require_shards(*saved_offsets, header, path);
     if (is_of_dcp && set.is_single_file) {
       // The rest of each tensor is in files that are not read. So the part in this file counts as a
       // whole tensor.
@@ -435,6 +436,18 @@ class SafetensorsReader final : public DividedReader {
       note_metadata(path, key, std::move(text));
     }
     files_.push_back({.path = path, .name = name, .data_range = header.data_range});
+  }
+
+  /// Throws if `DCP_SHARDING_INFO` names a tensor that the file lacks.
+  static void require_shards(const std::unordered_map<std::string, Shape>& saved_offsets,
+                             const detail::Header& header, const std::string& path) {
+    std::set<std::string_view> lost;
+    for (const auto& [name, offsets] : saved_offsets) lost.insert(name);
+    for (const detail::HeaderTensor& tensor : header.tensors) lost.erase(tensor.meta.fqn);
+    if (lost.empty()) return;
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = std::string(*lost.begin())},
+                          sharding_info_in_words(), "names of tensors in this file",
+                          "a name that no tensor has", "did another program save it again?");
   }
 
   void add_piece(const std::string& path, detail::HeaderTensor tensor,
@@ -681,11 +694,22 @@ class SafetensorsReader final : public DividedReader {
     // `named_tensors_` is sorted by name, in byte order.
     contents_.tensors.reserve(named_tensors_.size());
     locations_.reserve(named_tensors_.size(), named_tensors_.size());
+    std::vector<std::string> repeated;
     for (auto& [fqn, named] : named_tensors_) {
+      std::set<Box> boxes;
+      for (const Piece& piece : named.entry.pieces) boxes.insert(std::get<Box>(piece.region));
+      if (boxes.size() < named.entry.pieces.size()) repeated.push_back(fqn);
       named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
       contents_.tensors.push_back(std::move(named.entry));
       locations_.add(named.locations);
     }
+    if (repeated.empty()) return;
+    tell({.severity = Finding::Severity::note,
+          .rule = "structure",
+          .where = {.path = path_},
+          .expected = "each shard in one file",
+          .found = "several files with one shard of " + detail::some_of(repeated) +
+                   " (the first is read, and not compared with the others)"});
   }
 
   /// Makes aliases of texts in the headers. safetensors.torch.save_model stores tied tensors under
