@@ -576,6 +576,19 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
                             "a.safetensors, b.safetensors)")));
 }
 
+TEST_F(SafetensorsTest, TextsUnderReservedKeysThatDifferAreTold) {
+  std::filesystem::create_directory(tmp_ / "two");
+  for (const std::string name : {"a", "b"}) {
+    put_safetensors("two/" + name + ".safetensors",
+                    R"({"__metadata__":{"tessera.texts":"{\"by\":\"who )" + name + R"(\"}"},")" +
+                        name + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                    1);
+  }
+  const auto reader = open(tmp_ / "two");
+  EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
+  EXPECT_THAT(notes_told(*reader), ::testing::Contains(HasSubstr("different texts for 'by'")));
+}
+
 TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
   put_safetensors("a.safetensors",
                   R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"zero":{"dtype":[1]}}})",

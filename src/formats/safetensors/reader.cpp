@@ -548,7 +548,11 @@ class SafetensorsReader final : public DividedReader {
                               "an object that maps names to texts", "another kind of value");
       }
       for (const auto& [name, content] : *dict) {
-        texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());
+        const auto [kept, is_new] =
+            texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());
+        if (!is_new && kept->second != *content.get_if<std::string>()) {
+          differing_metadata_.insert(kept->first);
+        }
       }
     } else if (key == detail::kValuesDigestKey) {
       values_digest_in_header_ = std::move(text);
