@@ -106,29 +106,61 @@ std::string_view without_last_component(std::string_view fqn) {
   return dot == std::string_view::npos ? std::string_view() : fqn.substr(0, dot);
 }
 
-/// Returns the position after the first component `state` of an fqn and the dot that follows; 0 if
-/// there is no such component.
-std::size_t end_of_state_component(std::string_view fqn) {
-  constexpr std::string_view kState = "state.";
-  if (fqn.starts_with(kState)) return kState.size();
-  const std::size_t dot = fqn.find(".state.");
-  return dot == std::string_view::npos ? 0 : dot + 1 + kState.size();
-}
+/// A vector, under a name that it may have in optimizer state: the fqn, or an end of the fqn.
+struct NamedVector {
+  const FlatVectorLayout* layout;
+  std::string_view missing;                 // what the name lacks of the fqn, such as `model.`
+  const FlatVectorLayout* other = nullptr;  // a vector of another layout that has the name too
 
-/// Returns the parameters of a vector that are not tied to an earlier one, with the names that they
-/// have in optimizer state. `vector`: the name that the vector has in optimizer state. If this name
-/// lacks the first component of the vector's fqn, the parameters' names lack it too.
-std::vector<std::pair<const FlatUnitParameter*, std::string_view>> distinct_parameters(
-    const FlatVectorLayout& layout, std::string_view vector) {
-  std::vector<std::pair<const FlatUnitParameter*, std::string_view>> parameters;
-  std::set<std::pair<std::int64_t, Shape>> seen;
-  for (const FlatUnitParameter& parameter : layout.parameters) {
-    if (!seen.emplace(parameter.offset, parameter.shape).second) continue;
-    std::string_view name = parameter.fqn;
-    if (vector != layout.key) name = without_first_component(name).value_or(name);
-    parameters.emplace_back(&parameter, name);
+  /// Returns the parameters that are not tied to an earlier one, with the names that they have in
+  /// optimizer state: they lack what the vector's name lacks.
+  std::vector<std::pair<const FlatUnitParameter*, std::string_view>> parameters() const {
+    std::vector<std::pair<const FlatUnitParameter*, std::string_view>> found;
+    std::set<std::pair<std::int64_t, Shape>> seen;
+    for (const FlatUnitParameter& parameter : layout->parameters) {
+      if (!seen.emplace(parameter.offset, parameter.shape).second) continue;
+      std::string_view name = parameter.fqn;
+      if (name.starts_with(missing)) name.remove_prefix(missing.size());
+      found.emplace_back(&parameter, name);
+    }
+    return found;
   }
-  return parameters;
+
+  /// Whether state of both vectors has the same parts, with the same names.
+  bool divides_like(const NamedVector& vector) const {
+    const auto is_equal = [](const auto& a, const auto& b) {
+      return a.first->offset == b.first->offset && a.first->shape == b.first->shape &&
+             a.second == b.second;
+    };
+    return layout->numel_padded == vector.layout->numel_padded &&
+           std::ranges::equal(parameters(), vector.parameters(), is_equal);
+  }
+};
+using VectorsByName = std::unordered_map<std::string_view, NamedVector>;
+
+/// Returns the vectors by their fqns, and by each end of an fqn that follows a dot. Of the vectors
+/// of one model, the outermost has the short name: `_flat_param` is `model._flat_param`, and not
+/// `model.layers.0._flat_param`.
+VectorsByName by_names(const std::vector<FlatVectorLayout>& layout) {
+  std::unordered_map<std::string_view, std::vector<NamedVector>> candidates;
+  for (const FlatVectorLayout& vector : layout) {
+    const std::string_view fqn = vector.key;
+    for (std::size_t begin = 0;; begin = fqn.find('.', begin) + 1) {
+      candidates[fqn.substr(begin)].push_back({&vector, fqn.substr(0, begin)});
+      if (fqn.find('.', begin) == std::string_view::npos) break;
+    }
+  }
+  VectorsByName vectors;
+  for (const auto& [name, of_name] : candidates) {
+    NamedVector vector = *std::ranges::min_element(
+        of_name, {}, [](const NamedVector& each) { return each.missing.size(); });
+    const auto other = std::ranges::find_if(of_name, [&](const NamedVector& each) {
+      return !each.missing.starts_with(vector.missing) && !each.divides_like(vector);
+    });
+    if (other != of_name.end()) vector.other = other->layout;
+    vectors.emplace(name, vector);
+  }
+  return vectors;
 }
 
 /// Returns a key path in which the key `vector` has become the key `parameter`. Returns an empty
@@ -207,23 +239,26 @@ class FlatLayoutReader final : public DividedReader, public PartlyRead {
   void show_whole(std::size_t tensor, std::string fqn, KeyPath key_path);
   void show_vector(std::size_t vector, const FlatVectorLayout& layout);
   void show_simplifications(const std::vector<FlatVectorLayout>& layout);
-  /// Optimizer state of a vector: `<prefix><vector><tail>`, such as `optim.state.`, `_flat_param`
-  /// and `.step`.
+  /// Optimizer state of a vector: `<prefix><name><tail>`, such as `optim.state.`, `_flat_param` and
+  /// `.step`.
   struct VectorState {
-    const FlatVectorLayout* layout;
+    NamedVector vector;
     std::string_view prefix;
-    std::string_view vector;  // its name in this state; may lack the first component of its fqn
-    std::string_view tail;    // empty: all state of the vector, such as `{}`
+    std::string_view name;  // of the vector in this state
+    std::string_view tail;  // empty: all state of the vector, such as `{}`
   };
-  using VectorOfName = std::unordered_map<std::string_view, const FlatVectorLayout*>;
 
-  static std::optional<VectorState> find_state(std::string_view fqn, const VectorOfName& vectors);
+  std::optional<VectorState> find_state(const std::string& fqn, const VectorsByName& vectors) const;
   void show_state(std::size_t state, const VectorState& of);
-  void show_values(const VectorOfName& vectors);
-  Value with_parameters(const Value& value) const;
+  void refuse_state_of_unknown(const TensorEntry& tensor,
+                               const std::vector<FlatVectorLayout>& layout) const;
+  void show_values(const VectorsByName& vectors);
+  Value with_parameters(const Value& value, const std::string& entry) const;
   void finish();
   [[noreturn]] void refuse_key(const std::string& key) const;
   void refuse_holes(const TensorEntry& vector, const FlatVectorLayout& layout) const;
+  [[noreturn]] void refuse_shared_name(const std::string& fqn, const std::string& vector,
+                                       const std::string& other) const;
   [[noreturn]] void refuse(const std::string& fqn, std::string_view rule, std::string_view expected,
                            std::string_view found, std::string_view likely_cause = {}) const;
 
@@ -232,9 +267,13 @@ class FlatLayoutReader final : public DividedReader, public PartlyRead {
   std::vector<std::vector<Source>> sources_;  // parallel to contents_.tensors and their pieces
   std::vector<Shown> shown_;                  // until they are sorted
   std::vector<std::size_t> value_sources_;    // parallel to contents_.values
-  /// For each vector, the names that its parameters have in optimizer state. Key: the name that the
-  /// vector has there.
-  std::map<std::string, std::vector<std::string>, std::less<>> in_optimizer_;
+  /// A vector as an optimizer's parameter groups list it.
+  struct InOptimizer {
+    std::vector<std::string> parameters;  // their names there
+    std::string fqn;
+    std::string other;  // the fqn of another vector that has the name too; empty: none
+  };
+  std::map<std::string, InOptimizer, std::less<>> in_optimizer_;  // by the vector's name there
 };
 
 void FlatLayoutReader::refuse(const std::string& fqn, std::string_view rule,
@@ -259,7 +298,6 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
   show_simplifications(layout);
 
   std::set<std::size_t> replaced;
-  VectorOfName by_state_name;  // keys: the names that vectors have in optimizer state
   for (const FlatVectorLayout& vector : layout) {
     const TensorEntry* found = below.find_tensor(vector.key);
     if (found == nullptr) refuse_key(vector.key);
@@ -269,27 +307,29 @@ FlatLayoutReader::FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
              "two layouts for this vector");
     }
     show_vector(index, vector);
-    by_state_name.emplace(vector.key, &vector);
-    if (const auto name = without_first_component(vector.key))
-      by_state_name.emplace(*name, &vector);
   }
 
-  for (const auto& [name, vector] : by_state_name) {
-    for (const auto& [parameter, in_state] : distinct_parameters(*vector, name)) {
-      in_optimizer_[std::string(name)].emplace_back(in_state);
+  const VectorsByName vectors = by_names(layout);
+  for (const auto& [name, vector] : vectors) {
+    InOptimizer& in_optimizer = in_optimizer_[std::string(name)];
+    in_optimizer.fqn = vector.layout->key;
+    if (vector.other != nullptr) in_optimizer.other = vector.other->key;
+    for (const auto& [parameter, in_state] : vector.parameters()) {
+      in_optimizer.parameters.emplace_back(in_state);
     }
   }
   for (std::size_t t = 0; t < below.tensors.size(); ++t) {
     if (replaced.contains(t)) continue;
     const std::string& fqn = below.tensors[t].meta.fqn;
-    const auto state = find_state(fqn, by_state_name);
+    const auto state = find_state(fqn, vectors);
     if (state && !state->tail.empty()) {
       show_state(t, *state);
     } else {
+      refuse_state_of_unknown(below.tensors[t], layout);
       show_whole(t, fqn, below.tensors[t].key_path);
     }
   }
-  show_values(by_state_name);
+  show_values(vectors);
   finish();
 }
 
@@ -426,30 +466,60 @@ void FlatLayoutReader::show_vector(std::size_t vector, const FlatVectorLayout& l
                                            layout.dtype, std::move(of_unit)));
 }
 
+/// Finds the longest name of a vector that follows a component `state`.
 std::optional<FlatLayoutReader::VectorState> FlatLayoutReader::find_state(
-    std::string_view fqn, const VectorOfName& vectors) {
-  const std::size_t begin = end_of_state_component(fqn);
-  if (begin == 0) return std::nullopt;
-  const std::string_view rest = fqn.substr(begin);
-  for (const std::string_view name : {rest, without_last_component(rest)}) {
-    const auto found = vectors.find(name);
-    if (found == vectors.end()) continue;
-    return VectorState{found->second, fqn.substr(0, begin), name, rest.substr(name.size())};
+    const std::string& fqn, const VectorsByName& vectors) const {
+  constexpr std::string_view kState = "state.";
+  const std::string_view whole = fqn;
+  std::optional<VectorState> found;
+  for (std::size_t at = 0; (at = whole.find(kState, at)) != std::string_view::npos;) {
+    const bool is_component = at == 0 || whole[at - 1] == '.';
+    at += kState.size();
+    if (!is_component) continue;
+    const std::string_view rest = whole.substr(at);
+    for (std::string_view name = rest; !name.empty(); name = without_last_component(name)) {
+      const auto vector = vectors.find(name);
+      if (vector == vectors.end() || (found && found->name.size() >= name.size())) continue;
+      found = VectorState{vector->second, whole.substr(0, at), name, rest.substr(name.size())};
+    }
   }
-  return std::nullopt;
+  if (found && found->vector.other != nullptr) {
+    refuse_shared_name(fqn, found->vector.layout->key, found->vector.other->key);
+  }
+  return found;
+}
+
+void FlatLayoutReader::refuse_shared_name(const std::string& fqn, const std::string& vector,
+                                          const std::string& other) const {
+  refuse(fqn, "state of a flat vector", "the name of one vector",
+         "a name of both " + printable(vector) + " and " + printable(other));
+}
+
+/// Throws if the tensor has the name and the shape of state of a vector, but `find_state` has not
+/// found this vector.
+void FlatLayoutReader::refuse_state_of_unknown(const TensorEntry& tensor,
+                                               const std::vector<FlatVectorLayout>& layout) const {
+  const bool is_of_vector = tensor.meta.fqn.find("_flat_param.") != std::string::npos;
+  const auto has_shape = [&](const FlatVectorLayout& vector) {
+    return tensor.meta.shape == Shape{vector.numel_padded};
+  };
+  if (!is_of_vector || std::ranges::none_of(layout, has_shape)) return;
+  refuse(tensor.meta.fqn, "state of a flat vector", "`state.`, then the name of a vector",
+         "a name without them");
 }
 
 void FlatLayoutReader::show_state(std::size_t state, const VectorState& of) {
   const TensorEntry& below = reader_->contents().tensors[state];
+  const FlatVectorLayout& layout = *of.vector.layout;
   const bool is_scalar = below.meta.shape.empty();
-  if (!is_scalar && below.meta.shape != Shape{of.layout->numel_padded}) {
-    refuse(below.meta.fqn, "state of flat vector " + printable(of.layout->key),
-           "shape " + shape_to_string(Shape{of.layout->numel_padded}) + " or []",
+  if (!is_scalar && below.meta.shape != Shape{layout.numel_padded}) {
+    refuse(below.meta.fqn, "state of flat vector " + printable(layout.key),
+           "shape " + shape_to_string(Shape{layout.numel_padded}) + " or []",
            shape_to_string(below.meta.shape));
   }
-  for (const auto& [parameter, name] : distinct_parameters(*of.layout, of.vector)) {
+  for (const auto& [parameter, name] : of.vector.parameters()) {
     std::string fqn = std::string(of.prefix) + std::string(name) + std::string(of.tail);
-    KeyPath key_path = path_with_parameter(below.key_path, of.vector, name);
+    KeyPath key_path = path_with_parameter(below.key_path, of.name, name);
     if (is_scalar) {
       show_whole(state, std::move(fqn), std::move(key_path));
     } else {
@@ -460,7 +530,7 @@ void FlatLayoutReader::show_state(std::size_t state, const VectorState& of) {
 
 /// Shows a value in the state of a vector once for each parameter, and all other values as they
 /// are.
-void FlatLayoutReader::show_values(const VectorOfName& vectors) {
+void FlatLayoutReader::show_values(const VectorsByName& vectors) {
   std::vector<std::pair<ValueEntry, std::size_t>> shown;
   const std::vector<ValueEntry>& below = reader_->contents().values;
   for (std::size_t v = 0; v < below.size(); ++v) {
@@ -469,10 +539,10 @@ void FlatLayoutReader::show_values(const VectorOfName& vectors) {
       shown.emplace_back(below[v], v);
       continue;
     }
-    for (const auto& [parameter, name] : distinct_parameters(*state->layout, state->vector)) {
+    for (const auto& [parameter, name] : state->vector.parameters()) {
       std::string fqn = std::string(state->prefix) + std::string(name) + std::string(state->tail);
       shown.emplace_back(
-          ValueEntry{std::move(fqn), path_with_parameter(below[v].key_path, state->vector, name),
+          ValueEntry{std::move(fqn), path_with_parameter(below[v].key_path, state->name, name),
                      below[v].dict_order},
           v);
     }
@@ -491,15 +561,15 @@ Value FlatLayoutReader::read_value(std::size_t value_index) const {
   const std::string& name = reader_->contents().values[source].name;
   const bool is_of_groups =
       name.starts_with("param_groups") || name.find(".param_groups") != std::string::npos;
-  return is_of_groups ? with_parameters(value) : value;
+  return is_of_groups ? with_parameters(value, name) : value;
 }
 
 /// Returns a value of an optimizer's parameter groups. In its lists, at any depth, the names of a
-/// vector's parameters take the place of the vector's name.
-Value FlatLayoutReader::with_parameters(const Value& value) const {
+/// vector's parameters take the place of the vector's name. `entry`: the name of the value.
+Value FlatLayoutReader::with_parameters(const Value& value, const std::string& entry) const {
   if (const auto* const dict = value.get_if<Value::Dict>()) {
     Value::Dict changed;
-    for (const auto& [key, item] : *dict) changed.emplace_back(key, with_parameters(item));
+    for (const auto& [key, item] : *dict) changed.emplace_back(key, with_parameters(item, entry));
     return changed;
   }
   const auto* const list = value.get_if<Value::List>();
@@ -509,10 +579,12 @@ Value FlatLayoutReader::with_parameters(const Value& value) const {
     const auto* const name = item.get_if<std::string>();
     const auto found = name == nullptr ? in_optimizer_.end() : in_optimizer_.find(*name);
     if (found == in_optimizer_.end()) {
-      changed.push_back(with_parameters(item));
-    } else {
-      for (const std::string& parameter : found->second) changed.emplace_back(parameter);
+      changed.push_back(with_parameters(item, entry));
+      continue;
     }
+    const InOptimizer& vector = found->second;
+    if (!vector.other.empty()) refuse_shared_name(entry, vector.fqn, vector.other);
+    for (const std::string& parameter : vector.parameters) changed.emplace_back(parameter);
   }
   return changed;
 }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <set>
 
+#include "formats/file_names.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -23,9 +24,10 @@ struct Mark {
 constexpr std::array kUnitMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
                                 Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
-/// Only Meta's models have such names. So a file of a rank other than 00 is a part, even if no
-/// other file is beside it.
-constexpr std::string_view kSeriesOfMeta = "consolidated.#.pth";
+/// Only Meta's models and the metadata of single ranks have such names. So a file of a rank other
+/// than 0 is a part, even if no other file is beside it.
+constexpr std::string_view kSeriesOfDcp = "__#.metadata";
+constexpr std::array kSeriesOfRanks{std::string_view("consolidated.#.pth"), kSeriesOfDcp};
 
 bool is_separator(char c) {
   return kSeparators.find(c) != std::string_view::npos;
@@ -87,10 +89,11 @@ NumberedName name_around(std::string_view name, const Run& run, Unit unit, std::
 
 /// Returns the number of parts, if `numbers` can be numbers of ranks or parts (part_by_names_beside
 /// gives the rule); else nothing.
-std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers, bool is_padded) {
+std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers,
+                                          bool may_have_gap) {
   const std::uint64_t first = std::min<std::uint64_t>(*numbers.begin(), 1);
   const std::uint64_t num_parts = *numbers.rbegin() - first + 1;
-  if (numbers.size() < 2 || (numbers.size() != num_parts && !is_padded)) return std::nullopt;
+  if (numbers.size() < 2 || (numbers.size() != num_parts && !may_have_gap)) return std::nullopt;
   return num_parts;
 }
 
@@ -108,8 +111,10 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     numbers.insert(sibling->number);
     is_padded = is_padded || sibling->is_padded;
   }
-  const auto num_parts = num_parts_of(numbers, is_padded || own->count);
-  if (!num_parts && own->number > 0 && own->series == kSeriesOfMeta) {
+  const bool is_of_ranks = std::ranges::count(kSeriesOfRanks, own->series) > 0;
+  if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
+  const auto num_parts = num_parts_of(numbers, is_padded || own->count || is_of_ranks);
+  if (!num_parts && own->number > 0 && is_of_ranks) {
     return PartOfWhole{.unit = own->unit,
                        .form = "rank " + std::to_string(own->number) + ", as its name says",
                        .series = join_path(directory, own->series),
@@ -132,6 +137,7 @@ std::optional<NumberedName> numbered_name(std::string_view name) {
   for (auto run = run_before(name, name.size()); run; run = run_before(name, run->begin)) {
     const auto number = number_in(name.substr(run->begin, run->end - run->begin));
     if (!number) continue;
+    if (is_name_like(name, kSeriesOfDcp)) return name_around(name, *run, Unit::rank, *number);
     if (const auto unit = unit_before(name.substr(0, run->begin))) {
       return name_around(name, *run, *unit, *number);
     }

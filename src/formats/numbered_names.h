@@ -20,15 +20,17 @@ struct NumberedName {
 };
 
 /// Returns the last number in a name that follows the word `rank`, `shard`, `part` or
-/// `consolidated`. In a name without such a number, returns the one before `-of-3` or `_of_3`.
+/// `consolidated`, and the number in DCP's `__1.metadata`. In a name without such a number, returns
+/// the one before `-of-3` or `_of_3`.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. It is a part
 /// if names of files beside it differ from its name only in the number. If there are none, and the
 /// file's folder is named after a rank, looks in the same way at the folders beside that folder.
-/// `consolidated.01.pth` (not `00`) is a part even without other files. Only numbers with leading
-/// zeros, with `-of-3` after them, or without a gap (0, 1, 2, … or 1, 2, 3, …) count as numbers of
-/// parts; so `lora_rank_8.pt` and `lora_rank_16.pt` are no parts.
+/// `consolidated.01.pth` (not `00`) and `__1.metadata` (not `0`) are parts even without other
+/// files. Of other names, only numbers with leading zeros, with `-of-3` after them, or without a
+/// gap (0, 1, 2, … or 1, 2, 3, …) count as numbers of parts; so `lora_rank_8.pt` and
+/// `lora_rank_16.pt` are no parts.
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -7,9 +7,12 @@
 #include <fstream>
 #include <string>
 
+#include "formats/torch_zip.h"
+#include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
 #include "support/fixtures.h"
+#include "support/memory_checkpoint.h"
 #include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
@@ -130,6 +133,40 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
   remove(kIndex);
   EXPECT_THAT([&] { open(directory_.path()); },
               ThrowsError(ErrorKind::corruption, "found this tensor also in '" + kFirst + "'"));
+}
+
+void put(const std::string& path, const test::MemoryCheckpoint& source) {
+  const auto writer =
+      create_torch_zip(FileSystem::posix(), path, source.contents(), test::values_of(source));
+  test::copy_checkpoint(source, *writer);
+}
+
+TEST_F(BinTest, FilesThatMakeNoStateDictAreCorrupt) {
+  const test::TemporaryDirectory two;
+  test::MemoryCheckpoint first;
+  first.add({"a", DType::uint8, {1}}, test::Bytes(1));
+  put(two / "x-00001-of-00002.bin", first);
+  test::MemoryCheckpoint second;
+  second.add({"a.b", DType::uint8, {1}}, test::Bytes(1)).key_path = {"a", "b"};
+  put(two / "x-00002-of-00002.bin", second);
+  EXPECT_THAT([&] { open(two.path()); },
+              ThrowsError(ErrorKind::corruption, "are these files of different checkpoints?"));
+}
+
+TEST_F(BinTest, EqualValuesInTwoFilesAreOne) {
+  const test::TemporaryDirectory two;
+  for (const int number : {1, 2}) {
+    test::MemoryCheckpoint source;
+    source.add({"a" + std::to_string(number), DType::uint8, {1}}, test::Bytes(1));
+    source.add_value("e", Value::Dict{});
+    put(two / ("x-0000" + std::to_string(number) + "-of-00002.bin"), source);
+  }
+  EXPECT_EQ(open(two.path())->contents().values.size(), 1u);
+  stdfs::remove(two / "x-00002-of-00002.bin");
+  test::MemoryCheckpoint other;
+  other.add_value("e", 2);
+  put(two / "x-00002-of-00002.bin", other);
+  EXPECT_THAT([&] { open(two.path()); }, ThrowsError(ErrorKind::corruption, "e: names: expected"));
 }
 
 TEST_F(BinTest, FilesWithOtherNumbersOrCountsDoNotHideAMissingFile) {

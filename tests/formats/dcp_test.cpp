@@ -147,6 +147,11 @@ TEST(DcpTest, OneRankOfASaveWithoutCoordinationIsRead) {
     const auto reader = open_folder(path);
     expect_holds(*reader, path + ".expect.json");
     EXPECT_TRUE(findings_of(*reader).empty());
+    ASSERT_TRUE(reader->contents().part);
+    EXPECT_EQ(
+        part_in_words(*reader->contents().part),
+        "one rank of 2: rank " + std::string(rank) + ", as the names of the files beside it say");
+    EXPECT_EQ(reader->contents().world_size, 1);
     EXPECT_EQ(reader->path(), path);
     EXPECT_EQ(reader->data_files().size(), 1u);
   }
@@ -614,6 +619,30 @@ TEST(DcpTest, ListAtTheRootBecomesADict) {
   const auto reader = open_folder(directory / "list");
   EXPECT_EQ(reader->contents().find_tensor("0.k")->key_path, (KeyPath{"0", "k"}));
   EXPECT_EQ(reader->contents().find_tensor("1.0")->key_path, (KeyPath{"1", std::int64_t{0}}));
+}
+
+TEST(DcpTest, APositionThatAListLacksBecomesNone) {
+  const TemporaryDirectory directory;
+  MemoryCheckpoint memory;
+  memory.add({"l.1", DType::uint8, {1}}, test::Bytes(1)).key_path = {"l", 1};
+  memory.add({"l.3.a.1", DType::uint8, {1}}, test::Bytes(1)).key_path = {"l", 3, "a", 1};
+  memory.add_value("l.2", 7).key_path = {"l", 2};
+  memory.add_value("z", 8);
+  write(memory, directory / "list", 1);
+  const auto reader = open_folder(directory / "list");
+  std::map<std::string, Value> values;
+  for (std::size_t v = 0; v < reader->contents().values.size(); ++v) {
+    values.emplace(reader->contents().values[v].name, reader->read_value(v));
+  }
+  EXPECT_THAT(values,
+              testing::ElementsAre(testing::Pair("l.0", Value()), testing::Pair("l.2", 7),
+                                   testing::Pair("l.3.a.0", Value()), testing::Pair("z", 8)));
+  EXPECT_EQ(reader->contents().values[0].key_path, (KeyPath{"l", 0}));
+
+  memory.add_value("l.4000000", 1).key_path = {"l", 4000000};
+  EXPECT_THAT(
+      [&] { write(memory, directory / "far", 1); },
+      ThrowsError(ErrorKind::invalid_argument, "l.4000000: position in a list: expected at most"));
 }
 
 TEST(DcpTest, KeysThatAreNoStringsBecomeTheirText) {

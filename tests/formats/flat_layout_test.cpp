@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
 #include "support/reading.h"
 #include "support/temporary_directory.h"
@@ -24,6 +25,7 @@ using test::bytes_of;
 using test::MemoryCheckpoint;
 using test::names_of;
 using test::TemporaryDirectory;
+using test::ThrowsError;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
@@ -169,6 +171,89 @@ TEST(FlatLayoutTest, StateOfTheVectorIsStateOfItsParameters) {
   EXPECT_EQ(whole(*reader, "optim.state.layers.0.b.step"), bytes_of<std::int64_t>({9}));
   EXPECT_EQ(reader->contents().find_tensor("optim.state.layers.0.a.exp_avg")->key_path,
             (KeyPath{"optim", "state", "layers.0.a", "exp_avg"}));
+}
+
+/// `actor._flat_param` and `critic._flat_param`, each of 14 elements, and state under the short
+/// name that both have. `critic`: the parameters of the critic.
+MemoryCheckpoint two_models() {
+  MemoryCheckpoint memory("flat", 1);
+  memory.add({"actor._flat_param", DType::float32, {14}}, bytes_of(counting(14)));
+  memory.add({"critic._flat_param", DType::float32, {14}}, bytes_of(counting(14, 20)));
+  return memory;
+}
+std::vector<FlatVectorLayout> layout_of_two(std::vector<FlatUnitParameter> critic) {
+  return {{"actor._flat_param", DType::float32, 14, {{"actor.a", {10}, 0}, {"actor.b", {4}, 10}}},
+          {"critic._flat_param", DType::float32, 14, std::move(critic)}};
+}
+
+TEST(FlatLayoutTest, ANameThatTwoVectorsShareIsRefusedUnlessTheirLayoutsAreEqual) {
+  const std::vector<FlatUnitParameter> other = {{"critic.c", {14}, 0}};
+  const std::vector<FlatUnitParameter> equal = {{"critic.a", {10}, 0}, {"critic.b", {4}, 10}};
+  const auto with_state = [] {
+    MemoryCheckpoint memory = two_models();
+    memory.add({"optim_critic.state._flat_param.m", DType::float32, {14}}, bytes_of(counting(14)));
+    return memory;
+  };
+  EXPECT_THAT([&] { applied(with_state(), layout_of_two(other)); },
+              ThrowsError(ErrorKind::mismatch,
+                          "optim_critic.state._flat_param.m: state of a flat vector: expected the "
+                          "name of one vector, found a name of both actor._flat_param and "
+                          "critic._flat_param"));
+  EXPECT_THAT(names_of(applied(with_state(), layout_of_two(equal))->contents()),
+              ElementsAre("actor.a", "actor.b", "critic.a", "critic.b", "optim_critic.state.a.m",
+                          "optim_critic.state.b.m"));
+
+  MemoryCheckpoint with_groups = two_models();
+  with_groups.add_value("optim_critic.param_groups.0.params", Value::List{"_flat_param"});
+  const auto reader = applied(std::move(with_groups), layout_of_two(other));
+  EXPECT_THAT([&] { reader->read_value(0); },
+              ThrowsError(ErrorKind::mismatch, "a name of both actor._flat_param and critic"));
+}
+
+TEST(FlatLayoutTest, AShortNameIsThatOfTheOutermostVectorOfAModel) {
+  MemoryCheckpoint memory = checkpoint();
+  memory.add({"model._flat_param", DType::float32, {14}}, bytes_of(counting(14, 50)));
+  memory.add({"optim.state._flat_param.m", DType::float32, {14}}, bytes_of(counting(14)));
+  std::vector<FlatVectorLayout> both = layout();
+  both.push_back({"model._flat_param", DType::float32, 14, {{"model.root", {14}, 0}}});
+  EXPECT_THAT(names_of(applied(std::move(memory), both)->contents()),
+              ElementsAre("model.layers.0.a", "model.layers.0.b", "model.root", "model.scale",
+                          "optim.state.root.m"));
+}
+
+/// Returns the names of the tensors that `state`, of 14 elements, becomes. The vector is
+/// `<prefix>model._flat_param`, with parameters a [10] and b [4].
+std::vector<std::string> names_of_state(const std::string& prefix, const std::string& state) {
+  MemoryCheckpoint memory("flat", 1);
+  const std::string model = prefix + "model.";
+  memory.add({model + "_flat_param", DType::float32, {14}}, bytes_of(counting(14)));
+  memory.add({state, DType::float32, {14}}, bytes_of(counting(14)));
+  std::vector<std::string> names =
+      names_of(applied(std::move(memory), {{model + "_flat_param",
+                                            DType::float32,
+                                            14,
+                                            {{model + "a", {10}, 0}, {model + "b", {4}, 10}}}})
+                   ->contents());
+  std::erase_if(names, [&](const std::string& name) { return name.starts_with(model); });
+  return names;
+}
+
+TEST(FlatLayoutTest, StateIsFoundAtAnyDepth) {
+  EXPECT_THAT(names_of_state("app.", "app.optim.state._flat_param.m"),
+              ElementsAre("app.optim.state.a.m", "app.optim.state.b.m"));
+  EXPECT_THAT(names_of_state("state.", "state.optim.state._flat_param.m"),
+              ElementsAre("state.optim.state.a.m", "state.optim.state.b.m"));
+  EXPECT_THAT(names_of_state("state.", "state.optim.state.model._flat_param.m"),
+              ElementsAre("state.optim.state.model.a.m", "state.optim.state.model.b.m"));
+  EXPECT_THAT(names_of_state("", "optim.state._flat_param.m.q"),
+              ElementsAre("optim.state.a.m.q", "optim.state.b.m.q"));
+}
+
+TEST(FlatLayoutTest, StateOfAVectorThatIsNotFoundIsRefused) {
+  EXPECT_THAT([&] { names_of_state("", "optim.moments._flat_param.m"); },
+              ThrowsError(ErrorKind::mismatch,
+                          "optim.moments._flat_param.m: state of a flat vector: expected "
+                          "`state.`, then the name of a vector, found a name without them"));
 }
 
 TEST(FlatLayoutTest, ValuesOfTheOptimizerNameParameters) {

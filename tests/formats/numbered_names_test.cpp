@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "support/temporary_directory.h"
 
 namespace tessera::formats {
@@ -18,7 +20,8 @@ TEST(NumberedNamesTest, ANumberBehindOneOfTheWordsCounts) {
         Case{"model-shard3.pt", 3, "model-shard#.pt"},
         Case{"reshard-model_part-2.pt", 2, "reshard-model_part-#.pt"},
         Case{"model-2-of-3.safetensors", 2, "model-#-of-3.safetensors"},
-        Case{"a_1_of_2_rank_7.pt", 7, "a_1_of_2_rank_#.pt"}}) {
+        Case{"a_1_of_2_rank_7.pt", 7, "a_1_of_2_rank_#.pt"},
+        Case{"__12.metadata", 12, "__#.metadata"}}) {
     SCOPED_TRACE(c.name);
     const auto found = numbered_name(c.name);
     ASSERT_TRUE(found);
@@ -60,6 +63,18 @@ TEST_F(NamesBesideTest, AFileOfMetaThatIsNotTheFirstIsAPartAlone) {
     EXPECT_EQ(part_of(file), "one rank of several: rank " + number + ", as its name says");
     FileSystem::posix().remove_all(tmp_ / file);
   }
+}
+
+TEST_F(NamesBesideTest, TheMetadataOfOneRankIsAPartAloneAndBesideAGap) {
+  put("__1.metadata");
+  EXPECT_EQ(part_of("__1.metadata"), "one rank of several: rank 1, as its name says");
+  put("__3.metadata");
+  EXPECT_EQ(part_of("__1.metadata"),
+            "one rank of 4: rank 1, as the names of the files beside it say");
+  std::filesystem::remove(tmp_ / "__1.metadata");
+  std::filesystem::remove(tmp_ / "__3.metadata");
+  put("__0.metadata");
+  EXPECT_EQ(part_of("__0.metadata"), "");
 }
 
 TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {

@@ -122,6 +122,30 @@ void expect_rich_checkpoint(const CheckpointReader& reader) {
             (std::map<std::string, std::string>{{"format", "pt"}, {"note", "naïve \"模型\"\n"}}));
 }
 
+/// A checkpoint without values, whose tensors have facts that safetensors itself cannot store.
+MemoryCheckpoint make_nested_checkpoint() {
+  MemoryCheckpoint source;
+  source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
+  TensorEntry& state = source.add({"model.y", DType::uint8, {1}}, bytes_of<std::uint8_t>({2}));
+  state.key_path = {"model", "y"};
+  state.kind = StateKind::pointwise;
+  state.parameter = "model.x";
+  source.contents_for_change().units = {make_flat_unit("", DType::uint8, {{"model.x", {1}}})};
+  return source;
+}
+
+void expect_nested_checkpoint(const CheckpointReader& reader) {
+  const CheckpointContents& found = reader.contents();
+  EXPECT_THAT(found.missing_files, ::testing::IsEmpty());
+  ASSERT_EQ(found.tensors.size(), 2U);
+  EXPECT_EQ(found.tensors[0].key_path, (KeyPath{"model", "x"}));
+  EXPECT_EQ(found.tensors[1].key_path, (KeyPath{"model", "y"}));
+  EXPECT_EQ(found.tensors[1].kind, StateKind::pointwise);
+  EXPECT_EQ(found.tensors[1].parameter, "model.x");
+  ASSERT_EQ(found.units.size(), 1U);
+  EXPECT_EQ(found.units[0].parameters[0].fqn, "model.x");
+}
+
 TEST_F(SafetensorsTest, ReadsWhatPythonWrote) {
   std::size_t num_read = 0;
   for (const auto& entry : std::filesystem::directory_iterator(fixture("safetensors/valid"))) {
@@ -191,6 +215,34 @@ TEST_F(SafetensorsTest, ARankWithoutAShardIsTold) {
             "none of rank 2 (did this rank have nothing to save, or is its file lost?)");
   EXPECT_THAT(open(fixture("dcp/valid/hf_distributed"))->contents().opening_findings,
               ::testing::IsEmpty());
+}
+
+std::string header_of_shard(const std::string& sharding_info) {
+  return R"({"__metadata__":{"DCP_SHARDING_INFO":"{)" + sharding_info +
+         R"(}"},"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+}
+
+TEST_F(SafetensorsTest, ShardingInfoOfATensorThatTheFileLacksIsCorruption) {
+  put_safetensors("a.safetensors",
+                  header_of_shard(R"(\"lost\":{\"saved_offsets\":[0]},)"
+                                  R"(\"w\":{\"saved_offsets\":[0]})"),
+                  2);
+  EXPECT_THAT([&] { open(tmp_ / "a.safetensors"); },
+              ThrowsError(ErrorKind::corruption, "lost: DCP_SHARDING_INFO"));
+}
+
+TEST_F(SafetensorsTest, AShardInTwoFilesIsTold) {
+  std::filesystem::create_directory(tmp_ / "d");
+  for (const std::string rank : {"1", "2"}) {
+    put_safetensors("d/shard-0000" + rank + "-model-00001-of-00001.safetensors",
+                    header_of_shard(R"(\"w\":{\"saved_offsets\":[0]})"), 2);
+  }
+  const auto reader = open(tmp_ / "d");
+  std::vector<std::string> found;
+  for (const Finding& finding : reader->contents().opening_findings) {
+    found.push_back(finding.found);
+  }
+  EXPECT_THAT(found, ElementsAre(HasSubstr("several files with one shard of w (the first is")));
 }
 
 TEST_F(SafetensorsTest, AFileThatRankZeroSavedAloneIsWhole) {
@@ -330,6 +382,20 @@ TEST_F(SafetensorsTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
   EXPECT_EQ(open(tmp_ / "d")->contents().annotations, texts);
 }
 
+TEST_F(SafetensorsTest, TextsOfAnIndexAreNoAliases) {
+  std::filesystem::create_directory(tmp_ / "d");
+  put_safetensors("d/one.safetensors",
+                  R"({"__metadata__":{"tied":"a"},)"
+                  R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                  1);
+  put("d/model.safetensors.index.json",
+      R"({"metadata":{"base_layer":"a"},"weight_map":{"a":"one.safetensors"}})");
+  const auto reader = open(tmp_ / "d");
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "tied");
+  EXPECT_EQ(reader->contents().annotations.at("base_layer"), "a");
+}
+
 TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   put_safetensors("one.safetensors", header, 1);
@@ -459,6 +525,31 @@ TEST_F(SafetensorsTest, AValuesFileThatNothingNamesIsTold) {
   EXPECT_THAT(found, ElementsAre(HasSubstr("a.safetensors.values.json")));
 }
 
+// Another program may write an index beside the files.
+TEST_F(SafetensorsTest, AnIndexWithoutValuesLeavesThoseThatTheHeaderNames) {
+  std::filesystem::create_directory(tmp_ / "d");
+  const MemoryCheckpoint source = make_rich_checkpoint();
+  write(source, "d/rich.safetensors");
+  std::string weight_map;
+  for (const TensorEntry& tensor : source.contents().tensors) {
+    weight_map += (weight_map.empty() ? "\"" : ",\"") + tensor.meta.fqn + R"(":"rich.safetensors")";
+  }
+  put("d/model.safetensors.index.json", R"({"weight_map":{)" + weight_map + "}}");
+  for (const std::string path : {"d", "d/model.safetensors.index.json"}) {
+    const auto reader = open(tmp_ / path);
+    EXPECT_THAT(notes_told(*reader), ::testing::IsEmpty());
+    expect_rich_checkpoint(*reader);
+  }
+}
+
+TEST_F(SafetensorsTest, AnIndexWithoutKeyPathsLeavesThoseOfTheHeaders) {
+  std::filesystem::create_directory(tmp_ / "d");
+  write(make_nested_checkpoint(), "d/a.safetensors");
+  put("d/model.safetensors.index.json",
+      R"({"weight_map":{"model.x":"a.safetensors","model.y":"a.safetensors"}})");
+  expect_nested_checkpoint(*open(tmp_ / "d"));
+}
+
 TEST_F(SafetensorsTest, ShardsWithoutTheirIndexTellOfTheirValues) {
   write(make_rich_checkpoint(), "c", {.max_shard_nbytes = 1});
   fs_.remove_all(tmp_ / "c/model.safetensors.index.json");
@@ -483,6 +574,19 @@ TEST_F(SafetensorsTest, TextsThatDifferBetweenFilesAreTold) {
       ElementsAre(HasSubstr("note: two: __metadata__: different texts for 'by'"),
                   HasSubstr("note: two: structure: none (2 files are read as one checkpoint: "
                             "a.safetensors, b.safetensors)")));
+}
+
+TEST_F(SafetensorsTest, TextsUnderReservedKeysThatDifferAreTold) {
+  std::filesystem::create_directory(tmp_ / "two");
+  for (const std::string name : {"a", "b"}) {
+    put_safetensors("two/" + name + ".safetensors",
+                    R"({"__metadata__":{"tessera.texts":"{\"by\":\"who )" + name + R"(\"}"},")" +
+                        name + R"(":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                    1);
+  }
+  const auto reader = open(tmp_ / "two");
+  EXPECT_EQ(reader->contents().annotations.at("by"), "who a");
+  EXPECT_THAT(notes_told(*reader), ::testing::Contains(HasSubstr("different texts for 'by'")));
 }
 
 TEST_F(SafetensorsTest, FieldsThatNobodyReadsAreTold) {
@@ -578,30 +682,6 @@ TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
       EXPECT_EQ(found->second, text);
     }
   }
-}
-
-/// A checkpoint without values, whose tensors have facts that safetensors itself cannot store.
-MemoryCheckpoint make_nested_checkpoint() {
-  MemoryCheckpoint source;
-  source.add({"model.x", DType::uint8, {1}}, bytes_of<std::uint8_t>({1})).key_path = {"model", "x"};
-  TensorEntry& state = source.add({"model.y", DType::uint8, {1}}, bytes_of<std::uint8_t>({2}));
-  state.key_path = {"model", "y"};
-  state.kind = StateKind::pointwise;
-  state.parameter = "model.x";
-  source.contents_for_change().units = {make_flat_unit("", DType::uint8, {{"model.x", {1}}})};
-  return source;
-}
-
-void expect_nested_checkpoint(const CheckpointReader& reader) {
-  const CheckpointContents& found = reader.contents();
-  EXPECT_THAT(found.missing_files, ::testing::IsEmpty());
-  ASSERT_EQ(found.tensors.size(), 2U);
-  EXPECT_EQ(found.tensors[0].key_path, (KeyPath{"model", "x"}));
-  EXPECT_EQ(found.tensors[1].key_path, (KeyPath{"model", "y"}));
-  EXPECT_EQ(found.tensors[1].kind, StateKind::pointwise);
-  EXPECT_EQ(found.tensors[1].parameter, "model.x");
-  ASSERT_EQ(found.units.size(), 1U);
-  EXPECT_EQ(found.units[0].parameters[0].fqn, "model.x");
 }
 
 TEST_F(SafetensorsTest, TensorsWithoutValuesNeedNoSecondFile) {

@@ -295,6 +295,28 @@ TEST(TorchZipTest, AttributesThatAreDroppedAreNoted) {
   EXPECT_THAT(simplifications_of(dict({{text("a"), ordered}})),
               ElementsAre(Simplification{Kind::dict_class, "a", {}},
                           Simplification{Kind::attributes, "a", {"_metadata"}}));
+  const std::string in_value = "ccollections\nOrderedDict\n)R" + state + "b";
+  EXPECT_THAT(simplifications_of(dict({{text("a"), tuple({in_value, number(3), in_value})}})),
+              ElementsAre(Simplification{Kind::value_type, "a", {"OrderedDict"}},
+                          Simplification{Kind::attributes, "a", {"note"}}));
+}
+
+TEST(TorchZipTest, TensorsThatAModuleHasBesideItsParametersAreNoted) {
+  using Kind = Simplification::Kind;
+  const auto module = [](const std::string& modules) {
+    return "cmine\nM\n)\x81" +
+           dict({{text("_parameters"), dict({{text("w"), kTensor}})},
+                 {text("_buffers"), dict({})},
+                 {text("_modules"), modules},
+                 {text("qweight"), kTensor},
+                 {text("scales"), list({kTensor})},
+                 {text("bits"), number(4)}}) +
+           "b";
+  };
+  const std::string whole = module(dict({{text("in"), module(dict({}))}}));
+  EXPECT_THAT(simplifications_of(dict({{text("m"), whole}})),
+              ElementsAre(Simplification{Kind::attributes, "m.in", {"qweight", "scales"}},
+                          Simplification{Kind::attributes, "m", {"qweight", "scales"}}));
 }
 
 TEST(TorchZipTest, ARefusedValueSaysThatItHoldsTensors) {

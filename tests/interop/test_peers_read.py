@@ -99,6 +99,16 @@ def test_pytorch_converts_our_dcp(nested, tmp_path):
     assert torch.load(tmp_path / "converted.pt", weights_only=True) == {"w": torch.ones(1)} | nested
 
 
+def test_pytorch_converts_a_list_that_lacks_items(tmp_path):
+    """Shows E2. `dcp_to_torch_save` restores a list of which a move left out items: with None in their places."""
+    items = [torch.ones(1), 7, torch.ones(1), {"a": [torch.ones(1), torch.ones(1)]}]
+    torch.save({"l": items, "w": torch.ones(1)}, tmp_path / "source.pt")
+    moved = reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "dcp", "--only", "!l.[02]", "--only", "!l.3.a.0")
+    dcp_to_torch_save(moved, tmp_path / "converted.pt")
+    expected = {"l": [None, 7, None, {"a": [None, torch.ones(1)]}], "w": torch.ones(1)}
+    assert torch.load(tmp_path / "converted.pt", weights_only=True) == expected
+
+
 @parametrize(TORCH_SOURCES)
 def test_torch_load_reads_ours(source, tmp_path):
     """Shows A2, A4, E2, E9. torch.load with `weights_only` reads every tensor and value under its name, also from memory

@@ -8,6 +8,7 @@
 #include "formats/bin.h"
 #include "formats/bin/bin_files.h"
 #include "formats/drivers.h"
+#include "formats/key_paths.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
@@ -33,6 +34,7 @@ class BinReader final : public DividedReader, public PartlyRead {
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) add_names(shard);
     check_weight_map(set);
     add_entries();
+    check_that_files_fit();
     add_what_readers_found();
     contents_.annotations = set.texts;
     for (Finding& finding :
@@ -107,12 +109,17 @@ class BinReader final : public DividedReader, public PartlyRead {
 
   void add_name(const std::string& name, Origin origin) {
     const auto [known, is_new] = by_name_.emplace(name, origin);
-    if (is_new) return;
+    if (is_new || are_equal_values(known->second, origin)) return;
     throw Error::expected(ErrorKind::corruption,
                           {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
                           "each tensor in one file",
                           "this tensor also in '" + printable(names_[known->second.shard]) + "'",
                           "are these files of different checkpoints?");
+  }
+
+  bool are_equal_values(Origin a, Origin b) const {
+    return a.kind == Origin::Kind::value && b.kind == Origin::Kind::value &&
+           shards_[a.shard]->read_value(a.index) == shards_[b.shard]->read_value(b.index);
   }
 
   void check_weight_map(const FileSet& set) {
@@ -166,6 +173,17 @@ class BinReader final : public DividedReader, public PartlyRead {
           contents_.aliases.back().dict_order += num_before[origin.shard];
           break;
       }
+    }
+  }
+
+  /// Throws if the files do not make one state dict: if one has a tensor `a`, another a dict `a`.
+  void check_that_files_fit() const {
+    if (shards_.size() == 1) return;
+    try {
+      check_key_paths(contents_, path_);
+    } catch (const Error& error) {
+      throw Error(ErrorKind::corruption, error.where(),
+                  std::string(error.reason()) + " (are these files of different checkpoints?)");
     }
   }
 

@@ -18,6 +18,7 @@
 #include "formats/expansion_limit.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/name_pattern.h"
+#include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/opened_classes.h"
 #include "formats/part_of_check.h"
@@ -83,6 +84,7 @@ class DcpReader final : public DividedReader, public PartlyRead {
                             std::to_string(file->nbytes()));
     }
     metadata_ = dcp::parse_metadata(pickle::PickleBytes(*file), file_path);
+    if (is_of_one_rank) metadata_.contents.part = part_by_names_beside(fs_, path_);
     if (!metadata_.is_flattened) {
       nested_ = dcp::take_values_apart(metadata_, file_path,
                                        [&](const StorageInfo& info) { return open_item(info); });

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,11 +24,13 @@
 #include "formats/key_paths.h"
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
+#include "formats/per_rank.h"
 #include "formats/piece_pool.h"
 #include "formats/staging/file_syncs.h"
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
+#include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/unwritten_file.h"
 #include "tessera/base/error.h"
@@ -157,6 +160,7 @@ void choose_replicas(const std::string& destination, SharedContents& contents) {
 /// The bytes to write, and their places in the files.
 struct FileLayout {
   SharedContents contents;
+  std::vector<Value> values;  // parallel to contents->values
   Storage storage;
   struct File {
     int rank = 0;
@@ -170,6 +174,55 @@ struct FileLayout {
     return storage.pieces.first(piece.tensor_index) + piece.piece_index;
   }
 };
+
+/// Adds the value None at each position that a list lacks before another one, as a torch.save file
+/// has it there. PyTorch cannot load a list with a missing position. Leaves out the lists of single
+/// ranks: None there would replace the item that all ranks share.
+void fill_lists(const std::string& destination, SharedContents& contents,
+                std::vector<Value>& values) {
+  std::map<KeyPath, std::set<std::int64_t>> positions;  // by the list's key path
+  const auto add = [&](const std::string& name, const KeyPath& path) {
+    // The first key is never a position: the outermost list becomes a dict.
+    for (std::size_t depth = 1; depth < path.size(); ++depth) {
+      const auto* const position = std::get_if<std::int64_t>(&path[depth]);
+      if (position == nullptr || parse_per_rank_name(name)) continue;
+      const auto end = path.begin() + static_cast<std::ptrdiff_t>(depth);
+      positions[KeyPath(path.begin(), end)].insert(*position);
+    }
+  };
+  for (const TensorEntry& tensor : contents->tensors) add(tensor.meta.fqn, tensor.key_path);
+  for (const ValueEntry& value : contents->values) add(value.name, value.key_path);
+
+  std::map<std::string, std::pair<ValueEntry, Value>> filled;  // by name
+  for (const auto& [list, present] : positions) {
+    const std::int64_t end = *present.rbegin();
+    const std::int64_t most = torch_zip::kMaxHoles + std::ssize(present) - std::ssize(filled) - 1;
+    if (end > most) {
+      refuse(destination, spell(list) + "." + std::to_string(end), "position in a list",
+             "at most " + std::to_string(most) +
+                 ", because too many positions before it have no entry",
+             std::to_string(end));
+    }
+    for (std::int64_t position = 0; position < end; ++position) {
+      if (present.contains(position)) continue;
+      KeyPath path = list;
+      path.emplace_back(position);
+      std::string name = spell(path);
+      filled.emplace(name, std::pair(ValueEntry{name, std::move(path)}, Value()));
+    }
+  }
+  if (filled.empty()) return;
+  std::vector<ValueEntry>& entries = contents.edit().values;
+  for (std::size_t v = 0; v < values.size(); ++v) {
+    filled.insert_or_assign(entries[v].name, std::pair(entries[v], std::move(values[v])));
+  }
+  entries.clear();
+  values.clear();
+  for (auto& [name, value] : filled) {
+    entries.push_back(std::move(value.first));
+    values.push_back(std::move(value.second));
+  }
+}
 
 SharedContents checked(const std::string& destination, SharedContents contents) {
   check_contents(destination, contents);
@@ -208,8 +261,9 @@ void require_placeable(const std::string& destination, const std::string& fqn, s
 /// Returns the place of each item. Items are torch.save files inside `__<rank>_0.distcp`, one after
 /// the other: first the values, then the tensors' pieces. The bytes between two items are zero.
 FileLayout lay_out(const std::string& destination, SharedContents contents,
-                   const std::vector<Value>& values) {
+                   std::vector<Value> values) {
   TESSERA_CHECK(values.size() == contents->values.size());
+  fill_lists(destination, contents, values);
   FileLayout layout;
   layout.contents = checked(destination, std::move(contents));
   std::map<int, std::uint32_t> file_of_rank;
@@ -259,6 +313,7 @@ FileLayout lay_out(const std::string& destination, SharedContents contents,
     }
     layout.data_begins.push_back(pool.share_copy(data_begins));
   }
+  layout.values = std::move(values);
   return layout;
 }
 
@@ -278,9 +333,8 @@ void write_metadata(WritableFile& out, const FileLayout& layout) {
 class RankFilesWriter : public ShareWriter {
  public:
   /// File names end in `suffix`. `journal` may be null.
-  RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
-                  std::vector<Value> values, RankSelection ranks, std::string suffix,
-                  Journal* journal);
+  RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout, RankSelection ranks,
+                  std::string suffix, Journal* journal);
 
   const CheckpointContents& contents() const override { return layout_.contents; }
   std::span<const PieceId> write_order() const override { return order_; }
@@ -348,7 +402,6 @@ class RankFilesWriter : public ShareWriter {
   FileSystem& fs_;
   const std::string directory_;
   const FileLayout layout_;
-  const std::vector<Value> values_;
   const RankSelection ranks_;
   const std::string suffix_;
   Journal* const journal_;
@@ -360,12 +413,10 @@ class RankFilesWriter : public ShareWriter {
 };
 
 RankFilesWriter::RankFilesWriter(FileSystem& fs, std::string directory, FileLayout layout,
-                                 std::vector<Value> values, RankSelection ranks, std::string suffix,
-                                 Journal* journal)
+                                 RankSelection ranks, std::string suffix, Journal* journal)
     : fs_(fs),
       directory_(std::move(directory)),
       layout_(std::move(layout)),
-      values_(std::move(values)),
       ranks_(ranks),
       suffix_(std::move(suffix)),
       journal_(journal) {
@@ -423,8 +474,8 @@ WritableFile& RankFilesWriter::open(RankFile& file) {
   out.resize(file.nbytes);
   if (file.nbytes >= kMinUncachedFileNbytes) out.bypass_cache();
   if (file.rank == 0) {
-    for (std::size_t v = 0; v < values_.size(); ++v) {
-      const std::string bytes = torch_zip::torch_save_value(values_[v]);
+    for (std::size_t v = 0; v < layout_.values.size(); ++v) {
+      const std::string bytes = torch_zip::torch_save_value(layout_.values[v]);
       out.write_at(layout_.storage.values[v].offset, std::as_bytes(std::span(bytes)));
     }
   }
@@ -575,10 +626,9 @@ std::vector<std::string> RankFilesWriter::finish_files() {
 /// Writes all files, and `.metadata` last.
 class DcpWriter final : public RankFilesWriter {
  public:
-  DcpWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
-            RankSelection all_ranks, Journal* journal)
-      : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values), all_ranks,
-                        "", journal) {}
+  DcpWriter(FileSystem& fs, std::string directory, FileLayout layout, RankSelection all_ranks,
+            Journal* journal)
+      : RankFilesWriter(fs, std::move(directory), std::move(layout), all_ranks, "", journal) {}
 
   void commit() override {
     finish_files();
@@ -592,10 +642,9 @@ class DcpWriter final : public RankFilesWriter {
 /// Writes the file of one rank. The file has a temporary name until `commit` renames it.
 class DcpPartWriter final : public RankFilesWriter {
  public:
-  DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, std::vector<Value> values,
-                int rank)
-      : RankFilesWriter(fs, std::move(directory), std::move(layout), std::move(values),
-                        {rank, rank + 1}, kUncommittedSuffix, nullptr) {}
+  DcpPartWriter(FileSystem& fs, std::string directory, FileLayout layout, int rank)
+      : RankFilesWriter(fs, std::move(directory), std::move(layout), {rank, rank + 1},
+                        kUncommittedSuffix, nullptr) {}
 
   void commit() override {
     for (const std::string& name : finish_files()) {
@@ -612,9 +661,8 @@ namespace dcp {
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
                                               std::vector<Value> values, int rank) {
-  FileLayout layout = lay_out(directory, std::move(contents), values);
-  return std::make_unique<DcpPartWriter>(fs, std::move(directory), std::move(layout),
-                                         std::move(values), rank);
+  FileLayout layout = lay_out(directory, std::move(contents), std::move(values));
+  return std::make_unique<DcpPartWriter>(fs, std::move(directory), std::move(layout), rank);
 }
 
 void require_parts(const FileSystem& fs, const std::string& directory, CheckpointContents contents,
@@ -659,13 +707,13 @@ std::set<std::string> file_names(const FileLayout& layout) {
 std::unique_ptr<ShareWriter> start_dcp(FileSystem& fs, std::string destination,
                                        SharedContents contents, std::vector<Value> values,
                                        const WorkOptions& work) {
-  FileLayout layout = lay_out(destination, std::move(contents), values);
+  FileLayout layout = lay_out(destination, std::move(contents), std::move(values));
   auto staged =
       std::make_unique<StagedWork>(fs, std::move(destination), DestinationKind::directory, work);
   staged->set_file_names(file_names(layout));
   const RankSelection all_ranks{0, std::max(layout.contents->world_size, 1)};
   auto writer = std::make_unique<DcpWriter>(fs, staged->staging_path(), std::move(layout),
-                                            std::move(values), all_ranks, staged->journal());
+                                            all_ranks, staged->journal());
   return std::make_unique<StagedWriter>(std::move(staged), std::move(writer));
 }
 
@@ -675,13 +723,14 @@ namespace dcp {
 
 PreparedFiles prepare_files(const std::string& destination, SharedContents contents,
                             std::vector<Value> values) {
-  auto layout = std::make_shared<FileLayout>(lay_out(destination, std::move(contents), values));
+  auto layout =
+      std::make_shared<FileLayout>(lay_out(destination, std::move(contents), std::move(values)));
   std::set<std::string> names = file_names(*layout);
-  return {std::move(names), [layout = std::move(layout), values = std::move(values)](
-                                FileSystem& fs, std::string directory, Journal* journal) mutable {
+  return {std::move(names),
+          [layout = std::move(layout)](FileSystem& fs, std::string directory, Journal* journal) {
             const RankSelection all_ranks{0, std::max(layout->contents->world_size, 1)};
             return std::make_unique<DcpWriter>(fs, std::move(directory), std::move(*layout),
-                                               std::move(values), all_ranks, journal);
+                                               all_ranks, journal);
           }};
 }
 

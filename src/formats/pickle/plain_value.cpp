@@ -395,6 +395,10 @@ class ValueWalk {
                 std::string(call.global_name("call")) +
                     ": expected entries as Python pickles them, found other arguments");
     }
+    if (const std::optional<Object> state = call.call_state("dict")) {
+      budget_.spend(call, sizeof(Object));
+      budget_.note_state(*state);
+    }
     const bool is_counter = value_global(call) == ValueGlobal::counter;
     return is_counter && num_arguments(call) > 0 ? entries(argument(call, 0)) : put_entries(call);
   }

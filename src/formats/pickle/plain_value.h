@@ -90,6 +90,12 @@ class WalkBudget {
   /// of constants or of the graph.
   std::set<std::string_view> take_plainer() { return std::exchange(plainer_, {}); }
 
+  /// Remembers the state of an OrderedDict or a like dict in a value: the attributes that a program
+  /// set on it, which the value lacks.
+  void note_state(Object state) { states_.push_back(state); }
+  /// Returns the states that note_state got since the last call of this function.
+  std::vector<Object> take_states() { return std::exchange(states_, {}); }
+
   /// Keeps `object` on the path as long as the Descent lives, while a walk is inside `object`.
   /// Throws: Error(corruption) if `object` is already on the path, or the path is longer than
   /// kMaxDepth.
@@ -107,6 +113,7 @@ class WalkBudget {
  private:
   std::uint64_t left_;
   std::vector<std::uint32_t> way_;  // ids
+  std::vector<Object> states_;
   std::set<std::uint32_t> as_dicts_;
   std::set<std::string_view> plainer_;
 };

@@ -39,11 +39,11 @@ struct FileSet {
   std::map<std::string, std::string> texts{};                 // of the index
   detail::ShardIndex::Rest rest{};                            // of the index
   std::string model_path{};  // the `<model>.safetensors` whose values file is sought; may be empty
-  std::optional<std::string> values_digest{};
-  std::optional<std::string> structure{};  // of the index
-  std::vector<std::string> unnamed{};      // files of a series that the index does not name
-  bool lacks_index = false;                // the names show that there was an index
-  std::optional<PartOfWhole> part{};       // of a single file
+  std::optional<std::string> values_digest{};  // of the index
+  std::optional<std::string> structure{};      // of the index
+  std::vector<std::string> unnamed{};          // files of a series that the index does not name
+  bool lacks_index = false;                    // the names show that there was an index
+  std::optional<PartOfWhole> part{};           // of a single file
   bool is_single_file = false;
 };
 
@@ -257,9 +257,10 @@ class SafetensorsReader final : public DividedReader {
     for (const std::string& name : set.names) {
       add_file(join_path(set.directory, name), name, set);
     }
-    for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     contents_.world_size = std::max(1, static_cast<int>(rank_of_prefix_.size()));
     finish_tensors();
+    take_tied_names();
+    for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     for (const auto& [tensor, file] : set.weight_map) {
       if (contents_.find_tensor(tensor) == nullptr) {
         throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
@@ -268,7 +269,7 @@ class SafetensorsReader final : public DividedReader {
                               "is the index or the file from another save?");
       }
     }
-    finish_aliases();
+    check_aliases();
     for (Finding& finding :
          detail::notes_on_rest(set.rest, set.index_path, set.weight_map, contents_)) {
       tell(std::move(finding));
@@ -407,6 +408,7 @@ class SafetensorsReader final : public DividedReader {
     note_unknown_fields(header, path);
     auto saved_offsets = read_saved_offsets(header.metadata, path);
     const bool is_of_dcp = saved_offsets.has_value();
+    if (is_of_dcp) require_shards(*saved_offsets, header, path);
     if (is_of_dcp && set.is_single_file) {
       // The rest of each tensor is in files that are not read. So the part in this file counts as a
       // whole tensor.
@@ -434,6 +436,18 @@ class SafetensorsReader final : public DividedReader {
       note_metadata(path, key, std::move(text));
     }
     files_.push_back({.path = path, .name = name, .data_range = header.data_range});
+  }
+
+  /// Throws if `DCP_SHARDING_INFO` names a tensor that the file lacks.
+  static void require_shards(const std::unordered_map<std::string, Shape>& saved_offsets,
+                             const detail::Header& header, const std::string& path) {
+    std::set<std::string_view> lost;
+    for (const auto& [name, offsets] : saved_offsets) lost.insert(name);
+    for (const detail::HeaderTensor& tensor : header.tensors) lost.erase(tensor.meta.fqn);
+    if (lost.empty()) return;
+    throw Error::expected(ErrorKind::corruption, {.path = path, .fqn = std::string(*lost.begin())},
+                          sharding_info_in_words(), "names of tensors in this file",
+                          "a name that no tensor has", "did another program save it again?");
   }
 
   void add_piece(const std::string& path, detail::HeaderTensor tensor,
@@ -534,7 +548,11 @@ class SafetensorsReader final : public DividedReader {
                               "an object that maps names to texts", "another kind of value");
       }
       for (const auto& [name, content] : *dict) {
-        texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());
+        const auto [kept, is_new] =
+            texts_.emplace(*name.get_if<std::string>(), *content.get_if<std::string>());
+        if (!is_new && kept->second != *content.get_if<std::string>()) {
+          differing_metadata_.insert(kept->first);
+        }
       }
     } else if (key == detail::kValuesDigestKey) {
       values_digest_in_header_ = std::move(text);
@@ -680,16 +698,28 @@ class SafetensorsReader final : public DividedReader {
     // `named_tensors_` is sorted by name, in byte order.
     contents_.tensors.reserve(named_tensors_.size());
     locations_.reserve(named_tensors_.size(), named_tensors_.size());
+    std::vector<std::string> repeated;
     for (auto& [fqn, named] : named_tensors_) {
+      std::set<Box> boxes;
+      for (const Piece& piece : named.entry.pieces) boxes.insert(std::get<Box>(piece.region));
+      if (boxes.size() < named.entry.pieces.size()) repeated.push_back(fqn);
       named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
       contents_.tensors.push_back(std::move(named.entry));
       locations_.add(named.locations);
     }
+    if (repeated.empty()) return;
+    tell({.severity = Finding::Severity::note,
+          .rule = "structure",
+          .where = {.path = path_},
+          .expected = "each shard in one file",
+          .found = "several files with one shard of " + detail::some_of(repeated) +
+                   " (the first is read, and not compared with the others)"});
   }
 
-  void finish_aliases() {
-    // safetensors.torch.save_model stores tied tensors under one of their names. For each other
-    // name, `__metadata__` has the stored name: `"lm_head.weight": "embed.weight"`.
+  /// Makes aliases of texts in the headers. safetensors.torch.save_model stores tied tensors under
+  /// one of their names. For each other name, `__metadata__` has the stored name:
+  /// `"lm_head.weight": "embed.weight"`. It writes no index, so texts of an index stay texts.
+  void take_tied_names() {
     for (auto entry = contents_.annotations.begin(); entry != contents_.annotations.end();) {
       const auto& [key, text] = *entry;
       if (key != detail::kFormatKey && contents_.find_tensor(text) != nullptr &&
@@ -700,6 +730,9 @@ class SafetensorsReader final : public DividedReader {
         ++entry;
       }
     }
+  }
+
+  void check_aliases() {
     std::ranges::sort(contents_.aliases, {}, &Alias::fqn);
     const Alias* previous = nullptr;
     for (const Alias& alias : contents_.aliases) {
@@ -718,10 +751,7 @@ class SafetensorsReader final : public DividedReader {
 
   void read_structure(const FileSet& set) {
     note_unnamed_values(set);
-    if (!set.index_path.empty()) {
-      if (set.structure) apply_structure(*set.structure, set.index_path);
-      return;
-    }
+    if (set.structure) return apply_structure(*set.structure, set.index_path);
     for (const auto& [path, text] : structures_in_headers_) apply_structure(text, path);
   }
 
@@ -735,15 +765,20 @@ class SafetensorsReader final : public DividedReader {
   }
 
   void read_values(const FileSet& set) {
-    const auto& digest = set.index_path.empty() ? values_digest_in_header_ : set.values_digest;
+    // Another program may have written the index.
+    const bool is_in_headers = !set.values_digest && !set.structure;
+    const auto& digest = is_in_headers ? values_digest_in_header_ : set.values_digest;
     if (!digest) return read_structure(set);
-    if (set.model_path.empty()) {
+    const std::string model_path = !is_in_headers          ? set.model_path
+                                   : set.names.size() == 1 ? join_path(set.directory, set.names[0])
+                                                           : "";
+    if (model_path.empty()) {
       throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
-                            "the files of one model, or an index of them",
+                            "one file, or an index that names the values",
                             "several files, one of them with its own values file",
                             "give the path of one file");
     }
-    const std::string path = detail::values_path_of(set.model_path);
+    const std::string path = detail::values_path_of(model_path);
     if (fs_.kind_of(path) != FileKind::regular) {
       contents_.missing_files.push_back(path);
       findings_.push_back({.severity = Finding::Severity::error,

@@ -22,7 +22,6 @@ namespace tessera::formats::torch_zip {
 namespace {
 
 constexpr std::size_t kMaxKeys = 64;
-constexpr std::int64_t kMaxHoles = std::int64_t{1} << 20;
 
 /// The object at the end of a key path: a tensor, by its place in the contents, or a value.
 struct Entry {

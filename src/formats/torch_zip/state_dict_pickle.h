@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ struct PickledObject {
   std::string module;
   std::string name;
 };
+
+/// How many positions may have no entry, in all lists of a state dict together.
+inline constexpr std::int64_t kMaxHoles = std::int64_t{1} << 20;
 
 /// Writes the tensor number `tensor` of the contents into the pickle.
 using PushTensor = std::function<void(pickle::Pickler&, std::size_t tensor)>;

@@ -1,6 +1,7 @@
 #include "formats/torch_zip/torch_archive.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <set>
@@ -109,11 +110,19 @@ class Flattener {
   }
 
   /// Records which types in a value or a key were read as plainer types, such as a frozenset as a
-  /// set.
+  /// set, and which attributes the dicts in it had.
   void note_plainer(Object object) {
     const std::set<std::string_view> types = budget_.take_plainer();
-    if (types.empty()) return;
-    note_simplification(object, Simplification::Kind::value_type, {types.begin(), types.end()});
+    if (!types.empty()) {
+      note_simplification(object, Simplification::Kind::value_type, {types.begin(), types.end()});
+    }
+    std::set<std::string> attributes;
+    for (const Object state : budget_.take_states()) {
+      std::vector<std::string> names;
+      add_attribute_names(state, names);
+      attributes.insert(names.begin(), names.end());
+    }
+    note_attributes(object, {attributes.begin(), attributes.end()});
   }
 
   void visit_mapping(Object object) {
@@ -126,7 +135,9 @@ class Flattener {
     if (const auto refusal = refusal_of_keys(entries)) return add_refused(object, *refusal);
     if (pickle::is_dict_class(object)) {
       note_simplification(object, Simplification::Kind::dict_class);
-      note_attributes(object);
+      std::vector<std::string> names;
+      if (const auto state = object.call_state("dict")) add_attribute_names(*state, names);
+      note_attributes(object, std::move(names));
     }
     // An empty dict becomes a value, unless it is the whole saved object, which has no name.
     if (num_entries == 0 && path_.empty()) return;
@@ -147,14 +158,11 @@ class Flattener {
     budget_.spend(object, simplifications_.back().name.size());
   }
 
-  /// Records the attributes that a program set on an OrderedDict, such as the `_metadata` of a
+  /// Records the names of attributes that a program set on `object`, such as the `_metadata` of a
   /// state_dict().
-  void note_attributes(Object dict) {
-    const std::optional<Object> state = dict.call_state("dict");
-    std::vector<std::string> names;
-    if (state) add_attribute_names(*state, names);
+  void note_attributes(Object object, std::vector<std::string> names) {
     if (names.empty()) return;
-    note_simplification(dict, Simplification::Kind::attributes, std::move(names));
+    note_simplification(object, Simplification::Kind::attributes, std::move(names));
   }
 
   /// Visits what a module's state_dict() would return: its parameters and buffers, then those of
@@ -170,10 +178,31 @@ class Flattener {
     visit_entries(parts.parameters, names, {});
     visit_entries(parts.buffers, names, parts.transient_buffers);
     visit_entries(parts.modules, names, {});
+    note_attributes(object, attributes_with_tensors(object));
     if (!is_outermost) return;
     is_in_module_ = false;
     modules_.insert(object.id());
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
+  }
+
+  /// Returns the names of a module's other attributes that hold tensors, at most eight.
+  std::vector<std::string> attributes_with_tensors(Object module) {
+    constexpr std::size_t kMaxNames = 8;
+    constexpr std::size_t kMaxNameNbytes = 80;
+    constexpr std::array<std::string_view, 3> kParts{"_parameters", "_buffers", "_modules"};
+    const Object state = *module.call_state("module");
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < state.num_entries("module") && names.size() < kMaxNames; ++i) {
+      const Object key = state.entry_key(i);
+      const Object value = state.entry_value(i);
+      if (!key.is(ObjectKind::str)) continue;
+      const std::string_view name = key.as_text("attribute");
+      if (std::ranges::find(kParts, name) != kParts.end()) continue;
+      const bool holds_tensor =
+          parser_.is_tensor(value) || held_.count(value, &TensorParser::is_tensor) > 0;
+      if (holds_tensor) names.push_back(printable(name, kMaxNameNbytes));
+    }
+    return names;
   }
 
   /// Whether an entry of a module gets a key of its own in the key path, or its name is appended to
@@ -226,7 +255,8 @@ class Flattener {
 
   void add_refused(Object object, const Error& error) {
     constexpr std::uint64_t kErrorNbytes = 512;
-    budget_.take_plainer();  // forget the types that were read before the error
+    budget_.take_plainer();  // forget what was read before the error
+    budget_.take_states();
     budget_.spend(object, kErrorNbytes);
     const bool is_tensor = parser_.is_tensor(object);
     const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
