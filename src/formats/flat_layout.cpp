@@ -154,8 +154,12 @@ VectorsByName by_names(const std::vector<FlatVectorLayout>& layout) {
   for (const auto& [name, of_name] : candidates) {
     NamedVector vector = *std::ranges::min_element(
         of_name, {}, [](const NamedVector& each) { return each.missing.size(); });
+    const auto is_inner = [](const NamedVector& each) {
+      return std::ranges::count(each.missing, '.') > 1;
+    };
     const auto other = std::ranges::find_if(of_name, [&](const NamedVector& each) {
-      return !each.missing.starts_with(vector.missing) && !each.divides_like(vector);
+      return !each.missing.starts_with(vector.missing) &&
+             (is_inner(vector) || !each.divides_like(vector));
     });
     if (other != of_name.end()) vector.other = other->layout;
     vectors.emplace(name, vector);
@@ -504,8 +508,9 @@ void FlatLayoutReader::refuse_state_of_unknown(const TensorEntry& tensor,
     return tensor.meta.shape == Shape{vector.numel_padded};
   };
   if (!is_of_vector || std::ranges::none_of(layout, has_shape)) return;
-  refuse(tensor.meta.fqn, "state of a flat vector", "`state.`, then the name of a vector",
-         "a name without them");
+  refuse(tensor.meta.fqn, "state of a flat vector",
+         "`state.`, then the name of a vector in the layout", "another name",
+         "does the layout lack a vector?");
 }
 
 void FlatLayoutReader::show_state(std::size_t state, const VectorState& of) {

@@ -38,8 +38,9 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 /// same way; state without dimensions, and state that is a value, is repeated. In the lists of
 /// parameter groups, the names of parameters replace the vector's name. If vectors of different
 /// models have such a short name, and other parameters, read_value refuses these lists with
-/// Error(mismatch). Tied parameters become aliases; the optimizer has only the first name. If the checkpoint has no tensor `<key>`, but
-/// exactly one `<word>.<key>`, this vector and its parameters get the prefix `<word>.`.
+/// Error(mismatch). Tied parameters become aliases; the optimizer has only the first name. If the
+/// checkpoint has no tensor `<key>`, but exactly one `<word>.<key>`, this vector and its parameters
+/// get the prefix `<word>.`.
 /// `contents().units` gets a unit for each vector. All else is unchanged. Throws: Error(mismatch)
 /// if a vector is missing or has another dtype or length, if its state has another length, if state
 /// may be that of two vectors or of none, if a name occurs twice, or if the layout leaves out

@@ -36,8 +36,12 @@ std::string prefixed(const std::string& prefix, const std::string& name) {
 KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPath& path) {
   if (prefix.empty()) return path;
   constexpr std::ptrdiff_t kNumOwnKeys = 2;  // `per_rank` and the rank
-  const bool is_own = parse_per_rank_name(name).has_value();
-  if (is_own && std::ssize(path) <= kNumOwnKeys) return {prefixed(prefix, name)};
+  const auto own = parse_per_rank_name(name);
+  const bool is_own = own.has_value();
+  const bool has_own_keys =
+      is_own && std::ssize(path) > kNumOwnKeys &&
+      spell(KeyPath(path.begin(), path.begin() + kNumOwnKeys)) + "." + own->name == name;
+  if (is_own && !has_own_keys) return {prefixed(prefix, name)};
   KeyPath result = path.empty() ? KeyPath{name} : path;
   result.insert(result.begin() + (is_own ? kNumOwnKeys : 0), prefix);
   return result;

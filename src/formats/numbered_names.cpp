@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <set>
 
-#include "formats/file_names.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -24,10 +23,11 @@ struct Mark {
 constexpr std::array kUnitMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
                                 Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
 
-/// Only Meta's models and the metadata of single ranks have such names. So a file of a rank other
-/// than 0 is a part, even if no other file is beside it.
-constexpr std::string_view kSeriesOfDcp = "__#.metadata";
-constexpr std::array kSeriesOfRanks{std::string_view("consolidated.#.pth"), kSeriesOfDcp};
+/// Only Meta's models and the metadata of single ranks (`__1.metadata` of DCP) have such names. So
+/// a file of a rank other than 0 is a part, even if no other file is beside it.
+bool is_series_of_ranks(std::string_view series) {
+  return series == "consolidated.#.pth" || series.starts_with("__#.");
+}
 
 bool is_separator(char c) {
   return kSeparators.find(c) != std::string_view::npos;
@@ -111,7 +111,7 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     numbers.insert(sibling->number);
     is_padded = is_padded || sibling->is_padded;
   }
-  const bool is_of_ranks = std::ranges::count(kSeriesOfRanks, own->series) > 0;
+  const bool is_of_ranks = is_series_of_ranks(own->series);
   if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
   const auto num_parts = num_parts_of(numbers, is_padded || own->count || is_of_ranks);
   if (!num_parts && own->number > 0 && is_of_ranks) {
@@ -137,7 +137,8 @@ std::optional<NumberedName> numbered_name(std::string_view name) {
   for (auto run = run_before(name, name.size()); run; run = run_before(name, run->begin)) {
     const auto number = number_in(name.substr(run->begin, run->end - run->begin));
     if (!number) continue;
-    if (is_name_like(name, kSeriesOfDcp)) return name_around(name, *run, Unit::rank, *number);
+    NumberedName found = name_around(name, *run, Unit::rank, *number);
+    if (is_series_of_ranks(found.series)) return found;
     if (const auto unit = unit_before(name.substr(0, run->begin))) {
       return name_around(name, *run, *unit, *number);
     }

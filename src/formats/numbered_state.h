@@ -4,8 +4,8 @@
 
 namespace tessera::formats {
 
-/// Whether the path is that of optimizer state of a parameter that has a number instead of a name:
-/// `optim`, `state`, 3, `exp_avg`. The first word of a name may be a number too (`3.weight`).
+/// Whether this is the path of optimizer state of a parameter that has a number instead of a name:
+/// `optim`, `state`, 3, `exp_avg`. The key must be an integer: a text such as "3" may be a name.
 bool is_numbered_state(const KeyPath& path);
 
 }  // namespace tessera::formats

@@ -8,11 +8,11 @@
 
 namespace tessera::formats {
 
-/// Replaces the flat units of `contents` by those of `source`, from which it is derived, with the
-/// new names of their parameters. `new_name` returns nothing for a parameter that is gone, or that
-/// is no longer one tensor. Leaves out units whose parameters are not in `contents` with their
-/// shapes, or are in an earlier unit, and adds a note. Requires: `contents` has all tensors and
-/// aliases.
+/// Replaces the flat units of `contents` by those of `source`, with the new names of their
+/// parameters. `contents` is derived from `source`. `new_name` returns nothing for a parameter that
+/// is gone or has become several tensors. A unit is left out, and a note counts it, if one of its
+/// parameters has no tensor of the same shape in `contents`, or is in an earlier unit, kept or not.
+/// Requires: `contents` has all tensors and aliases, sorted.
 void take_units(
     const CheckpointReader& source,
     const std::function<std::optional<std::string>(const std::string& parameter)>& new_name,

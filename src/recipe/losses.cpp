@@ -191,6 +191,8 @@ void note_separated_codes(const Transformation& made, const CheckpointContents& 
     }
     renamed.tensors.push_back(target.entry);
   }
+  renamed.aliases = made.aliases;
+  for (const ValueTarget& value : made.values) renamed.values.push_back(value.entry);
   const formats::QuantizedTensors renamed_parts(renamed);
   std::set<std::string_view> separated;
   for (std::size_t i = 0; i < source.tensors.size(); ++i) {

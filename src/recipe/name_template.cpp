@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxParts = 64;
 constexpr std::size_t kMaxTexts = 4;
-constexpr std::size_t kMaxWordsWithRepeats = 8;
+constexpr std::size_t kMaxChoicesWithRepeats = 4096;
 constexpr std::size_t kMaxWords = 64;
 constexpr std::size_t kMaxDigits = 18;
 constexpr std::int64_t kMaxAdded = 1'000'000'000;
@@ -250,7 +250,7 @@ bool NameTemplate::repeats_number() const {
 
 std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
   std::size_t num_texts = 0;
-  std::size_t num_words = 0;
+  std::size_t num_choices = 1;  // combinations of words; at most one more than the limit
   std::vector<std::size_t> seen;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const auto* capture = std::get_if<Capture>(&parts_[i]);
@@ -263,7 +263,9 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
     }
     seen.push_back(slots_[i]);
     if (is_text(*capture)) ++num_texts;
-    if (capture->kind == CaptureKind::alternatives) ++num_words;
+    if (capture->kind == CaptureKind::alternatives) {
+      num_choices = std::min(num_choices * capture->words.size(), kMaxChoicesWithRepeats + 1);
+    }
     if (i + 1 == parts_.size()) continue;
     const auto* next = std::get_if<Capture>(&parts_[i + 1]);
     const auto* literal = std::get_if<std::string>(&parts_[i + 1]);
@@ -276,11 +278,11 @@ std::optional<NameTemplate::Problem> NameTemplate::ambiguity() const {
                      "'" + printable(text_) + "'"};
     }
   }
-  const bool has_many = num_texts > 0 || num_words > kMaxWordsWithRepeats;
+  const bool has_many = num_texts > 0 || num_choices > kMaxChoicesWithRepeats;
   if (num_texts > kMaxTexts || (has_many && repeats_number())) {
     return Problem{"at most " + std::to_string(kMaxTexts) +
                        " captures of text; if a number is repeated, none, and at most " +
-                       std::to_string(kMaxWordsWithRepeats) + " of words",
+                       std::to_string(kMaxChoicesWithRepeats) + " combinations of words",
                    "'" + printable(text_) + "'"};
   }
   return std::nullopt;
@@ -374,7 +376,7 @@ std::optional<std::vector<std::string>> NameTemplate::match(std::string_view nam
   return Matcher(*this, name).run();
 }
 
-std::string NameTemplate::format(
+std::optional<std::string> NameTemplate::format(
     const std::function<const std::string&(const std::string&)>& value_of) const {
   std::string name;
   for (const auto& part : parts_) {
@@ -388,10 +390,7 @@ std::string NameTemplate::format(
       name += capture.words.at(static_cast<std::size_t>(*number_of(value)));
     } else if (capture.kind == CaptureKind::number && capture.added != 0) {
       const std::int64_t number = *number_of(value) + capture.added;
-      if (number < 0) {
-        throw Error::expected(ErrorKind::mismatch, {}, printable(text_), "numbers of 0 or more",
-                              std::to_string(number));
-      }
+      if (number < 0) return std::nullopt;
       name += std::to_string(number);
     } else {
       name += value;

@@ -78,12 +78,14 @@ class NameTemplate {
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
   /// capture takes as few characters as possible. Cost: O(parts * name^2), O(name) without captures
-  /// of text or words. Requires: `!ambiguity()`, else the cost can be exponential.
+  /// of text or words; if a number is repeated, times the combinations of words. Requires:
+  /// `!ambiguity()`.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
-  /// Returns the name that the template makes with these values of the captures. Throws:
-  /// Error(mismatch) if a number would be negative, as that of `{L-1}` for 0: no template reads it.
-  std::string format(const std::function<const std::string&(const std::string&)>& value_of) const;
+  /// Returns the name that the template makes with these values of the captures. Returns nothing if
+  /// a number would be negative, as that of `{L-1}` for 0: no template reads such a name.
+  std::optional<std::string> format(
+      const std::function<const std::string&(const std::string&)>& value_of) const;
 
   /// The longest name that `match` accepts.
   static constexpr std::size_t kMaxNameNbytes = 2048;

@@ -113,9 +113,9 @@ std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Ins
                           ? instance.captured[static_cast<std::size_t>(place - shared.begin())]
                           : std::to_string(stacked[number++]);
   }
-  return prefix_ + form.format([&](const std::string& capture) -> const std::string& {
-    return values.at(capture);
-  });
+  const auto name = form.format(
+      [&](const std::string& capture) -> const std::string& { return values.at(capture); });
+  return prefix_ + name.value_or(form.text());
 }
 
 }  // namespace tessera::recipe

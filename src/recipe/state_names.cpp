@@ -46,8 +46,7 @@ std::string_view StateName::state() const {
 }
 
 StateNames::StateNames(const formats::CheckpointContents& contents,
-                       const std::vector<std::size_t>& parameters)
-    : contents_(contents) {
+                       const std::vector<std::size_t>& parameters) {
   constexpr std::size_t kMaxRemoved = 4;
   const auto add = [&](std::string_view name, std::size_t tensor) {
     names_[tensor].push_back(name);
@@ -100,7 +99,7 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
   if (!rest) return std::nullopt;
   for (std::size_t dot = rest->rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest->rfind('.', dot - 1)) {
-    const auto found = find_parameter(rest->substr(0, dot));
+    const auto found = find_parameter(rest->substr(0, dot), name);
     if (!found) continue;
     auto split_name = split(name, found->parameter);
     if (!split_name) continue;
@@ -108,26 +107,29 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
   }
   const std::string_view key = leading_key(name, *rest);
   if (key.empty()) return std::nullopt;
-  const auto found = find_parameter(rest->substr(key.size()));
+  const auto found = find_parameter(rest->substr(key.size()), name);
   if (!found) return std::nullopt;
   auto split_name = split(name, found->parameter);
   if (!split_name) return std::nullopt;
   return Found{*std::move(split_name), found->parameter};
 }
 
-std::optional<StateNames::Found> StateNames::find_parameter(std::string_view name) const {
+std::optional<StateNames::Found> StateNames::find_parameter(std::string_view name,
+                                                            std::string_view entry) const {
   const auto found = by_suffix_.find(name);
   if (found == by_suffix_.end()) return std::nullopt;
-  // Of several, the one whose name lacks the fewest components here.
   std::optional<Found> best;
-  std::ptrdiff_t fewest = 0;
+  std::pair<std::ptrdiff_t, std::ptrdiff_t> best_rank;  // components shared; minus those removed
   for (const std::size_t tensor : found->second) {
     for (const std::string_view own : names_.at(tensor)) {
       if (!own.ends_with(name)) continue;
       const std::string_view removed = own.substr(0, own.size() - name.size());
-      const std::ptrdiff_t num_removed = std::ranges::count(removed, '.');
-      if (best && num_removed >= fewest) continue;
-      fewest = num_removed;
+      if (!removed.empty() && removed.back() != '.') continue;
+      const auto end_of_shared = std::ranges::mismatch(own, entry).in1;
+      const std::pair rank(std::count(own.begin(), end_of_shared, '.'),
+                           -static_cast<std::ptrdiff_t>(reshard::count_components(removed)));
+      if (best && rank <= best_rank) continue;
+      best_rank = rank;
       best = Found{StateName{"", std::string(name), removed.size(), ""}, tensor};
     }
   }

@@ -48,11 +48,12 @@ class StateNames {
   std::optional<Found> find(std::string_view name) const;
 
   /// Returns the parameter whose name in an optimizer is `name`, which may lack first components
-  /// such as `model.`.
-  std::optional<Found> find_parameter(std::string_view name) const;
+  /// such as `model.`. If several fit, returns the one that shares most first components with
+  /// `entry`, the name of the entry that contains `name`; of these, the one whose own name has the
+  /// fewest more components.
+  std::optional<Found> find_parameter(std::string_view name, std::string_view entry) const;
 
  private:
-  const formats::CheckpointContents& contents_;
   std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
   // Names of a tensor: its own, its aliases.
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;

@@ -120,6 +120,9 @@ class Transformer {
                 const std::string& new_name);
   void place_values();
   void place_value(std::size_t v, const StateNames& names);
+  /// Adds the problem that `form` gives the entry `source` a name with a negative number.
+  void refuse_negative_number(const Rule& rule, const NameTemplate& form,
+                              const std::string& source);
   void add_value(const std::string& name, formats::KeyPath path, std::size_t source);
   void find_aliases();
   void sort_targets();
@@ -242,7 +245,12 @@ std::optional<std::vector<Made>> Transformer::make(
         return digits.at(
             static_cast<std::size_t>(std::ranges::find(unstacked, capture) - unstacked.begin()));
       };
-      made.push_back({prefix_ + rule.to[s].format(value_of), std::move(tensor)});
+      const auto name = rule.to[s].format(value_of);
+      if (!name) {
+        refuse_negative_number(rule, rule.to[s], *input_of(first).name);
+        return std::nullopt;
+      }
+      made.push_back({prefix_ + *name, std::move(tensor)});
     }
   }
   for (Requirement& requirement : applied.requirements) {
@@ -250,6 +258,12 @@ std::optional<std::vector<Made>> Transformer::make(
     result_.requirements.push_back({target, rule.number, std::move(requirement)});
   }
   return made;
+}
+
+void Transformer::refuse_negative_number(const Rule& rule, const NameTemplate& form,
+                                         const std::string& source) {
+  problem(rule_name(rule) + ", " + printable(form.text()), source, "numbers of 0 or more",
+          "a negative number");
 }
 
 /// Adds the tensors that one application of a rule makes, and their optimizer state.
@@ -477,11 +491,13 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
   } else if (rule.operations.empty()) {
     const std::vector<std::string>& captures = rule.from[found->stream].captures();
     const std::size_t target = found->stream < rule.to.size() ? found->stream : 0;
-    const std::string name =
-        prefix_ + rule.to[target].format([&](const std::string& capture) -> const std::string& {
+    const auto made_name =
+        rule.to[target].format([&](const std::string& capture) -> const std::string& {
           const auto place = std::ranges::lower_bound(captures, capture) - captures.begin();
           return found->captured[static_cast<std::size_t>(place)];
         });
+    if (!made_name) return refuse_negative_number(rule, rule.to[target], value.name);
+    const std::string name = prefix_ + *made_name;
     add_value(name, path_of_new_name(value.key_path, value.name, name), v);
   } else {
     problem(rule_name(rule), value.name, "a tensor, as the rule has operations",

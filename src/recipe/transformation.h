@@ -55,7 +55,6 @@ enum class NewNames { collect, leave_out };
 /// Applies rules to a checkpoint, and returns the result. `sources` says where the elements of
 /// `contents.tensors` come from: whole tensors, or the result of another transformation. `prefix`
 /// is added before all names of the rules. Problems are returned in `problems`, not thrown.
-/// Throws: Error(mismatch) if a rule makes a name with a negative number.
 Transformation transform(const Rules& rules, const formats::CheckpointContents& contents,
                          std::vector<BlockTensor> sources, const std::string& prefix,
                          NewNames new_names);

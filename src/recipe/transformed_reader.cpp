@@ -75,7 +75,10 @@ class GroupNames {
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
              const Wrappers& wrappers)
       : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
-    if (!std::ranges::any_of(contents.values, may_list, &formats::ValueEntry::name)) return;
+    if (transformation.targets_of.empty() ||
+        std::ranges::none_of(contents.values, may_list, &formats::ValueEntry::name)) {
+      return;
+    }
     // All parameters, also those that keep their names: a name may be the end of another one.
     std::vector<std::size_t> parameters;
     const std::vector<reshard::StateRole> roles = reshard::classify_state(contents);
@@ -92,39 +95,41 @@ class GroupNames {
     return name.find("param_groups") != std::string_view::npos;
   }
 
-  /// Returns a value with the new names of parameters. Records the group of each new name in
-  /// `groups`, if it is not null. Throws: Error(mismatch) if a name has another group there.
-  Value renamed(Value value, std::string_view key, GroupOf* groups) const {
+  /// Returns a value with the new names of parameters. `key`: its new name; `entry`: its name in
+  /// the source. Records the group of each new name in `groups`, if it is not null.
+  /// Throws: Error(mismatch) if a name has another group there.
+  Value renamed(Value value, std::string_view key, std::string_view entry, GroupOf* groups) const {
     const auto ends_with = [&](std::string_view word) { return key.ends_with(word); };
     auto* list = value.get_if<Value::List>();
     if (list != nullptr && ends_with("param_groups")) {
-      for (Value& group : *list) group = renamed_group(std::move(group), groups);
+      for (Value& group : *list) group = renamed_group(std::move(group), entry, groups);
     } else if (list != nullptr && (ends_with(".params") || ends_with(".param_names"))) {
-      *list = renamed_list(std::move(*list), ends_with(".params") ? groups : nullptr);
+      *list = renamed_list(std::move(*list), entry, ends_with(".params") ? groups : nullptr);
     }
     return value;
   }
 
  private:
-  Value renamed_group(Value group, GroupOf* groups) const {
+  Value renamed_group(Value group, std::string_view entry, GroupOf* groups) const {
     auto* dict = group.get_if<Value::Dict>();
     if (dict == nullptr) return group;
     for (auto& [key, member] : *dict) {
       const bool is_params = key == Value("params");
       auto* list = member.get_if<Value::List>();
       if (list == nullptr || (!is_params && key != Value("param_names"))) continue;
-      *list = renamed_list(std::move(*list), is_params ? groups : nullptr);
+      *list = renamed_list(std::move(*list), entry, is_params ? groups : nullptr);
     }
     return group;
   }
 
-  Value::List renamed_list(Value::List list, GroupOf* groups) const {
+  Value::List renamed_list(Value::List list, std::string_view entry, GroupOf* groups) const {
     Value::List result;
     std::set<std::string> seen;
     const std::size_t group = groups == nullptr ? 0 : groups->size();
     for (Value& item : list) {
       const auto* name = item.get_if<std::string>();
-      const auto found = name == nullptr || !names_ ? std::nullopt : names_->find_parameter(*name);
+      const auto found =
+          name == nullptr || !names_ ? std::nullopt : names_->find_parameter(*name, entry);
       const auto targets = found ? transformation_.targets_of.find(found->parameter)
                                  : transformation_.targets_of.end();
       if (targets == transformation_.targets_of.end()) {
@@ -202,6 +207,9 @@ class TransformedReader final : public formats::DerivedReader {
     std::vector<Condition> list;
   };
 
+  const std::string& source_name_of(const ValueTarget& value) const {
+    return base().contents().values[value.sources.front()].name;
+  }
   void take_tensors();
   void take_conditions();
   void take_values();
@@ -259,7 +267,8 @@ void TransformedReader::take_values() {
     const std::string& name = value.entry.name;
     if (GroupNames::may_list(name)) {
       const std::string optimizer = name.substr(0, name.find("param_groups"));
-      groups_.renamed(base().read_value(value.sources.front()), name, &groups_of[optimizer]);
+      groups_.renamed(base().read_value(value.sources.front()), name, source_name_of(value),
+                      &groups_of[optimizer]);
     }
     for (std::size_t i = 1; i < value.sources.size(); ++i) {
       if (tessera::detail::have_equal_bits(base().read_value(value.sources[i]),
@@ -371,7 +380,7 @@ Value TransformedReader::read_value(std::size_t value_index) const {
   const ValueTarget& value = made_.values[value_index];
   Value read = base().read_value(value.sources.front());
   if (!GroupNames::may_list(value.entry.name)) return read;
-  return groups_.renamed(std::move(read), value.entry.name, nullptr);
+  return groups_.renamed(std::move(read), value.entry.name, source_name_of(value), nullptr);
 }
 
 formats::PieceStorage TransformedReader::piece_storage(std::size_t tensor_index,

@@ -143,8 +143,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
 }
 
-/// Returns whether no vector of numbered state may be whole on each rank: if ranks have parts of
-/// other tensors, and no replicas, a reader takes such vectors for parts of a flat parameter.
+/// Returns whether no vector of numbered state may be whole on each rank: a reader can take such
+/// vectors for parts of a flat parameter if other tensors are cut and none has replicas. Always
+/// true for a mesh, another checkpoint's layout and a table plan, where this is not known.
 bool DestinationLayout::cuts_numbered_vectors() const {
   if (!holds_replicas_) return false;
   if (options_.mesh || options_.like || options_.table_plan) return true;
@@ -255,13 +256,13 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
       if (!role.parameter_index) break;
       return shards_of_row_blocks(shards_of_parameter(*role.parameter_index),
                                   source_.tensors[*role.parameter_index].meta.shape);
+    case StateKind::opaque:
+      if (!cuts_numbered_vectors() || !is_numbered_vector(entry)) break;
+      return shards_of({Strategy::Sharding::dim0, 1, rule_.strategy->world_size()},
+                       entry.meta.shape);
     case StateKind::scalar_parameter:
     case StateKind::scalar_table:
-    case StateKind::opaque:
       break;
-  }
-  if (cuts_numbered_vectors() && is_numbered_vector(entry)) {
-    return shards_of({Strategy::Sharding::dim0, 1, rule_.strategy->world_size()}, entry.meta.shape);
   }
   return whole();
 }

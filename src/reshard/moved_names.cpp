@@ -324,10 +324,12 @@ void note_groups_with_old_names(const CheckpointContents& source, const MovedNam
   if (options.renames.empty()) return;
   std::set<std::string> roots;  // parts of names before `state`, where what follows it changes
   const auto add_root = [&](const std::string& name) {
+    const auto own = formats::parse_per_rank_name(name);
     const auto before = behind_state(name);
-    const std::string new_name = renamed(name, options.renames);
-    const auto after = behind_state(new_name);
-    if (before && after && *before != *after) roots.emplace(*before_component(name, "state"));
+    const std::string new_name = renamed(own ? own->name : name, options.renames);
+    if (!before || !behind_state(new_name)) return;
+    const bool is_same = new_name.ends_with("state." + std::string(*before));
+    if (!is_same) roots.emplace(*before_component(name, "state"));
   };
   for (const MovedTensor& tensor : moved.tensors) add_root(*tensor.source_name);
   for (const MovedValue& value : moved.values) add_root(source.values[value.source_value].name);

@@ -84,7 +84,7 @@ class ParameterNames {
   static constexpr std::uint32_t kMaxPrefixComponents = 3;
 
   struct Named {
-    std::uint32_t num_removed;  // components of the key that the name lacks
+    std::uint32_t num_removed;  // components of the key that the name lacks (count_components)
     std::uint32_t index;
     std::string_view fqn;
     friend bool operator<(const Named& a, const Named& b) {
@@ -102,8 +102,10 @@ class ParameterNames {
 
   void add(std::string_view fqn, std::size_t index) {
     std::string_view name = fqn;
-    for (std::uint32_t removed = 0; removed <= kMaxPrefixComponents; ++removed) {
-      by_name_[name].push_back({removed, static_cast<std::uint32_t>(index), fqn});
+    for (std::uint32_t cut = 0; cut <= kMaxPrefixComponents; ++cut) {
+      const std::size_t removed = count_components(fqn.substr(0, fqn.size() - name.size()));
+      by_name_[name].push_back(
+          {static_cast<std::uint32_t>(removed), static_cast<std::uint32_t>(index), fqn});
       const std::size_t dot = name.find('.');
       if (dot == std::string_view::npos) break;
       name.remove_prefix(dot + 1);

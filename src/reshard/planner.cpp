@@ -61,10 +61,11 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
   if (names.empty()) return;
   const std::string others =
       names.size() == 1 ? "" : " (and " + std::to_string(names.size() - 1) + " more)";
-  report.note("ranks", names.front(),
-              "in the destination, this rank and an entry that is not cut, with the name after "
-              "'per_rank.<rank>.'",
-              "not both, so all ranks get this entry under its own name" + others);
+  report.note(
+      "ranks", names.front(),
+      "in the destination, this rank and an entry that is not cut, with the name after "
+      "'per_rank.<rank>.'",
+      "not both, so the entry keeps its own name and is no longer that of one rank" + others);
 }
 
 /// Adds a note about flat units that the destination does not record, though some of their

@@ -1,6 +1,7 @@
 #include "reshard/state_key.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/layout/table_plan.h"
 
@@ -21,6 +22,19 @@ std::optional<std::string_view> before_component(std::string_view fqn, std::stri
     begin = end + 1;
   }
   return std::nullopt;
+}
+
+std::size_t count_components(std::string_view beginning) {
+  constexpr std::string_view kWrappers[] = {"module", "_orig_mod", "_fsdp_wrapped_module",
+                                            "_checkpoint_wrapped_module"};
+  std::size_t count = 0;
+  for (std::size_t begin = 0; begin < beginning.size();) {
+    const std::size_t end = std::min(beginning.find('.', begin), beginning.size());
+    const std::string_view component = beginning.substr(begin, end - begin);
+    if (std::ranges::find(kWrappers, component) == std::end(kWrappers)) ++count;
+    begin = end + 1;
+  }
+  return count;
 }
 
 std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn) {

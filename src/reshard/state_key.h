@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 
@@ -12,6 +13,10 @@ std::optional<std::string_view> behind_state(std::string_view fqn);
 /// Returns the part of a key before the first component that equals `component`, with the last dot:
 /// `optim.` for `optim.state.w` and `state`. Returns nothing if there is no such component.
 std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component);
+
+/// Returns the number of components in the beginning of a name, such as `model.block.`, without
+/// those of wrapper modules (`module`, `_orig_mod`), which optimizers leave out of names.
+std::size_t count_components(std::string_view beginning);
 
 /// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
 /// Views of the key.

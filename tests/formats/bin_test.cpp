@@ -132,7 +132,7 @@ TEST_F(BinTest, ATensorInTwoFilesIsAnError) {
   copy(kFirst, kSecond);
   remove(kIndex);
   EXPECT_THAT([&] { open(directory_.path()); },
-              ThrowsError(ErrorKind::corruption, "found this tensor also in '" + kFirst + "'"));
+              ThrowsError(ErrorKind::corruption, "found this name also in '" + kFirst + "'"));
 }
 
 void put(const std::string& path, const test::MemoryCheckpoint& source) {

@@ -379,7 +379,7 @@ TEST_F(UniversalTest, StepsThatDifferAreNoted) {
   source.piece_bytes("optim.state.up.weight.step", 0) = bytes_of<float>({5});
   EXPECT_THAT(writer_notes(source),
               ElementsAre("optim.state.up.weight.step: 5.0 (ZeRO stage 3 takes the first step for "
-                          "all parameters)"));
+                          "all parameters; stages 1 and 2 stop if steps differ within a group)"));
   MemoryCheckpoint of_values;
   for (const char* const name : {"a", "b"}) {
     add_weight(of_values, name, {2});

@@ -253,7 +253,7 @@ TEST(FlatLayoutTest, StateOfAVectorThatIsNotFoundIsRefused) {
   EXPECT_THAT([&] { names_of_state("", "optim.moments._flat_param.m"); },
               ThrowsError(ErrorKind::mismatch,
                           "optim.moments._flat_param.m: state of a flat vector: expected "
-                          "`state.`, then the name of a vector, found a name without them"));
+                          "`state.`, then the name of a vector in the layout, found another name"));
 }
 
 TEST(FlatLayoutTest, ValuesOfTheOptimizerNameParameters) {

@@ -242,7 +242,7 @@ TEST_F(SafetensorsTest, AShardInTwoFilesIsTold) {
   for (const Finding& finding : reader->contents().opening_findings) {
     found.push_back(finding.found);
   }
-  EXPECT_THAT(found, ElementsAre(HasSubstr("several files with one shard of w (the first is")));
+  EXPECT_THAT(found, ElementsAre(HasSubstr("the same shard in several files: w (one of them is")));
 }
 
 TEST_F(SafetensorsTest, AFileThatRankZeroSavedAloneIsWhole) {

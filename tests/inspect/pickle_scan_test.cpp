@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "inspect/pickle_scan/global_verdict.h"
+#include "inspect/pickle_scan/inflate.h"
 #include "inspect/pickle_scan/pickle_walk.h"
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
@@ -193,6 +194,15 @@ TEST(PickleScanTest, MembersOnTheSameBytesEndTheScan) {
   }
   const PickleScanReport report = scan_bytes(test::zip_bytes(members));
   EXPECT_TRUE(problem_kinds(report).contains("not looked at"));
+}
+
+// A gzip member of 20 bytes without content, as often as the limit, hides what follows.
+TEST(PickleScanTest, ManyEmptyGzipMembersAreAProblem) {
+  const std::string empty("\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0", 20);
+  std::string bytes;
+  for (std::size_t i = 0; i <= kMaxGzipMembers; ++i) bytes += empty;
+  EXPECT_THAT(problem_kinds(scan_bytes(bytes)), ElementsAre("not looked at"));
+  EXPECT_TRUE(scan_bytes(empty + empty).is_clean());
 }
 
 TEST(PickleScanTest, ArchivesThatTheScanCannotReadAreProblems) {

@@ -196,7 +196,8 @@ def test_a_dry_run_refuses_steps_that_differ(tmp_path):
     dcp.save({"model": weights, "optim": {"state": state}}, checkpoint_id=tmp_path / "run", no_dist=True)
     for dry in ([], ["--dry-run"]):
         refused = run("ckpt-reshard", tmp_path / "run", tmp_path / "torch_dist", "--to", "megatron", *dry)
-        assert refused.returncode == 3 and "decoder.layers.1.mlp.linear_fc2.weight.step: step: expected 3.0" in refused.stderr, dry
+        assert refused.returncode == 3, dry  # which of the two steps is named first, depends on threads
+        assert "mlp.linear_fc2.weight.step: step: expected" in refused.stderr and "Megatron keeps one number" in refused.stderr
     assert not (tmp_path / "torch_dist").exists()
 
 
@@ -269,18 +270,19 @@ def test_layers_without_tensors_are_noted(tmp_path):
     weights = [{norm.format(0): torch.zeros(2)}, {norm.format(0): torch.ones(2), norm.format(1): torch.ones(2)}]
     folder = save_ranks(tmp_path / "run", {
         f"mp_rank_00_00{stage}": ({"rank": stage, "pipeline_model_parallel_size": 2, "num_layers": 4}, {"model": weights[stage]}) for stage in range(2)})
-    assert "expected 4 layers with tensors, as args.num_layers says, found 3" in run("ckpt-inspect", "ls", folder).stderr
+    assert "expected tensors in each of the 4 layers of args.num_layers, found layers with tensors: 3" in run("ckpt-inspect", "ls", folder).stderr
 
 
-@pytest.mark.parametrize("groups, found", [
-    ([["embedding.word_embeddings.weight"], ["decoder.final_layernorm.weight"]], None),
-    ([["decoder.final_layernorm.weight"], ["embedding.word_embeddings.weight"]], "for this weight and 1 more"),
-    ([["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]], "for this weight (in Megatron")])
-def test_weights_that_get_the_fields_of_another_group_are_named(tmp_path, groups, found):
+@pytest.mark.parametrize("groups, decay, found", [
+    ([["decoder.final_layernorm.weight", "embedding.word_embeddings.weight"]], 0.0, None),  # as Adam has it by default
+    ([["embedding.word_embeddings.weight"], ["decoder.final_layernorm.weight"]], 0.1, None),
+    ([["decoder.final_layernorm.weight"], ["embedding.word_embeddings.weight"]], 0.1, "for this weight and 1 more"),
+    ([["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]], 0.1, "for this weight (in Megatron")])
+def test_weights_that_get_the_fields_of_another_group_are_named(tmp_path, groups, decay, found):
     """Shows F3. Megatron gives vectors no weight decay, and matrices some."""
     model = {"embedding.word_embeddings.weight": torch.ones(4, 2), "decoder.final_layernorm.weight": torch.ones(2)}
     state = {name: {"exp_avg": torch.zeros_like(weight), "step": torch.tensor(3.0)} for name, weight in model.items()}
-    fields = [{"lr": 1e-3, "weight_decay": 0.1}, {"lr": 1e-4, "weight_decay": 0.0}]
+    fields = [{"lr": 1e-3, "weight_decay": decay}, {"lr": 1e-4, "weight_decay": 0.0}]
     listed = [each | {"params": names} for each, names in zip(fields, groups)]
     torch.save({"model": model, "optim": {"state": state, "param_groups": listed}}, tmp_path / "saved.pt")
     process = run("ckpt-reshard", tmp_path / "saved.pt", tmp_path / "moved", "--to", "megatron")

@@ -22,11 +22,12 @@ std::string problem_of(std::string_view text) {
 }
 
 std::string formatted(const NameTemplate& form, const std::vector<std::string>& values) {
-  return form.format([&](const std::string& capture) -> const std::string& {
+  const auto name = form.format([&](const std::string& capture) -> const std::string& {
     const auto& captures = form.captures();
     return values.at(
         static_cast<std::size_t>(std::ranges::lower_bound(captures, capture) - captures.begin()));
   });
+  return name.value_or("none");
 }
 
 TEST(NameTemplateTest, NumbersAreDecimalWithoutLeadingZeros) {
@@ -135,6 +136,7 @@ TEST(NameTemplateTest, AHostilePatternTakesPolynomialTime) {
     return name + "y";
   }() + "y"));
   EXPECT_NE(problem_of("{L}." + words + "{L}"), "");
+  EXPECT_EQ(problem_of("{L}.{a:x|y}-{b:x|y}-{L}"), "");
 }
 
 }  // namespace

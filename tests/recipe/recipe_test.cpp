@@ -77,8 +77,9 @@ TEST(RecipeTest, NumbersOfNamesAreNotNegative) {
   for (const char* const rule :
        {R"({"from": "h.{L}", "to": "g.{L-1}"})", R"({"from": "v.{L}", "to": "g.{L-1}"})",
         R"({"from": "h.0", "to": "g.{L-1}", "ops": [{"unstack": "L"}]})"}) {
-    EXPECT_THAT(message_of([&] { applied(source, parsed(rule, R"("rest": "keep", )")); }),
-                HasSubstr("g.{L-1}: expected numbers of 0 or more, found -1"))
+    EXPECT_THAT(
+        message_of([&] { applied(source, parsed(rule, R"("rest": "keep", )")); }),
+        HasSubstr("rule 1, g.{L-1}: expected numbers of 0 or more, found a negative number"))
         << rule;
   }
 }
@@ -361,6 +362,35 @@ TEST(RecipeTest, AParameterWhoseNameIsTheEndOfAnotherKeepsItsState) {
   EXPECT_THAT(floats(*moved, "optim.state.block.lin.exp_avg"), ElementsAre(110, 111));
   EXPECT_EQ(moved->read_value(0), Value(Value::List{"fc", "block.lin"}));
   EXPECT_EQ(moved->contents().values[1].name, "optim.state.block.lin.step");
+}
+
+// Two models with the same names, each with an optimizer.
+TEST(RecipeTest, TheOptimizerOfAModelFollowsThisModel) {
+  MemoryCheckpoint source;
+  for (const std::string model : {"actor.", "critic."}) {
+    source.add({model + "model.fc", DType::float32, {2}}, numbers(2));
+    source.add({model + "optim.state.fc.exp_avg", DType::float32, {2}}, numbers(2));
+    source.add_value(model + "optim.param_groups.0.params", Value::List{"fc"});
+    source.add_value(model + "optim.state.fc.step", 1);
+  }
+  RecipeOptions options;
+  add_setting(options, "prefix=critic.model.");
+  const auto moved =
+      applied(source, parsed(R"({"from": "fc", "to": "head"})", R"("rest": "keep", )"), options);
+  EXPECT_THAT(names(*moved),
+              ElementsAre("actor.model.fc [2]", "actor.optim.state.fc.exp_avg [2]",
+                          "critic.model.head [2]", "critic.optim.state.head.exp_avg [2]"));
+  EXPECT_EQ(moved->read_value(0), Value(Value::List{"fc"}));
+  EXPECT_EQ(moved->read_value(2), Value(Value::List{"head"}));
+  EXPECT_EQ(moved->contents().values[3].name, "critic.optim.state.head.step");
+}
+
+TEST(RecipeTest, AnAliasThatEndsLikeAParameterIsNotTakenForIt) {
+  MemoryCheckpoint source = with_similar_names();
+  source.add_alias("lm_fc", "model.fc");
+  const auto moved = applied(
+      source, parsed(R"({"from": "fc", "to": "head"})", R"("rest": "keep", )"), with_prefix());
+  EXPECT_EQ(moved->read_value(0), Value(Value::List{"head", "block.fc"}));
 }
 
 TEST(RecipeTest, KeptParametersStayInTheirGroups) {

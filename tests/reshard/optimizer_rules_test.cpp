@@ -90,6 +90,13 @@ TEST(OptimizerRulesTest, AParameterWhoseNameIsTheEndOfAnotherKeepsItsState) {
   EXPECT_EQ(roles[6].parameter_index, 5U);
 }
 
+// torch.compile and averages of weights.
+TEST(OptimizerRulesTest, WrappersDoNotCountAsMissingComponents) {
+  const auto contents = contents_of(
+      {{"model._orig_mod.fc.w", {2}}, {"model_ema.fc.w", {2}}, {"optim.state.fc.w.exp_avg", {2}}});
+  EXPECT_EQ(classify_state(contents)[2].parameter_index, 0U);
+}
+
 TEST(OptimizerRulesTest, StateKeyedByNumbersHasNoParameter) {
   const auto contents = contents_of({{"model.a", {2}}, {"optimizer.state.0.exp_avg", {2}}});
   const auto roles = classify_state(contents);

@@ -144,7 +144,8 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
     }
     return lines;
   };
-  const std::string text = "not both, so all ranks get this entry under its own name";
+  const std::string text =
+      "not both, so the entry keeps its own name and is no longer that of one rank";
   EXPECT_THAT(notes({.world_size = 4}), testing::IsEmpty());
   EXPECT_THAT(notes({.world_size = 2}), ElementsAre("per_rank.2.extra_state.rng: " + text));
   PlanOptions renamed{.world_size = 4};

@@ -180,8 +180,8 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::tuples:
       return words("tuple with a tensor becomes a list", "tuples with tensors become lists");
     case Change::attributes:
-      return words("tensor or dict loses its attributes",
-                   "tensors or dicts lose their attributes") +
+      return words("tensor, dict or module loses attributes",
+                   "tensors, dicts or modules lose attributes") +
              in_brackets(counted_change.names);
     case Change::value_types:
       return words("value gets a plainer type", "values get plainer types") +

@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/value_bits.h"
 #include "formats/bin.h"
 #include "formats/bin/bin_files.h"
 #include "formats/drivers.h"
@@ -112,14 +113,15 @@ class BinReader final : public DividedReader, public PartlyRead {
     if (is_new || are_equal_values(known->second, origin)) return;
     throw Error::expected(ErrorKind::corruption,
                           {.path = shards_[origin.shard]->path(), .fqn = name}, "names",
-                          "each tensor in one file",
-                          "this tensor also in '" + printable(names_[known->second.shard]) + "'",
+                          "each name in one file, or equal values",
+                          "this name also in '" + printable(names_[known->second.shard]) + "'",
                           "are these files of different checkpoints?");
   }
 
   bool are_equal_values(Origin a, Origin b) const {
     return a.kind == Origin::Kind::value && b.kind == Origin::Kind::value &&
-           shards_[a.shard]->read_value(a.index) == shards_[b.shard]->read_value(b.index);
+           tessera::detail::have_equal_bits(shards_[a.shard]->read_value(a.index),
+                                            shards_[b.shard]->read_value(b.index));
   }
 
   void check_weight_map(const FileSet& set) {

@@ -71,10 +71,12 @@ std::optional<Finding> note_of_steps(const UniversalEntries& entries,
       first = step;
       first_number = number;
     } else if (number && first_number && *number != *first_number) {
-      return note("step", {.path = destination, .fqn = step->name},
-                  value_to_string(Value(*first_number)) + ", as " + printable(first->name) + " has",
-                  value_to_string(Value(*number)) +
-                      " (ZeRO stage 3 takes the first step for all parameters)");
+      return note(
+          "step", {.path = destination, .fqn = step->name},
+          value_to_string(Value(*first_number)) + ", as " + printable(first->name) + " has",
+          value_to_string(Value(*number)) +
+              " (ZeRO stage 3 takes the first step for all parameters; stages 1 and 2 stop if "
+              "steps differ within a group)");
     }
   }
   return std::nullopt;

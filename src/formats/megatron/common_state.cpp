@@ -142,8 +142,9 @@ std::array<const CommonState::Group*, 2> CommonState::groups_by_decay() const {
 std::vector<std::string> CommonState::regrouped(
     const std::function<bool(const std::string&)>& decays) const {
   if (are_groups_from_megatron()) return {};
-  std::vector<std::string> names;
   const auto sources = groups_by_decay();
+  if (sources[0] == nullptr) return {};  // Megatron's group with decay becomes a copy of the other
+  std::vector<std::string> names;
   for (const Group* const group : sources) {
     if (group == nullptr) continue;
     for (const std::string& name : group->parameters) {

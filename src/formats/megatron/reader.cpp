@@ -556,8 +556,10 @@ class MegatronReader final : public EntryReader {
     const auto stated = files_.front()->number_at({"args", "num_layers"});
     const auto found = names_->num_layers();
     if (!stated || !found || std::cmp_equal(*stated, *found)) return;
-    note("layers", std::to_string(*stated) + " layers with tensors, as args.num_layers says",
-         std::to_string(*found) + "; they are numbered one after the other");
+    note("layers",
+         "tensors in each of the " + std::to_string(*stated) + " layers of args.num_layers",
+         "layers with tensors: " + std::to_string(*found) +
+             "; they are numbered one after the other");
   }
 
   /// Notes values that lie beside the flat vectors of the distributed optimizer. None and an empty

@@ -371,6 +371,8 @@ class Sorter {
       const bool is_vector = weight != weights_.end() && weight->second.shape.size() == 1;
       return !is_vector && !name.ends_with(".bias");
     });
+    std::erase_if(sorted_.regrouped,
+                  [&](const std::string& name) { return !trained_.contains(name); });
   }
 
   /// Returns the keys of an entry below its parameter group: several if the field is a dict. `rest`

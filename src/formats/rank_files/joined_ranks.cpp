@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "base/size_text.h"
 #include "base/value_bits.h"
 #include "formats/distinct_names.h"
@@ -60,6 +61,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
+      note_numel(gathered);
       refuse_unreadable_part(name, gathered);
       if (!gathered.tensors.empty()) add_values_beside_tensors(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
@@ -72,6 +74,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       if (!is_sharded(gathered)) add_other(name, gathered);
     }
     by_name_.clear();
+    numels_.clear();
     sort_entries();
     require_distinct_names(contents_, path_, "save the entries in 'per_rank' under another key");
     add_what_readers_found();
@@ -485,7 +488,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
 
   /// Whether copies of a vector on all ranks are ranges of flat state in which all elements are
   /// equal, as before the first step. This is so if other state of the parameter is flat and has as
-  /// many elements on each rank; without such state, if the vector does not fit a parameter.
+  /// many elements on each rank. Without such state, it is so if the joined vector is as long as
+  /// some parameter, or if no parameter is as long as one rank's vector.
   bool is_unchanged_flat_state(const std::string& name, const Gathered& gathered) const {
     const Origin& first = gathered.tensors.front();
     const std::string front = name.substr(0, name.rfind('.') + 1);
@@ -501,13 +505,18 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
              is_constant(first);
     }
     const std::int64_t numel = tensor_of(first).meta.numel();
-    const auto fits_parameter = [&](std::int64_t count) {
-      return std::ranges::any_of(contents_.tensors, [&](const TensorEntry& tensor) {
-        return tensor.meta.numel() == count;
-      });
-    };
-    const auto num_ranks = static_cast<std::int64_t>(gathered.tensors.size());
-    return is_constant(first) && (fits_parameter(numel * num_ranks) || !fits_parameter(numel));
+    const auto joined = checked_mul(numel, static_cast<std::int64_t>(gathered.tensors.size()));
+    if (!joined || !is_constant(first)) return false;
+    return numels_.contains(*joined) || (numel > 1 && !numels_.contains(numel));
+  }
+
+  /// Remembers the size of a whole tensor that is no numbered state, for is_unchanged_flat_state.
+  void note_numel(const Gathered& gathered) {
+    if (gathered.tensors.empty() || is_numbered_state(gathered.key_path)) return;
+    const Origin& first = gathered.tensors.front();
+    const ShardPlace* const place = place_of(first);
+    const Shape& shape = place != nullptr ? place->whole_shape : tensor_of(first).meta.shape;
+    numels_.insert(checked_numel(shape).value_or(0));
   }
 
   /// Whether all elements of a tensor have the same bytes.
@@ -764,7 +773,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
-  bool has_replicas_ = false;                                        // of sharded tensors
+  std::set<std::int64_t> numels_;   // of whole tensors but numbered state; only while opening
+  bool has_replicas_ = false;       // of sharded tensors
   bool has_sharded_ = false;        // some tensor is a DTensor or ShardedTensor
   bool has_sharded_state_ = false;  // some state under a number is a DTensor or ShardedTensor
   std::size_t num_flat_ = 0;        // tensors of flat state

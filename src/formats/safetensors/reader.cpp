@@ -700,9 +700,11 @@ class SafetensorsReader final : public DividedReader {
     locations_.reserve(named_tensors_.size(), named_tensors_.size());
     std::vector<std::string> repeated;
     for (auto& [fqn, named] : named_tensors_) {
-      std::set<Box> boxes;
-      for (const Piece& piece : named.entry.pieces) boxes.insert(std::get<Box>(piece.region));
-      if (boxes.size() < named.entry.pieces.size()) repeated.push_back(fqn);
+      if (named.entry.pieces.size() > 1) {
+        std::set<Box> boxes;
+        for (const Piece& piece : named.entry.pieces) boxes.insert(std::get<Box>(piece.region));
+        if (boxes.size() < named.entry.pieces.size()) repeated.push_back(fqn);
+      }
       named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
       contents_.tensors.push_back(std::move(named.entry));
       locations_.add(named.locations);
@@ -712,8 +714,8 @@ class SafetensorsReader final : public DividedReader {
           .rule = "structure",
           .where = {.path = path_},
           .expected = "each shard in one file",
-          .found = "several files with one shard of " + detail::some_of(repeated) +
-                   " (the first is read, and not compared with the others)"});
+          .found = "the same shard in several files: " + detail::some_of(repeated) +
+                   " (one of them is read, and they are not compared)"});
   }
 
   /// Makes aliases of texts in the headers. safetensors.torch.save_model stores tied tensors under
@@ -772,6 +774,14 @@ class SafetensorsReader final : public DividedReader {
     const std::string model_path = !is_in_headers          ? set.model_path
                                    : set.names.size() == 1 ? join_path(set.directory, set.names[0])
                                                            : "";
+    if (model_path.empty() && !set.index_path.empty()) {
+      tell({.severity = Finding::Severity::note,
+            .rule = "values",
+            .where = {.path = set.index_path},
+            .expected = "an index that names the values",
+            .found = "none, but a file that names its own values (not read)"});
+      return read_structure(set);
+    }
     if (model_path.empty()) {
       throw Error::expected(ErrorKind::unsupported, {.path = set.directory}, "directory",
                             "one file, or an index that names the values",

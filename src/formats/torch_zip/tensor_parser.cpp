@@ -312,7 +312,9 @@ void add_attribute_names(Object state, std::vector<std::string>& names) {
     return;
   }
   if (!state.is(ObjectKind::dict)) return;
-  for (std::size_t i = 0; i < state.num_entries("state") && names.size() < kMaxNames; ++i) {
+  constexpr std::size_t kMaxKeys = 64;  // an object may be the state of many others
+  const std::size_t num_keys = std::min(kMaxKeys, state.num_entries("state"));
+  for (std::size_t i = 0; i < num_keys && names.size() < kMaxNames; ++i) {
     const Object key = state.entry_key(i);
     if (key.is(ObjectKind::str)) names.push_back(printable(key.as_text("state"), kMaxNameNbytes));
   }

@@ -189,7 +189,9 @@ class Flattener {
   std::vector<std::string> attributes_with_tensors(Object module) {
     constexpr std::size_t kMaxNames = 8;
     constexpr std::size_t kMaxNameNbytes = 80;
-    constexpr std::array<std::string_view, 3> kParts{"_parameters", "_buffers", "_modules"};
+    // The last one lists the parameters of nn.LSTM and nn.GRU again.
+    constexpr std::array<std::string_view, 4> kParts{"_parameters", "_buffers", "_modules",
+                                                     "_flat_weights"};
     const Object state = *module.call_state("module");
     std::vector<std::string> names;
     for (std::size_t i = 0; i < state.num_entries("module") && names.size() < kMaxNames; ++i) {

@@ -71,6 +71,7 @@ bool has_ending(std::string_view name) {
 /// Returns whether a member of a tar archive has the name under which torch before 0.1.10 stored
 /// pickles and raw tensors in turn.
 bool has_raw_tensors(std::string_view name) {
+  while (name.ends_with('/')) name.remove_suffix(1);  // as Python does
   return name == "storages" || name == "tensors" || name.ends_with("/storages") ||
          name.ends_with("/tensors");
 }
@@ -264,7 +265,6 @@ void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const 
                              int depth, std::uint32_t crc) {
   if (!spend(member, file.nbytes())) return;
   Inflated inflated = inflate_file(file, wrapping, limits_.max_inflated_nbytes);
-  if (inflated.bytes.empty() || !spend(member, inflated.bytes.size())) return;
   const std::string name = wrapping == Wrapping::none ? member : within(member, "inflated");
   if (inflated.is_limited) {
     const std::string members = " and " + std::to_string(kMaxGzipMembers) + " gzip members";
@@ -273,6 +273,7 @@ void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const 
                       (wrapping == Wrapping::none ? "" : members),
                   "more");
   }
+  if (inflated.bytes.empty() || !spend(member, inflated.bytes.size())) return;
   scan_member(BytesFile(file.path(), std::move(inflated.bytes)), crc, name, depth);
 }
 

@@ -49,7 +49,7 @@ class FileScan {
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
   /// Inflates a gzip or zlib file and scans its content. Reports another compression as not looked
-  /// at. Returns false if it has found no compression.
+  /// at, unless the member may be a raw tensor. Returns false if it has found no compression.
   bool scan_compressed(const ReadableFile& file, const std::string& member, int depth);
   void scan_inflated(const ReadableFile& file, Wrapping wrapping, const std::string& member,
                      int depth, std::uint32_t crc = 0);

@@ -15,10 +15,13 @@ constexpr std::uint64_t kMaxPaxNbytes = std::uint64_t{1} << 20;
 // Larger sizes do not fit a size field of 11 octal digits, so that a pax header states them.
 constexpr std::uint64_t kMaxOctalNbytes = (std::uint64_t{1} << 33) - 1;
 
-/// Returns the number in octal text, as Python reads it: "0o17" is 15. Nothing for other text.
+/// Returns the number in octal text, as Python reads it: the text ends at the first zero byte,
+/// "0o17" is 15, and blanks are 0. Returns nothing for other text.
 std::optional<std::int64_t> octal(std::string_view field) {
-  constexpr std::string_view kBlanks(" \t\n\v\f\r\0", 7);
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  field = field.substr(0, field.find('\0'));
   field.remove_prefix(std::min(field.find_first_not_of(kBlanks), field.size()));
+  if (field.empty()) return 0;
   const bool is_negative = field.starts_with('-');
   if (is_negative || field.starts_with('+')) field.remove_prefix(1);
   if (field.starts_with("0o") || field.starts_with("0O")) field.remove_prefix(2);
@@ -63,9 +66,9 @@ struct Overrides {
 };
 
 /// Takes the records of a pax header, each `<length> <key>=<value>` and a line end. Returns false
-/// if they are not all of this form.
+/// if they are not all of this form. Zero bytes end them.
 bool apply_pax(std::string_view records, Overrides& overrides) {
-  while (!records.empty()) {
+  while (!records.empty() && records.front() != '\0') {
     std::size_t nbytes = 0;
     std::from_chars(records.data(), records.data() + records.size(), nbytes);
     const std::string_view record = records.substr(0, nbytes);
@@ -149,17 +152,20 @@ class TarWalk {
       fault(name, "the size in its header", "another in a pax header");
     }
     nbytes = std::min(nbytes, room);
+    const std::uint64_t padded =
+        std::min((nbytes + kBlockNbytes - 1) / kBlockNbytes * kBlockNbytes, room);
+    // Of these headers Python reads the last block to its end.
+    const auto text = [&] { return read_some(file_, begin, std::min(padded, kMaxPaxNbytes)); };
     if (type == 'x' || type == 'X' || type == 'g') {
-      take_pax(read_some(file_, begin, std::min(nbytes, kMaxPaxNbytes)), type, nbytes);
+      take_pax(text(), type, nbytes);
     } else if (type == 'L') {
-      overrides_.name = name_field(read_some(file_, begin, std::min(nbytes, kMaxPaxNbytes)));
-    } else {
+      overrides_.name = name_field(text());
+    } else if (type != 'K') {  // K: the name that a link leads to
       if (type == 'S' || overrides_.is_sparse) fault(name, "a plain file", "a sparse file");
       listing_.entries.push_back({.name = name, .data = {begin, begin + nbytes}});
       overrides_ = {};
     }
-    const std::uint64_t padded = (nbytes + kBlockNbytes - 1) / kBlockNbytes * kBlockNbytes;
-    at_ = begin + std::min(padded, room);
+    at_ = begin + padded;
   }
 
   /// Returns where the bytes of a sparse member begin: after the blocks that continue its map.
@@ -179,8 +185,8 @@ class TarWalk {
     if (!apply_pax(records, stated) || nbytes > kMaxPaxNbytes) {
       fault("", "pax records of at most 1 MiB", "others");
     }
-    if (type == 'g' && (stated.nbytes || stated.is_sparse)) {
-      fault("", "no size for all members", "one in a pax header");
+    if (type == 'g' && (stated.name || stated.nbytes || stated.is_sparse)) {
+      fault("", "no name or size for all members", "one in a pax header");
     } else if (type != 'g') {
       overrides_ = std::move(stated);
     }

@@ -6,9 +6,9 @@
 #include <set>
 
 #include "base/json.h"
+#include "formats/checkpoint_identity.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
-#include "runtime/state/checkpoint_identity.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/load_renames.h"
@@ -434,7 +434,7 @@ OpenedCheckpoint TrainState::Impl::Load::opened() const {
   const auto is_selected = [&](const std::string& fqn) {
     return only_.selects(renamed(fqn, options_.renames));
   };
-  return {state::identity_of(*reader_, is_selected), last_component(path_)};
+  return {formats::identity_of(*reader_, is_selected), last_component(path_)};
 }
 
 void TrainState::Impl::Load::read() {

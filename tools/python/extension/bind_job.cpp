@@ -19,10 +19,10 @@
 
 #include "bind_jobs.h"
 #include "findings.h"
+#include "formats/checkpoint_identity.h"
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
-#include "runtime/state/checkpoint_identity.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/detect.h"
@@ -398,7 +398,7 @@ class Load {
     const NameSelection selection(strings_of(only));
     const std::vector<Rename> rules = rules_of(renames);
     const nb::gil_scoped_release without_gil;
-    return state::identity_of(
+    return formats::identity_of(
         *reader_, [&](const std::string& fqn) { return selection.selects(renamed(fqn, rules)); });
   }
 

@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "formats/checkpoint_identity.h"
 #include "formats/key_order.h"
 #include "inspect/element.h"
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
-#include "runtime/state/checkpoint_identity.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
@@ -189,7 +189,7 @@ class Reader {
   /// Returns a digest by which ranks check that they read the same checkpoint, or copies of it.
   std::string identity() const {
     const nb::gil_scoped_release without_gil;
-    return state::identity_of(*reader_, [](const std::string&) { return true; });
+    return formats::identity_of(*reader_, [](const std::string&) { return true; });
   }
 
   nb::object read_value(std::size_t value_index) const {

@@ -1,4 +1,4 @@
-#include "runtime/state/checkpoint_identity.h"
+#include "formats/checkpoint_identity.h"
 
 #include <algorithm>
 #include <span>
@@ -8,23 +8,23 @@
 #include "base/digest.h"
 #include "tessera/base/error.h"
 
-namespace tessera::state {
+namespace tessera::formats {
 namespace {
 
-using formats::TensorEntry;
+using TensorEntry;
 
 constexpr std::size_t kNumSampled = 8;     // number of tensors, evenly spread over the names
 constexpr std::int64_t kSampleNumel = 64;  // elements at the beginning of each tensor
 
-void add(Sha256& hash, std::string_view text) {
+void hash_text(Sha256& hash, std::string_view text) {
   hash.update(std::as_bytes(std::span(text)));
   hash.update(std::as_bytes(std::span("\n", 1)));
 }
 
-void add_sample(Sha256& hash, const formats::CheckpointReader& reader, std::size_t tensor_index) {
+void hash_sample(Sha256& hash, const CheckpointReader& reader, std::size_t tensor_index) {
   const TensorEntry& tensor = reader.contents().tensors[tensor_index];
   const auto piece = std::ranges::find_if(
-      tensor.pieces, [](const formats::Piece& each) { return numel_of(each.region) > 0; });
+      tensor.pieces, [](const Piece& each) { return numel_of(each.region) > 0; });
   if (piece == tensor.pieces.end()) return;
   const auto piece_index = static_cast<std::size_t>(piece - tensor.pieces.begin());
   const std::int64_t numel = std::min(kSampleNumel, numel_of(piece->region));
@@ -34,13 +34,13 @@ void add_sample(Sha256& hash, const formats::CheckpointReader& reader, std::size
     hash.update(bytes);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io) throw;
-    add(hash, to_string(error.kind()));
+    hash_text(hash, to_string(error.kind()));
   }
 }
 
 }  // namespace
 
-std::string identity_of(const formats::CheckpointReader& reader,
+std::string identity_of(const CheckpointReader& reader,
                         const std::function<bool(const std::string& fqn)>& is_selected) {
   Sha256 hash;
   std::vector<std::size_t> with_elements;
@@ -48,16 +48,16 @@ std::string identity_of(const formats::CheckpointReader& reader,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [fqn, dtype, shape] = tensors[i].meta;
     if (!is_selected(fqn)) continue;
-    add(hash, fqn);
-    add(hash, dtype_name(dtype));
-    add(hash, shape_to_string(shape));
+    hash_text(hash, fqn);
+    hash_text(hash, dtype_name(dtype));
+    hash_text(hash, shape_to_string(shape));
     if (numel_of(shape) > 0) with_elements.push_back(i);
   }
   const std::size_t num_sampled = std::min(kNumSampled, with_elements.size());
   for (std::size_t i = 0; i < num_sampled; ++i) {
-    add_sample(hash, reader, with_elements[i * with_elements.size() / num_sampled]);
+    hash_sample(hash, reader, with_elements[i * with_elements.size() / num_sampled]);
   }
   return hash.hex_digest();
 }
 
-}  // namespace tessera::state
+}  // namespace tessera::formats
