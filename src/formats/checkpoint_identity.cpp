@@ -11,8 +11,6 @@
 namespace tessera::formats {
 namespace {
 
-using TensorEntry;
-
 constexpr std::size_t kNumSampled = 8;     // number of tensors, evenly spread over the names
 constexpr std::int64_t kSampleNumel = 64;  // elements at the beginning of each tensor
 
