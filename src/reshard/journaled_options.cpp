@@ -53,9 +53,6 @@ class Explanation {
   }
   void add_flag(std::string_view option, bool is_given) { add(option, is_given ? "given" : ""); }
   void add_file(std::string_view option, const std::string& text) { add(option, file_of(text)); }
-  void add_file_or_word(std::string_view option, const std::string& text, std::string_view word) {
-    add(option, text.empty() || text == word ? text : digest_of(text));
-  }
   void add_list(std::string_view option, const std::vector<std::string>& texts) {
     add(option, joined(texts));
   }
@@ -101,8 +98,12 @@ formats::ResumeIdentity identity_of_options(const JournaledOptions& given) {
   explanation.add_content("flat-layout", file_of(given.flat_layout));
   explanation.add_list("as-dict", given.as_dict);
   const bool is_numbers = given.optimizer_params == kParamsAsNumbers;
-  explanation.add_file_or_word("optimizer-params", given.optimizer_params,
-                               is_numbers ? kParamsAsNumbers : kAutomaticParams);
+  const std::string_view word = is_numbers ? kParamsAsNumbers : kAutomaticParams;
+  if (given.optimizer_params.empty() || given.optimizer_params == word) {
+    explanation.add("optimizer-params", given.optimizer_params);
+  } else {  // the plan has the names, but not which state gets which
+    explanation.add_content("optimizer-params", file_of(given.optimizer_params));
+  }
   explanation.add_content("recipe", file_of(given.recipe));
   explanation.add_content("inverse", given.inverse ? "given" : "");
   explanation.add_content("set", joined(given.set));

@@ -57,10 +57,18 @@ formats::ResumeIdentity resume_identity(const Plan& plan, const formats::Checkpo
   identity[formats::kPlanExplanation + std::string("source")] = describe(reader.contents());
   identity["destination"] = describe(options);
   identity[formats::kValuesDigest] = digest_of(values);
+  std::vector<std::string> names;
   for (const std::string& path : reader.data_files()) {
+    names.push_back(name_in(reader.path(), path));
     // Files of two merged sources may have the same name.
-    std::string& said = identity["source " + name_in(reader.path(), path)];
+    std::string& said = identity["source " + names.back()];
     said += (said.empty() ? "" : "; ") + states.at(path);
+  }
+  // The members above do not tell two sources of a merge from the same sources in another order.
+  if (!std::ranges::is_sorted(names)) {
+    std::string order;
+    for (const std::string& name : names) order += name + "\n";
+    identity["order of sources"] = digest_of({Value(order)});
   }
   return identity;
 }

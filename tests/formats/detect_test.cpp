@@ -199,6 +199,26 @@ TEST(DetectTest, ATarIsNotReplaced) {
               ThrowsMessage<Error>(HasSubstr("expected a torch.save archive, found a file of")));
 }
 
+TEST(DetectTest, SeveralCheckpointsInOneFolderAreNotReplaced) {
+  const auto check = [](const char* format, const std::vector<std::string>& names) {
+    driver_of(Format(format))
+        .require_one_checkpoint(FileSystem::posix(), "run", names, "--overwrite");
+  };
+  EXPECT_NO_THROW(check("deepspeed", {"global_step1_universal", "latest_universal"}));
+  EXPECT_THAT(
+      [&] {
+        check("deepspeed", {"global_step1_universal", "global_step2_universal"});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "found 'global_step1_universal'"));
+  const std::string of_two = "model_world_size_2_rank_0.pt";
+  EXPECT_NO_THROW(check("rank_files", {of_two, "model_world_size_2_rank_1.pt"}));
+  EXPECT_THAT(
+      [&] {
+        check("rank_files", {of_two, "model_world_size_4_rank_0.pt"});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "found 'model_world_size_4_rank_0.pt'"));
+}
+
 /// Returns the beginning of an archive: the header and the first byte of its only entry.
 std::string cut_archive(const std::string& name) {
   const std::string whole = zip_bytes({{.name = name, .data = "content"}});

@@ -283,3 +283,27 @@ def test_the_order_of_keys_is_no_text_of_the_user(tmp_path):
     reshard(tmp_path / "native", tmp_path / "back.safetensors")
     with safe_open(tmp_path / "back.safetensors", "pt") as back:
         assert back.metadata()["mine"] == "kept" and "tessera.key_order" not in back.metadata()
+
+
+@pytest.mark.parametrize("of", ["merged sources", "names of parameters"])
+def test_workers_with_another_order_are_refused(tmp_path, of):
+    """Shows E4. All shapes are equal, so the plan does not show the order of the sources, or which state gets which name."""
+    if of == "merged sources":
+        for name in ("x.pt", "y.pt"):
+            torch.save({"w": torch.ones(4)}, tmp_path / name)
+        orders = [["merge", f"a={tmp_path}/x.pt", f"b={tmp_path}/y.pt"], ["merge", f"a={tmp_path}/y.pt", f"b={tmp_path}/x.pt"]]
+    else:
+        state = {number: {"exp_avg": torch.full((4,), float(number))} for number in range(2)}
+        torch.save({"optim": {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}}, tmp_path / "x.pt")
+        orders = []
+        for names in (["a", "b"], ["b", "a"]):
+            file = tmp_path / f"{names[0]}.json"
+            file.write_text(json.dumps(names))
+            orders.append([tmp_path / "x.pt", "--only", "optim.state", "--optimizer-params", file])
+    processes = []
+    for part, (first, *more) in enumerate(orders):
+        at = 2 if of == "merged sources" else 0  # DST comes after the sources
+        arguments = [first, *more[:at], tmp_path / "moved", *more[at:], "--to", "dcp", "--part", f"{part}/2"]
+        processes.append(run("ckpt-reshard", *arguments))
+    assert processes[0].returncode == 0, processes[0].stderr
+    assert processes[1].returncode != 0 and not (tmp_path / "moved").exists(), processes[1].stdout

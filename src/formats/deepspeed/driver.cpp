@@ -9,6 +9,7 @@
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/signatures.h"
+#include "formats/staging/replaceable.h"
 
 namespace tessera::formats {
 namespace {
@@ -122,6 +123,14 @@ class DeepSpeedDriver final : public FormatDriver {
             .num_split_ties = deepspeed::num_split_ties(contents)};
   }
   std::span<const FileMark> file_marks() const override { return kDeepSpeedMarks; }
+
+  void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& directory,
+                              const std::vector<std::string>& names,
+                              const std::string& option) const override {
+    const auto is_step = [&](const std::string& name) { return may_own_folder(name); };
+    if (std::ranges::count_if(names, is_step) < 2) return;
+    refuse_foreign_file(directory, *std::ranges::find_if(names, is_step), option);
+  }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!deepspeed::is_file_name(last_component(path))) return false;

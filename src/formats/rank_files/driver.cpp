@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "formats/drivers.h"
@@ -8,6 +10,7 @@
 #include "formats/rank_files/file_names.h"
 #include "formats/rank_files/rank_contents.h"
 #include "formats/signatures.h"
+#include "formats/staging/replaceable.h"
 #include "formats/torch_checkpointing/metadata.h"
 
 namespace tessera::formats {
@@ -87,6 +90,20 @@ class RankFilesDriver final : public FormatDriver {
            rank_files::is_written_item(parsed->item);
   }
   std::span<const FileMark> file_marks() const override { return kRankFilesMarks; }
+
+  void require_one_checkpoint(const FileSystem& /*fs*/, const std::string& directory,
+                              const std::vector<std::string>& names,
+                              const std::string& option) const override {
+    std::optional<std::uint64_t> num_ranks;
+    for (const std::string& name : names) {
+      const auto parsed = parse_file_name(name);
+      if (!parsed || !parsed->num_ranks) continue;
+      if (num_ranks && *num_ranks != *parsed->num_ranks) {
+        refuse_foreign_file(directory, name, option);
+      }
+      num_ranks = parsed->num_ranks;
+    }
+  }
 
   bool is_one_of_several(const FileSystem& fs, const std::string& path) const override {
     if (!parse_file_name(last_component(path))) return false;
