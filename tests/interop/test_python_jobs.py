@@ -344,6 +344,38 @@ def test_the_storage_writer_warns_of_tied_tensors(tmp_path):
         dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"), no_dist=True)
 
 
+def test_the_storage_writer_refuses_tensors_without_memory(tmp_path):
+    import tessera.dcp
+
+    with pytest.raises(dcp.api.CheckpointException, match="w: tensor: expected memory of 16 bytes or more, found 0 bytes"):
+        dcp.save({"w": with_storage_of(0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+    assert os.listdir(tmp_path) == []
+
+
+def warn_on_one_rank(root):
+    start()
+    import tessera.dcp
+
+    w = torch.ones(2)
+    state = {"a": w, "b": w if dist.get_rank() else torch.ones(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(dcp.api.CheckpointException, match="b: is tied to a"):
+            dcp.save(state, storage_writer=tessera.dcp.StorageWriter(f"{root}/s"))
+    assert os.listdir(root) == []
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_warning_that_is_an_error_on_one_rank_ends_the_save_on_all(tmp_path):
+    run_function(warn_on_one_rank, 2, str(tmp_path))
+
+
+def test_the_last_part_of_a_url_has_no_query():
+    assert tessera._ranks.last_part("https://host/a/s.safetensors?signature=1") == "s.safetensors"
+    assert tessera._ranks.last_part("s3://bucket/a?b/") == "a?b"
+
+
 def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
     class Listing:
         def state_dict(self):
