@@ -344,6 +344,38 @@ def test_the_storage_writer_warns_of_tied_tensors(tmp_path):
         dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"), no_dist=True)
 
 
+def test_the_storage_writer_refuses_tensors_without_memory(tmp_path):
+    import tessera.dcp
+
+    with pytest.raises(dcp.api.CheckpointException, match="w: tensor: expected memory of 16 bytes or more, found 0 bytes"):
+        dcp.save({"w": with_storage_of(0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+    assert os.listdir(tmp_path) == []
+
+
+def warn_on_one_rank(root):
+    start()
+    import tessera.dcp
+
+    w = torch.ones(2)
+    state = {"a": w, "b": w if dist.get_rank() else torch.ones(2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(dcp.api.CheckpointException, match="b: is tied to a"):
+            dcp.save(state, storage_writer=tessera.dcp.StorageWriter(f"{root}/s"))
+    assert os.listdir(root) == []
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_warning_that_is_an_error_on_one_rank_ends_the_save_on_all(tmp_path):
+    run_function(warn_on_one_rank, 2, str(tmp_path))
+
+
+def test_the_last_part_of_a_url_has_no_query():
+    assert tessera._ranks.last_part("https://host/a/s.safetensors?signature=1") == "s.safetensors"
+    assert tessera._ranks.last_part("s3://bucket/a?b/") == "a?b"
+
+
 def test_an_object_whose_state_is_no_dict_is_named(tmp_path):
     class Listing:
         def state_dict(self):
@@ -562,6 +594,15 @@ def test_a_save_in_the_background_does_not_follow_the_working_directory(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["base", "elsewhere", "s"] and os.listdir() == []
 
 
+def test_a_save_to_an_absolute_path_needs_no_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    os.rmdir(tmp_path / "gone")
+    tessera.save({"step": 1}, tmp_path / "s")
+    tessera.async_save({"step": 2}, tmp_path / "t").result()
+    assert tessera.open(tmp_path / "s")["step"] == 1 and tessera.open(tmp_path / "t")["step"] == 2
+
+
 def test_views_of_one_memory_are_not_taken_for_tied(tmp_path):
     x = torch.complex(torch.arange(3.0), torch.arange(3.0) + 1)
     state = {"a": x, "b": x.conj(), "c": x.imag, "d": x.conj().imag}
@@ -693,6 +734,21 @@ def test_an_object_that_is_a_dict_takes_its_own_state(tmp_path):
     into = Settings(kept=0, other=9)
     tessera.load({"s": into}, tmp_path / "s")
     assert into == {"kept": 1, "other": 9}
+
+
+def test_the_state_dict_itself_may_have_such_methods(tmp_path):
+    class TrainState(dict):
+        def state_dict(self):
+            return dict(self)
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    tessera.save(TrainState(step=3, inner={"lr": 0.1}, w=torch.ones(2)), tmp_path / "s")
+    inner = {"lr": 0.0}
+    into = TrainState(step=0, inner=inner, w=torch.zeros(2))
+    tessera.load(into, tmp_path / "s")
+    assert into["step"] == 3 and into["inner"] is inner and inner == {"lr": 0.1} and into["w"].tolist() == [1, 1]
 
 
 def test_values_fill_empty_containers(tmp_path):
@@ -1053,8 +1109,13 @@ def load_different_things(root):
         with pytest.raises(tessera.Error, match=f"arguments: expected .*{next(iter(options))}=.*, as on rank 0, found .* on rank 1"):
             tessera.load(into, f"{root}/one/s", **options)
     assert into["v"].sum() == 0 and into["w"].to_local().sum() == 0
-    node_local = f"{root}/{('one', 'copy')[rank]}/s"
+    with pytest.raises(tessera.Error, match="SHA-256") as caught:
+        tessera.load(into, f"{root}/one/s", only=["w", *(f"{i}.{rank}" for i in range(10_000))])
+    assert len(str(caught.value)) < 2000
+    node_local = f"{root}/{('one/s', 'copy/of s')[rank]}"
     tessera.load(into, node_local, only=["w", ["w"]][rank])
+    tessera.load(into, node_local, only=(["w", "v*"], ["v*", "w"])[rank],  # as sets give them
+                 rename=(collections.defaultdict(str, w="w"), {"w": "w"})[rank])
     dcp.load(into, storage_reader=StorageReader(node_local))
     assert into["w"].to_local().tolist() == [1, 1] and into["v"].sum() == 2
     dist.barrier()
@@ -1063,7 +1124,7 @@ def load_different_things(root):
 
 def test_all_ranks_load_one_checkpoint_with_the_same_arguments(tmp_path):
     """Copies of one checkpoint, as on disks of several machines, count as one."""
-    for path, fill in (("one/s", 1.0), ("copy/s", 1.0), ("two/s", 2.0), ("two/t", 2.0)):
+    for path, fill in (("one/s", 1.0), ("copy/of s", 1.0), ("two/s", 2.0), ("two/t", 2.0)):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         tessera.save({"w": torch.full((4,), fill), "v": torch.ones(2)}, tmp_path / path)
     run_function(load_different_things, 2, str(tmp_path))

@@ -168,6 +168,16 @@ def test_progress_can_be_a_bar(state, tmp_path, monkeypatch):
         tessera.verify(tmp_path / "state", progress=True)
 
 
+def test_positions_that_come_later_are_no_holes(monkeypatch):
+    """In the order of names, "a.10" and "a.100" come before "a.2"."""
+    monkeypatch.setattr(tessera._job_state, "MAX_HOLES", 100)
+    nesting = tessera._job_state.Nesting({})
+    for key in "abc":
+        for i in sorted(range(101), key=str):
+            nesting.put(f"{key}.{i}", [key, tessera._position.Position(i)], i)
+    assert nesting.root == {key: list(range(101)) for key in "abc"}
+
+
 @pytest.mark.parametrize("positions, told", [
     ((0, 20_000_000), "a.20000000: position in a list: expected at most 1048577, because too many positions before it have no entry, "
                       "found 20000000"),

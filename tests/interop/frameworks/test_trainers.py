@@ -92,13 +92,14 @@ def test_a_failed_save_leaves_lightnings_old_file(format, asynchronous, monkeypa
 
     last = tmp_path / "last.ckpt"
     torch.save({"epoch": 1}, last)
+    (tmp_path / "last.ckpt.old").write_text("of the user")
     plugin = tessera.lightning.CheckpointIO(format=format, asynchronous=asynchronous)
 
     def fail():
         with pytest.raises((tessera.Error, OSError), match="an object of class|on fire"):
             plugin.save_checkpoint({"epoch": object() if is_refused else 2, "w": torch.ones(2)}, last)
             plugin.teardown()
-        assert torch.load(last) == {"epoch": 1} and os.listdir(tmp_path) == ["last.ckpt"]
+        assert torch.load(last) == {"epoch": 1} and sorted(os.listdir(tmp_path)) == ["last.ckpt", "last.ckpt.old"]
 
     def write(job):
         raise OSError("the disk is on fire")
@@ -111,7 +112,8 @@ def test_a_failed_save_leaves_lightnings_old_file(format, asynchronous, monkeypa
         fail()
     plugin.save_checkpoint({"epoch": 2}, last)
     plugin.teardown()
-    assert plugin.load_checkpoint(last) == {"epoch": 2} and os.listdir(tmp_path) == ["last.ckpt"]
+    assert plugin.load_checkpoint(last) == {"epoch": 2} and sorted(os.listdir(tmp_path)) == ["last.ckpt", "last.ckpt.old"]
+    assert (tmp_path / "last.ckpt.old").read_text() == "of the user"
 
 
 def ddp(folder):

@@ -44,7 +44,7 @@ def optional_path_bytes(name: str, path: PathLike | None) -> bytes:
 
 def absolute(path: bytes) -> bytes:
     """Returns a path that stays the same if the working directory changes. URLs, and an empty path, stay as they are."""
-    return path if not path or b"://" in path else os.path.join(os.getcwdb(), path)
+    return path if not path or b"://" in path or os.path.isabs(path) else os.path.join(os.getcwdb(), path)
 
 
 def text(name: str, value: str) -> str:

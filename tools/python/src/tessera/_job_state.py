@@ -189,6 +189,8 @@ class Nesting:
             below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
             at = int(key) if isinstance(key, Position) else key
             if isinstance(container, list):
+                if at < len(container) and container[at] is None:  # counted as a hole before
+                    self._holes_left += 1
                 self._extend(name, container, at)
                 if is_last or container[at] is None:
                     container[at] = below
@@ -207,9 +209,12 @@ class Nesting:
 
 
 def put_back(given: Any, loaded: Any) -> Any:
+    """Does as `fill`, but leaves an object with load_state_dict() as it is: it gets its state later."""
+    return given if _has_state(given) else fill(given, loaded)
+
+
+def fill(given: Any, loaded: Any) -> Any:
     """Writes loaded values into the caller's own dicts and lists. Returns the object to use instead of `given`."""
-    if _has_state(given):  # gets its state later
-        return given
     if isinstance(given, Mapping) and not isinstance(given, MutableMapping) and isinstance(loaded, dict):
         new = {key: put_back(given[key], value) if key in given else value for key, value in loaded.items()}
         if new.keys() == given.keys() and all(value is given[key] for key, value in new.items()):

@@ -37,7 +37,7 @@ def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
     placements = getattr(tensor, "placements", None)
     if placements is not None and hasattr(tensor, "device_mesh"):
         return _of_dtensor(name, tensor, tuple(placements), ranks)
-    _check_plain(name, tensor)
+    check_plain(name, tensor)
     shape = list(tensor.shape)
     local = [(_whole(shape), tensor.detach())] if tensor.numel() else []
     return JobTensor(_dtype_name(tensor), shape, None, local)
@@ -70,7 +70,8 @@ def _refuse(name: str, expected: str, found: str) -> Error:
     return Error(f"{name}: tensor: expected {expected}, found {found}", kind="unsupported", tensor=name)
 
 
-def _check_plain(name: str, tensor: torch.Tensor) -> None:
+def check_plain(name: str, tensor: torch.Tensor) -> None:
+    """Raises Error naming the tensor if its elements are not plain numbers in its own memory."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
@@ -101,7 +102,7 @@ def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Rank
     local = tensor.to_local().detach()
     if hasattr(local, "wait"):  # an asynchronous collective
         local = local.wait()
-    _check_plain(name, local)
+    check_plain(name, local)
     held: list[tuple[Box, torch.Tensor]] = []
     for offsets, sizes, holders in layout:
         if ranks.rank in holders and 0 not in shape:
@@ -212,7 +213,7 @@ def _of_sharded_tensor(name: str, tensor: Any, ranks: Ranks) -> JobTensor:
             shards.setdefault(box, []).append(ranks.rank_of[rank])
     held: list[tuple[Box, torch.Tensor]] = []
     for shard in tensor.local_shards():
-        _check_plain(name, shard.tensor)
+        check_plain(name, shard.tensor)
         box = (tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
         if ranks.rank not in shards.get(box, []) and shard.tensor.numel():
             raise _refuse(name, f"the shards that its metadata gives to rank {ranks.rank}", f"a shard at {box[0]}")

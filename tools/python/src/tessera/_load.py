@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
 from ._errors import Error, Problem, refused
-from ._job_state import JobState, Nesting, put_back
+from ._job_state import JobState, Nesting, fill
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_LISTED = 100  # problems in the text of an Error; its `problems` has all of them
+MAX_SHORT = 500  # characters of arguments that are shown whole
 
 
 class Loaded(NamedTuple):
@@ -57,8 +59,9 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
-    If anything does not fit, or if ranks load different checkpoints or give different arguments, raises Error on all ranks
-    before any tensor is read. Its `problems` lists everything that does not fit.
+    All ranks must load the same checkpoint with the same `strict`, `allow_cast`, `only` and `rename`, or all ranks raise an
+    Error. Checkpoints are compared by the names, dtypes and shapes of tensors, and by a few elements of up to eight tensors.
+    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything that does not fit.
     After the load, raises Error on all ranks if names of one tensor or memory have different elements in the checkpoint, or if
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
@@ -125,8 +128,8 @@ class _Load:
         except Exception as error:
             self.refusal = error
         identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
-        patterns = [pattern.decode("utf-8", "surrogateescape") for pattern in only]
-        options = f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={self.rename}"
+        patterns = sorted(pattern.decode("utf-8", "surrogateescape") for pattern in only)  # their order means nothing
+        options = _in_short(f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={dict(self.rename)}")
         return _Begun((last_part(self.path), identity), options, (tensor_digest(self.state), names_digest(self.state)), self.refusal is None)
 
     def raise_refusal(self) -> None:
@@ -233,7 +236,7 @@ class _Load:
 
     def put_back(self, state_dict: MutableMapping[Any, Any]) -> None:
         self.state.replace(self.values)
-        put_back(state_dict, self.state.root)
+        fill(state_dict, self.state.root)
         for name, value in self.of_ranks.items():
             self.state.per_rank[name].accept(value)
         for path, found in self.state.objects:
@@ -242,6 +245,13 @@ class _Load:
     def report(self) -> Loaded:
         return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected,
                       self.underflows)
+
+
+def _in_short(text: str) -> str:
+    """Returns the text, or if it is long, its beginning and a digest."""
+    if len(text) <= MAX_SHORT:
+        return text
+    return f"{text[:300]}… (SHA-256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()})"
 
 
 def _untied(described: Description) -> Description:

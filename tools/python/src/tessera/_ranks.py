@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TIMEOUT = datetime.timedelta(days=1)  # other ranks wait while rank 0 makes one large file; a rank that dies ends the wait at once
+# Other ranks wait while rank 0 makes one large file. A rank that dies ends the wait at once. A lost machine, or a rank that does
+# not make the call, is noticed only after this time.
+_TIMEOUT = datetime.timedelta(hours=6)
 _SHORT_NBYTES = 1024  # a longer message needs a second collective
 
 
@@ -207,17 +209,19 @@ def require_same(what: str, by_rank: list[Any], path: str) -> None:
 
 
 def require_same_checkpoint(opened: list[tuple[str, str]], path: str) -> None:
-    """Raises Error if ranks have opened different checkpoints. `opened`: each rank's last part of the path, because folders may
-    differ between machines, and identity of the checkpoint."""
+    """Raises Error if ranks have opened different checkpoints. `opened`: each rank's last part of the path, for the message, and
+    identity of the checkpoint. Paths may differ between machines."""
     first_name, first = opened[0]
     for rank, (name, identity) in enumerate(opened):
-        if (name, identity) != (first_name, first):
+        if identity != first:
             found = "a different checkpoint of that name" if name == first_name else repr(name)
             raise Error(f"checkpoint to load: expected {first_name!r}, as on rank 0, found {found} on rank {rank} (do all ranks see the "
                         "same file system?)", kind="mismatch", path=path)
 
 
 def last_part(path: str) -> str:
+    if path.startswith(("http://", "https://")):
+        path = path.partition("?")[0]  # a query may hold a signature
     return os.path.basename(path.rstrip("/"))
 
 

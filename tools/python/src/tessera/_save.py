@@ -244,12 +244,13 @@ class _Job(SaveSteps):
         found = self._plans.get(key)
         if found is None:
             self.has_planned = True
-            tensors, aliases = describe_job(self.state)
-            num_split = 0
             if descriptions:
                 tensors, _ = merged(self.path, descriptions)
                 aliases, num_split = ties_of_all(descriptions)
                 tensors = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+            else:
+                tensors, aliases = describe_job(self.state)
+                num_split = 0
             job = core_job(self.ranks, (tensors, aliases))
             found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split
             while len(self._plans) >= MAX_PLANS:
@@ -468,14 +469,10 @@ def merged(path: str, by_rank: list[Description]) -> Description:
 
 def ties_of_all(by_rank: list[Description]) -> tuple[dict[str, tuple[list[Any], str]], int]:
     """Returns the aliases that have the same target on all ranks that hold elements of them, and the number of others."""
-    tied: dict[str, tuple[list[Any], str]] = {}
-    split = set()
-    for name, alias in ((name, alias) for _, aliases in by_rank for name, alias in aliases.items()):
-        if all(_may_be_tied(rank, name, alias, of_rank) for rank, of_rank in enumerate(by_rank)):
-            tied[name] = alias
-        else:
-            split.add(name)
-    return tied, len(split)
+    aliases = {name: alias for _, of_rank in by_rank for name, alias in of_rank.items()}
+    tied = {name: alias for name, alias in aliases.items()
+            if all(_may_be_tied(rank, name, alias, of_rank) for rank, of_rank in enumerate(by_rank))}
+    return tied, len(aliases) - len(tied)
 
 
 def _may_be_tied(rank: int, name: str, alias: tuple[list[Any], str], described: Description) -> bool:

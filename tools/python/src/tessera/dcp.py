@@ -28,7 +28,7 @@ from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes
 from ._checkpoint import Checkpoint
 from ._errors import Error
 from ._job_state import JobState
-from ._job_tensors import is_in_host_memory
+from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same_checkpoint
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
@@ -195,7 +195,6 @@ class StorageWriter(DcpStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
         ranks = Ranks.of(self._group)
-        _warn_of_ties(planner, ranks)
         _PlannedSave(ranks, self._path, self._endpoint, self._options, plan.items, planner).run()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
@@ -211,12 +210,12 @@ def _warn_of_ties(planner: SavePlanner, ranks: Ranks) -> None:
     state = getattr(planner, "state_dict", {})
     try:
         aliases = JobState({name: entry for name, entry in state.items() if isinstance(entry, torch.Tensor)}, ranks).aliases
-    except Error:  # a kind of tensor for which only DCP's planner knows the pieces
+    except Error:  # a kind of tensor for which only DCP's planner knows the pieces; `_take` checks these
         return
     if aliases:
         name = min(aliases)
         more = f" (and {len(aliases) - 1} more)" if len(aliases) > 1 else ""
-        warnings.warn(f"{name}: is tied to {aliases[name]}, but DCP saves it as a tensor of its own{more}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{name}: is tied to {aliases[name]}, but DCP saves it as a tensor of its own{more}", RuntimeWarning, stacklevel=7)
 
 
 # By name of a tensor: its path, dtype, shape, and the boxes that one rank writes.
@@ -233,10 +232,10 @@ class _PlannedSave(SaveSteps):
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
         def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None]:
+            _warn_of_ties(planner, ranks)  # here, because an error (python -W error) must reach all ranks
             self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
-            for value_path, value in values:
-                _core.plain_value(value_path, value)
+            values = [(value_path, _core.plain_value(value_path, value)) for value_path, value in values]
             return pieces, values, self.save.stage() if ranks.rank == 0 else None
 
         by_rank = self.together(begin)
@@ -265,6 +264,9 @@ class _PlannedSave(SaveSteps):
                 values.append((path, torch.load(data, weights_only=False)))
                 continue
             assert item.tensor_data is not None and isinstance(data, torch.Tensor)
+            if hasattr(data, "wait"):  # an asynchronous collective
+                data = data.wait()
+            check_plain(name, data)
             shape = list(item.tensor_data.size)
             chunk = item.tensor_data.chunk
             dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")

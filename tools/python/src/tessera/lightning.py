@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         if storage_options is not None:
             raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
         self._wait()
-        target = Path(path)
+        target = Path(path).absolute()  # a save in the background ends after the program may have changed its working directory
         target.parent.mkdir(parents=True, exist_ok=True)
         options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
         end = _set_aside(target, self._options["format"])
@@ -92,16 +93,20 @@ def _set_aside(target: Path, format: str) -> Callable[[bool], None]:
     Returns a function to call after the save: with True it removes the file, with False the file gets its name back."""
     if format == "torch" or not target.is_file():
         return lambda is_saved: None
-    aside = target.with_name(f"{target.name}.old")
+    aside = next(name for name in _old_names(target) if not os.path.lexists(name))
     os.replace(target, aside)
 
     def end(is_saved: bool) -> None:
         if is_saved:
             aside.unlink()
-        else:
+        elif not os.path.lexists(target):
             os.replace(aside, target)
 
     return end
+
+
+def _old_names(target: Path) -> Iterator[Path]:
+    return (target.with_name(f"{target.name}.old{i or ''}") for i in itertools.count())
 
 
 def _this_rank_alone() -> Any:
