@@ -297,7 +297,7 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
         module, at.fqn, group.parameters, std::move(group.shared), handle_options(options)));
   }
   if (unit->handles.empty()) refuse_module_of_unit(*module);
-  attach_state_dict_hooks(*module, *unit, options.mesh);
+  attach_state_dict_hooks(*module);
   registry::attach(*module, std::move(unit));
   registry::note_applied(*module, "fully_shard", options.mesh);
 }

@@ -30,18 +30,6 @@ FlatParameterInfo info_of(const fsdp::FlatParamHandle& handle) {
   return info;
 }
 
-/// Returns the unit's parameter `fqn`, which may be any name of a tied parameter; nullptr if none.
-const FlatUnitParameter* find(const fsdp::FlatParamHandle& handle, const std::string& fqn) {
-  const FlatUnit& unit = handle.unit();
-  for (const FlatUnitParameter& parameter : unit.parameters) {
-    if (parameter.fqn == fqn) return &parameter;
-  }
-  for (const fsdp::SharedParameter& shared : handle.shared_parameters()) {
-    if (shared.fqn == fqn) return &unit.parameters[shared.index];
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 std::vector<FlatParameterInfo> handles(const torch::nn::Module& module) {
@@ -63,24 +51,24 @@ std::optional<FlatParameterInfo> flat_param_of(const at::Tensor& parameter) {
 
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn) {
+  const auto parameters = module.named_parameters();
+  const at::Tensor* const tensor = parameters.find(fqn);
+  const auto handle = tensor == nullptr ? nullptr : fsdp::FlatParamHandle::of(*tensor);
+  if (!handle) return std::nullopt;
   for (const fsdp::UnitInTree& unit : fsdp::units_in_tree(module)) {
-    const std::string prefix = unit.fqn.empty() ? "" : unit.fqn + ".";
-    if (!fqn.starts_with(prefix)) continue;
-    for (const auto& handle : unit.sharded->handles) {
-      const FlatUnitParameter* const parameter = find(*handle, fqn.substr(prefix.size()));
-      if (parameter == nullptr) continue;
-      ParameterLocation location;
-      location.flat_param = info_of(*handle);
-      location.flat_param.module_fqn = unit.fqn;
-      location.offset = parameter->offset;
-      location.numel = numel_of(parameter->shape);
-      location.shape = parameter->shape;
-      const int num_ranks = handle->options().shard_group->size();
-      for (int rank = 0; rank < num_ranks; ++rank) {
-        location.held.push_back(shard_of_parameter(handle->unit(), *parameter, rank, num_ranks));
-      }
-      return location;
+    if (std::ranges::find(unit.sharded->handles, handle) == unit.sharded->handles.end()) continue;
+    const FlatUnitParameter& parameter = handle->unit().parameters[handle->index_of(*tensor)];
+    ParameterLocation location;
+    location.flat_param = info_of(*handle);
+    location.flat_param.module_fqn = unit.fqn;
+    location.offset = parameter.offset;
+    location.numel = numel_of(parameter.shape);
+    location.shape = parameter.shape;
+    const int num_ranks = handle->options().shard_group->size();
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      location.held.push_back(shard_of_parameter(handle->unit(), parameter, rank, num_ranks));
     }
+    return location;
   }
   return std::nullopt;
 }

@@ -2,8 +2,7 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
-#include <set>
+#include <memory>
 
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/traversal.h"
@@ -27,15 +26,19 @@ void for_each_managed(const Module& module, const Visit& visit) {
   }
 }
 
-void attach_to_owner(Module& module, const dist::Mesh& mesh) {
-  registry::add_state_dict_post_hook(module, [mesh](Module& owner, StateDict& state_dict,
-                                                    const std::string& prefix,
-                                                    const StateDictOptions& options) {
-    for_each_managed(owner, [&](const std::string& name, FlatParamHandle& handle,
-                                std::size_t index) {
-      state::show_whole(state_dict, prefix + name, handle.state_of(index), *mesh.world(), options);
-    });
-  });
+/// Marks a module that has the hooks of `attach_to_owner`.
+struct HasHooks final : registry::ModuleState {};
+
+void attach_to_owner(Module& module) {
+  registry::add_state_dict_post_hook(
+      module, [](Module& owner, StateDict& state_dict, const std::string& prefix,
+                 const StateDictOptions& options) {
+        for_each_managed(owner,
+                         [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
+                           state::show_whole(state_dict, prefix + name, handle.state_of(index),
+                                             *handle.options().world_group, options);
+                         });
+      });
   registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
                                                     const std::string& prefix, LoadReport& report) {
     for_each_managed(owner,
@@ -48,19 +51,13 @@ void attach_to_owner(Module& module, const dist::Mesh& mesh) {
 
 }  // namespace
 
-void attach_state_dict_hooks(Module& module, const ShardedModule& unit, const dist::Mesh& mesh) {
-  std::set<const at::TensorImpl*> managed;
-  for (const auto& handle : unit.handles) {
-    for (std::size_t i = 0; i < handle->unit().parameters.size(); ++i) {
-      managed.insert(handle->parameter(i).unsafeGetTensorImpl());
-    }
-  }
+void attach_state_dict_hooks(Module& module) {
   for (const auto& each : module.modules()) {
-    const std::vector<at::Tensor> own = each->parameters(/*recurse=*/false);
-    const bool owns_some = std::ranges::any_of(own, [&](const at::Tensor& parameter) {
-      return managed.contains(parameter.unsafeGetTensorImpl());
-    });
-    if (owns_some) attach_to_owner(*each, mesh);
+    bool owns_some = false;
+    for_each_managed(*each, [&](const auto&...) { owns_some = true; });
+    if (!owns_some || registry::find<HasHooks>(*each)) continue;
+    attach_to_owner(*each);
+    registry::attach(*each, std::make_shared<HasHooks>());
   }
   registry::add_state_dict_post_hook(
       module, [](Module& owner, StateDict& state_dict, const std::string& prefix,

@@ -16,18 +16,6 @@ bool has_members(const Value::Dict& fields) {
                              [](const auto& field) { return field.first == Value("params"); });
 }
 
-std::vector<std::string> names_in(const Value::Dict& fields) {
-  std::vector<std::string> names;
-  for (const auto& [key, value] : fields) {
-    const auto* items = value.get_if<Value::List>();
-    if (!(key == Value("params")) || items == nullptr) continue;
-    for (const Value& item : *items) {
-      if (const auto* name = item.get_if<std::string>()) names.push_back(*name);
-    }
-  }
-  return names;
-}
-
 KeyPath below(KeyPath path, formats::Key key) {
   path.push_back(std::move(key));
   return path;
@@ -84,6 +72,18 @@ std::vector<Value::Dict> flattened_groups(const ValueTree& tree, const std::stri
 
 }  // namespace
 
+std::vector<std::string> members_of(const Value::Dict& fields) {
+  std::vector<std::string> names;
+  for (const auto& [key, value] : fields) {
+    const auto* items = value.get_if<Value::List>();
+    if (!(key == Value("params")) || items == nullptr) continue;
+    for (const Value& item : *items) {
+      if (const auto* name = item.get_if<std::string>()) names.push_back(*name);
+    }
+  }
+  return names;
+}
+
 KeyPath groups_path(const KeyPath& root) {
   return below(root, std::string("param_groups"));
 }
@@ -128,7 +128,7 @@ std::vector<UnusedValue> unused_values(const ValueTree& tree, const KeyPath& roo
     if (!is_used) unused.push_back({key, ""});
   }
   for (std::size_t group = 0; group < numbered.size(); ++group) {
-    for (const std::string& name : names_in(numbered[group])) {
+    for (const std::string& name : members_of(numbered[group])) {
       if (names.contains(name) || is_known(name)) continue;
       unused.push_back({prefix + std::to_string(group) + ".params", name});
     }
@@ -141,7 +141,7 @@ std::vector<std::optional<Value::Dict>> match_groups(
     const std::vector<Value::Dict>& saved, LoadReport& report) {
   std::unordered_map<std::string, std::size_t> group_of;
   for (std::size_t i = 0; i < saved.size(); ++i) {
-    for (const std::string& name : names_in(saved[i])) group_of.emplace(name, i);
+    for (const std::string& name : members_of(saved[i])) group_of.emplace(name, i);
   }
   std::vector<std::optional<std::size_t>> match(num_groups);
   for (const OptimizerParameter& parameter : parameters) {

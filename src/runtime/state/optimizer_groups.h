@@ -15,6 +15,9 @@ namespace tessera::state {
 /// Returns the key path of `param_groups` in an optimizer's state dict at `root`.
 formats::KeyPath groups_path(const formats::KeyPath& root);
 
+/// Returns the names of the parameters in a saved group with these fields.
+std::vector<std::string> members_of(const Value::Dict& fields);
+
 /// Returns the fields of each saved group, including `params`, a list of names. Reads
 /// `param_groups.<number>.<field>`, or the flattened form `param_groups.<fqn>.<field>`, in which
 /// parameters with equal fields form one group. Ignores keys that belong to no parameter. `root`:

@@ -185,12 +185,13 @@ void OptimizerLoad::take_groups(const ValueTree& tree, const formats::KeyPath& r
   take_fused_groups(fused, saved, report);
   if (saved.empty() && !only.selects_everything()) return;
   const auto fields = match_groups(parameters_, options_.size(), saved, report);
+  const std::string state_prefix = (root.empty() ? "" : formats::spell(root) + ".") + "state.";
   for (std::size_t group = 0; group < options_.size(); ++group) {
     if (!fields[group]) continue;
     options_[group] =
         options_with(*adapter_, *fields[group], group, formats::spell(groups_path(root)));
-    for (const OptimizerParameter& parameter : parameters_) {
-      if (parameter.group == group) known_.insert(parameter.fqn);
+    for (const std::string& fqn : members_of(*fields[group])) {
+      if (only.selects(state_prefix + fqn + ".step")) known_.insert(fqn);
     }
   }
 }

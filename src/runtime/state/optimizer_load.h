@@ -57,7 +57,7 @@ class OptimizerLoad {
   void check_steps(const std::set<std::string>& filled) const;
   /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
   /// keeps its old state if some of its wanted keys were not loaded. A parameter that was saved
-  /// without state has none afterwards.
+  /// without state has none afterwards, unless `only` leaves out its state.
   void replace(const std::set<std::string>& filled);
 
  private:
@@ -99,7 +99,8 @@ class OptimizerLoad {
   std::vector<Loaded> loaded_;  // by parameter, as parameters_
   std::vector<Fused> fused_;
   std::vector<std::pair<std::string, Step>> fused_steps_;  // with the key of each step
-  std::unordered_set<std::string> known_;           // names of parameters that are in a saved group
+  // Names of parameters that are in a saved group and whose state is selected.
+  std::unordered_set<std::string> known_;
   std::unordered_set<std::string> names_in_model_;  // all names of all parameters
   // By group; null: unchanged.
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;

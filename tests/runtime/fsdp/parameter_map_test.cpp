@@ -61,5 +61,18 @@ TEST(ParameterMapTest, ATiedParameterByAnyName) {
   EXPECT_FALSE(flat_param_of(*model, ""));
 }
 
+// Shows C6.
+TEST(ParameterMapTest, AParameterThatIsTiedAcrossUnitsByAnyName) {
+  Transformer model = test::seeded<Transformer>();
+  fully_shard(*model, {.policy = ModuleWrapPolicy<test::Block, test::TiedHead>()});
+  for (const char* const name : {"embedding.weight", "head.weight"}) {
+    const auto location = flat_param_of(*model, name);
+    ASSERT_TRUE(location) << name;
+    EXPECT_EQ(location->flat_param.module_fqn, "head");
+    EXPECT_EQ(location->shape, (Shape{19, 10}));
+  }
+  EXPECT_FALSE(flat_param_of(*model->embedding, "weight"));  // its unit is not in this module
+}
+
 }  // namespace
 }  // namespace tessera

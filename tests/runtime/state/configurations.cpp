@@ -17,6 +17,7 @@ std::string Configuration::name() const {
     if (is_hybrid()) {
       name += "_" + std::to_string(num_replicas) + "x" + std::to_string(world_size / num_replicas);
     }
+    if (kind == Kind::tied_head_apart) name += "_with_tied_head_apart";
     if (kind == Kind::replicated_inside) name += "_around_replicate";
   }
   return name + "_on_" + std::to_string(world_size);
@@ -25,7 +26,10 @@ std::string Configuration::name() const {
 void Configuration::apply(Transformer& model, const dist::Mesh& mesh) const {
   if (kind == Kind::replicated) return replicate(*model, {.mesh = mesh});
   if (kind == Kind::replicated_inside) replicate(*model->blocks[1], {.mesh = mesh});
-  fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .strategy = strategy});
+  FullyShardOptions options{
+      .mesh = mesh, .policy = ModuleWrapPolicy<Block>(), .strategy = strategy};
+  if (kind == Kind::tied_head_apart) options.policy = ModuleWrapPolicy<Block, TiedHead>();
+  fully_shard(*model, options);
 }
 
 std::vector<Configuration> configurations(int world_size) {
@@ -41,6 +45,7 @@ std::vector<Configuration> configurations(int world_size) {
   if (world_size % 2 == 0) {
     all.push_back({Kind::fully_sharded, HYBRID_SHARD_ZERO2, 2, world_size});
   }
+  all.push_back({Kind::tied_head_apart, FULL_SHARD, 1, world_size});
   all.push_back({Kind::replicated, FULL_SHARD, 1, world_size});
   all.push_back({Kind::replicated_inside, FULL_SHARD, 1, world_size});
   return all;

@@ -10,7 +10,12 @@ namespace tessera::test {
 
 /// A way to distribute a model over ranks.
 struct Configuration {
-  enum class Kind { fully_sharded, replicated, replicated_inside } kind = Kind::fully_sharded;
+  enum class Kind {
+    fully_sharded,
+    tied_head_apart,  // fully sharded; the head, whose weight is tied, is a unit
+    replicated,
+    replicated_inside,
+  } kind = Kind::fully_sharded;
   ShardingStrategy strategy = FULL_SHARD;
   int num_replicas = 1;  // of hybrid strategies
   int world_size = 1;

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "runtime/state/saved_states.h"
 #include "runtime/state/small_trainer.h"
@@ -638,6 +639,39 @@ TEST(TrainStateTest, WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
   EXPECT_TRUE(optim_state_dict(*model, amsgrad)
                   .tensor("state.0.weight.exp_avg")
                   .equal(of_amsgrad.tensor("state.0.weight.exp_avg")));
+}
+
+// Shows E7.
+TEST(TrainStateTest, AParameterLosesItsStateOnlyIfItIsLoadedAsOneWithoutState) {
+  const test::TemporaryDirectory directory;
+  const test::TemporaryDirectory other_directory;
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  TrainState state(model, optimizer);
+  save(state, directory.path() + "/first");  // groups, but no state
+  {
+    torch::nn::Sequential part(torch::nn::Linear(4, 3));
+    torch::optim::AdamW of_part(part->parameters(), torch::optim::AdamWOptions(0.3));
+    TrainState state_of_part(part, of_part);
+    save(state_of_part, other_directory.path() + "/part");
+  }
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+  const StateDict before = optim_state_dict(*model, optimizer);
+  const auto names_of_state = [&] {
+    std::set<std::string> names;
+    for (const StateDict::Item& item : optim_state_dict(*model, optimizer)) {
+      if (item.fqn.starts_with("state.")) names.insert(item.fqn.substr(0, item.fqn.rfind('.')));
+    }
+    return names;
+  };
+  load(state, directory.path() + "/first", {.only = {"optim.param_groups.*"}});
+  test::expect_same_state(optim_state_dict(*model, optimizer), before, "groups alone");
+  load(state, other_directory.path() + "/part", {.allow_missing = true});
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.3);
+  EXPECT_THAT(names_of_state(), ::testing::ElementsAre("state.1.bias", "state.1.weight"));
+  load(state, directory.path() + "/first", {.only = {"optim.*"}});
+  EXPECT_THAT(names_of_state(), ::testing::IsEmpty());
 }
 
 // Shows E7.

@@ -23,8 +23,8 @@ struct ParameterLocation {
 };
 
 /// Returns the place of the parameter named `fqn` below `module`; a tied weight has several names.
-/// Returns nothing if there is no sharded parameter of this name. Not collective. Source:
-/// github.com/pytorch/pytorch, change 89899.
+/// Returns nothing if there is no parameter of this name in the units at and below `module`. Not
+/// collective. Source: github.com/pytorch/pytorch, change 89899.
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn);
 
