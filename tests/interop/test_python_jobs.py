@@ -1322,7 +1322,7 @@ def count_threads(expected):
         for what, sets in cores.items():
             patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
             assert Ranks(dist.group.WORLD).num_threads() == expected[what][rank], what
-        assert min(timeouts).total_seconds() >= 24 * 3600  # rank 0 may write a large file alone
+        assert min(timeouts).total_seconds() >= 6 * 3600  # rank 0 may write a large file alone
     dist.barrier()
 
 
