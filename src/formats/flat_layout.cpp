@@ -483,8 +483,11 @@ std::optional<FlatLayoutReader::VectorState> FlatLayoutReader::find_state(
     const std::string_view rest = whole.substr(at);
     for (std::string_view name = rest; !name.empty(); name = without_last_component(name)) {
       const auto vector = vectors.find(name);
-      if (vector == vectors.end() || (found && found->name.size() >= name.size())) continue;
-      found = VectorState{vector->second, whole.substr(0, at), name, rest.substr(name.size())};
+      if (vector == vectors.end()) continue;
+      if (!found || found->name.size() < name.size()) {
+        found = VectorState{vector->second, whole.substr(0, at), name, rest.substr(name.size())};
+      }
+      break;  // the other names are shorter
     }
   }
   if (found && found->vector.other != nullptr) {

@@ -40,6 +40,8 @@ class Inputs {
   /// Returns the state of a parameter.
   const std::vector<State>& states_of(std::size_t parameter) const;
   const StateNames& state_names() const { return *state_names_; }
+  /// Moves `state_names` out. Do not call it or `state_names` again.
+  StateNames take_state_names() { return *std::move(state_names_); }
   /// Returns whether the checkpoint may have optimizer state.
   bool has_optimizer() const { return has_optimizer_; }
 

@@ -566,6 +566,7 @@ void Transformer::sort_targets() {
 /// Sorts the result, and reports names that occur twice.
 void Transformer::finish() {
   result_.targets_of = std::move(targets_of_);
+  if (inputs_.has_optimizer()) result_.state_names = inputs_.take_state_names();
   if (!alias_targets_.empty()) find_aliases();
   sort_targets();
   std::ranges::sort(result_.aliases, {}, &formats::Alias::fqn);

@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "recipe/operation.h"
 #include "recipe/rules.h"
+#include "recipe/state_names.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::recipe {
@@ -47,6 +49,8 @@ struct Transformation {
   /// For each tensor that a rule names or that is renamed, by its index in the source: the names of
   /// the tensors made from it; none if it is dropped. Empty if the checkpoint has no optimizer.
   std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
+  /// The names of all parameters in an optimizer. Empty if the checkpoint has no optimizer.
+  std::optional<StateNames> state_names;
 };
 
 /// Whether to fill `Transformation::new_names`, which a proof of a recipe does not need.

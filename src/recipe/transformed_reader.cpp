@@ -19,7 +19,6 @@
 #include "recipe/state_names.h"
 #include "recipe/tile_cache.h"
 #include "recipe/transformation.h"
-#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 #include "tessera/recipe/recipe.h"
 
@@ -74,19 +73,7 @@ class GroupNames {
  public:
   GroupNames(const CheckpointContents& contents, const Transformation& transformation,
              const Wrappers& wrappers)
-      : contents_(contents), transformation_(transformation), wrappers_(wrappers) {
-    if (transformation.targets_of.empty() ||
-        std::ranges::none_of(contents.values, may_list, &formats::ValueEntry::name)) {
-      return;
-    }
-    // All parameters, also those that keep their names: a name may be the end of another one.
-    std::vector<std::size_t> parameters;
-    const std::vector<reshard::StateRole> roles = reshard::classify_state(contents);
-    for (std::size_t i = 0; i < roles.size(); ++i) {
-      if (!roles[i].parameter_index) parameters.push_back(i);
-    }
-    names_.emplace(contents, parameters);
-  }
+      : contents_(contents), transformation_(transformation), wrappers_(wrappers) {}
 
   /// The group of each parameter: each group has another number.
   using GroupOf = std::map<std::string, std::size_t>;
@@ -128,8 +115,9 @@ class GroupNames {
     const std::size_t group = groups == nullptr ? 0 : groups->size();
     for (Value& item : list) {
       const auto* name = item.get_if<std::string>();
+      const auto& names = transformation_.state_names;
       const auto found =
-          name == nullptr || !names_ ? std::nullopt : names_->find_parameter(*name, entry);
+          name == nullptr || !names ? std::nullopt : names->find_parameter(*name, entry);
       const auto targets = found ? transformation_.targets_of.find(found->parameter)
                                  : transformation_.targets_of.end();
       if (targets == transformation_.targets_of.end()) {
@@ -157,7 +145,6 @@ class GroupNames {
   const CheckpointContents& contents_;
   const Transformation& transformation_;
   Wrappers wrappers_;
-  std::optional<StateNames> names_;
 };
 
 /// Two tensors that must be equal, because the recipe merges them, or drops one as padding. Checked
@@ -179,6 +166,10 @@ class TransformedReader final : public formats::DerivedReader {
         elements_(base(), base().path()),
         groups_(base().contents(), made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
+    const auto& values = base().contents().values;
+    if (std::ranges::none_of(values, GroupNames::may_list, &formats::ValueEntry::name)) {
+      made_.state_names.reset();  // nothing lists parameters
+    }
     require_whole_sources(made_, base().contents(), base().path());
     losses_ = find_losses(made_, base().contents(), base().path());
     take_tensors();

@@ -482,15 +482,12 @@ void add_notes_of_writer(Plan& plan, const CheckpointReader& reader, const std::
     for (const std::size_t i : plan.value_sources) read.push_back(reader.read_value(i));
     return read;
   };
-  const auto add = [&](const std::vector<formats::Finding>& notes) {
-    plan.notes.insert(plan.notes.end(), notes.begin(), notes.end());
-  };
-  with_remedy_for_values(plan, reader, [&] {
-    const formats::FormatWriter& writer = formats::writer_of(create.format);
-    add(writer.notes(destination, plan.destination, create, values));
-    add(writer.notes_on_elements(destination, plan.destination, values,
-                                 [&](std::size_t t) { return read_element(plan, reader, t); }));
+  const std::vector<formats::Finding> writer_notes = with_remedy_for_values(plan, reader, [&] {
+    return formats::writer_of(create.format)
+        .notes(destination, plan.destination, create, values,
+               [&](std::size_t t) { return read_element(plan, reader, t); });
   });
+  plan.notes.insert(plan.notes.end(), writer_notes.begin(), writer_notes.end());
 }
 
 void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs,

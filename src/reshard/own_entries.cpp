@@ -68,19 +68,18 @@ void place_own_entries(Plan& plan) {
 std::vector<std::string> find_separate_own_entries(const formats::CheckpointContents& contents) {
   const std::set<std::string> apart = formats::find_own_entries_apart(contents);
   std::vector<std::string> names;
-  const auto is_separate = [&](const std::string& name) {
+  const auto check = [&](const std::string& name, const auto& pieces) {
     const auto own = formats::parse_per_rank_name(name);
-    return own && (own->rank >= contents.world_size || apart.contains(name));
-  };
-  for (const TensorEntry& tensor : contents.tensors) {
-    const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
+    if (!own) return;
     const auto is_elsewhere = [&](const Piece& piece) { return piece.rank != own->rank; };
-    if (is_separate(tensor.meta.fqn) || (own && std::ranges::any_of(tensor.pieces, is_elsewhere))) {
-      names.push_back(tensor.meta.fqn);
+    if (own->rank >= contents.world_size || apart.contains(name) ||
+        std::ranges::any_of(pieces, is_elsewhere)) {
+      names.push_back(name);
     }
-  }
+  };
+  for (const TensorEntry& tensor : contents.tensors) check(tensor.meta.fqn, tensor.pieces);
   for (const formats::ValueEntry& value : contents.values) {
-    if (is_separate(value.name)) names.push_back(value.name);
+    check(value.name, std::vector<Piece>());
   }
   return names;
 }

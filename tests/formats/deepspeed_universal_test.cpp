@@ -362,12 +362,10 @@ std::vector<std::string> writer_notes(const MemoryCheckpoint& source) {
     return {source.contents().tensors[t].meta.dtype,
             std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size())};
   };
-  std::vector<Finding> notes = writer.notes("run", source.contents(), {}, values);
-  for (Finding& note : writer.notes_on_elements("run", source.contents(), values, read)) {
-    notes.push_back(std::move(note));
-  }
   std::vector<std::string> texts;
-  for (const Finding& note : notes) texts.push_back(note.where.fqn + ": " + note.found);
+  for (const Finding& note : writer.notes("run", source.contents(), {}, values, read)) {
+    texts.push_back(note.where.fqn + ": " + note.found);
+  }
   return texts;
 }
 

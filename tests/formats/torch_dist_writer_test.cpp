@@ -431,7 +431,7 @@ TEST_F(TorchDistWriterTest, CopiesOfWeightsOf16BitsAreWidened) {
   const auto notes = [&](const MemoryCheckpoint& source) {
     return writer_of(Format("megatron"))
         .notes(path(), source.contents(), {.format = Format("megatron")},
-               [] { return std::vector<Value>(); });
+               [] { return std::vector<Value>(); }, {});
   };
   const auto copy_of = [&] {
     const auto reader = open_checkpoint(fs_, path());

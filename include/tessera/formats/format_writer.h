@@ -116,20 +116,14 @@ class FormatWriter {
                               const std::vector<Value>& /*values*/,
                               const CreateOptions& /*options*/, const ReadElement& /*read*/) const {
   }
-  /// Returns notes about what the writer adds that the source does not have, and about what
-  /// programs of the format will not find where they look for it. `values` returns the
-  /// values, parallel to `contents.values`.
+  /// Returns notes about what the writer adds, and about what programs of the format will read
+  /// otherwise than the source has it. `values` returns the values, parallel to `contents.values`;
+  /// `read` reads the element of a tensor that has only one.
   virtual std::vector<Finding> notes(const std::string& /*destination*/,
                                      const CheckpointContents& /*contents*/,
                                      const CreateOptions& /*options*/,
-                                     const std::function<std::vector<Value>()>& /*values*/) const {
-    return {};
-  }
-  /// Returns notes about elements of tensors, such as step counters for which the format has only
-  /// one place. `values`: as in `notes`.
-  virtual std::vector<Finding> notes_on_elements(
-      const std::string& /*destination*/, const CheckpointContents& /*contents*/,
-      const std::function<std::vector<Value>()>& /*values*/, const ReadElement& /*read*/) const {
+                                     const std::function<std::vector<Value>()>& /*values*/,
+                                     const ReadElement& /*read*/) const {
     return {};
   }
   /// Returns the options that change the bytes of the files, in words; empty if none is set. A run

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "formats/dcp.h"
+#include "formats/dcp/metadata.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/indexed_format_driver.h"
@@ -70,7 +71,7 @@ class DcpDriver final : public IndexedFormatDriver {
   }
 
   Recognition recognize_file(const FileBegin& file) const override {
-    if (is_name_like(last_component(file.path), "__#.metadata")) return {Match::certain};
+    if (is_name_like(last_component(file.path), dcp::kMetadataOfOneRank)) return {Match::certain};
     const bool is_item = file.path.ends_with(".distcp");
     if (!is_item && !file.path.ends_with(".metadata")) return {};
     const bool is_zip = is_item && file.bytes.starts_with(detail::kZipSignature);
@@ -91,7 +92,8 @@ class DcpDriver final : public IndexedFormatDriver {
   }
 
   bool may_own_file(std::string_view name) const override {
-    return name == ".metadata" || is_name_like(name, "__#.metadata") || name.ends_with(".distcp");
+    return name == ".metadata" || is_name_like(name, dcp::kMetadataOfOneRank) ||
+           name.ends_with(".distcp");
   }
   bool writes_file(std::string_view name) const override {
     return name == ".metadata" || is_name_like(name, "__#_#.distcp");

@@ -860,7 +860,7 @@ class Parser final : public pickle::EntryTaker {
       for (std::size_t i = 0; i < files.size(); ++i) rank_of[order[i]] = static_cast<int>(i);
     }
     // The metadata of one rank names only this rank's files: they count as those of one rank.
-    if (is_name_like(last_component(path_), "__#.metadata")) std::ranges::fill(rank_of, 0);
+    if (is_name_like(last_component(path_), kMetadataOfOneRank)) std::ranges::fill(rank_of, 0);
     for (const int rank : rank_of) {
       result_.contents.world_size = std::max(result_.contents.world_size, rank + 1);
     }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -256,26 +257,17 @@ class DeepSpeedFormatWriter final : public FormatWriter {
   }
   std::vector<Finding> notes(const std::string& destination, const CheckpointContents& contents,
                              const CreateOptions& /*options*/,
-                             const std::function<std::vector<Value>()>& values) const override {
-    const auto note = deepspeed::note_of_params_without_state(
-        sorted(destination, contents, values()), destination);
-    return note ? std::vector{*note} : std::vector<Finding>();
-  }
-  std::vector<Finding> notes_on_elements(const std::string& destination,
-                                         const CheckpointContents& contents,
-                                         const std::function<std::vector<Value>()>& values,
-                                         const ReadElement& read) const override {
-    const auto note = deepspeed::note_of_steps(sorted(destination, contents, values()), contents,
-                                               destination, read);
-    return note ? std::vector{*note} : std::vector<Finding>();
-  }
-
- private:
-  static deepspeed::UniversalEntries sorted(const std::string& destination,
-                                            const CheckpointContents& contents,
-                                            const std::vector<Value>& values) {
-    return deepspeed::sort_entries(on_one_rank(contents, destination, kFormat), values,
-                                   destination);
+                             const std::function<std::vector<Value>()>& values,
+                             const ReadElement& read) const override {
+    const deepspeed::UniversalEntries entries =
+        deepspeed::sort_entries(on_one_rank(contents, destination, kFormat), values(), destination);
+    std::vector<Finding> notes;
+    const auto add = [&](const std::optional<Finding>& note) {
+      if (note) notes.push_back(*note);
+    };
+    add(deepspeed::note_of_params_without_state(entries, destination));
+    add(deepspeed::note_of_steps(entries, contents, destination, read));
+    return notes;
   }
 };
 

@@ -281,7 +281,8 @@ class MegatronFormatWriter final : public FormatWriter {
   }
   std::vector<Finding> notes(const std::string& destination, const CheckpointContents& contents,
                              const CreateOptions& options,
-                             const std::function<std::vector<Value>()>& values) const override {
+                             const std::function<std::vector<Value>()>& values,
+                             const ReadElement& /*read*/) const override {
     const TorchDistContents sorted = sorted_for(contents, values(), destination, options);
     std::vector<Finding> notes;
     const auto add = [&](const char* rule, const auto& names, const char* expected,
