@@ -54,10 +54,10 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::stable_sort(named.begin(), named.end());
   }
 
-  /// Returns the index of the parameter with this name; nothing if there is none. If there are
-  /// several, returns the one whose key has the longest beginning in common with `state` (merged
-  /// checkpoints), and of these the one whose key lacks the fewest components in `name`:
-  /// `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`.
+  /// Returns the index of the parameter that an optimizer calls `name`, or nothing. `name` may lack
+  /// first components of the parameter's key. If several keys fit, prefers the one that shares the
+  /// longest beginning with `state` (as in merged checkpoints), then the one that `name` shortens
+  /// least: `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`.
   std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;

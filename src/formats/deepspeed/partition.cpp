@@ -38,7 +38,7 @@ bool is_vector(const File& file, const Entry* entry) {
          file.tensor(*entry).shape.size() == 1;
 }
 
-/// Says what was found instead of a vector. `entry`: null if there is none.
+/// Returns what `entry` is, for a message that expected a vector. `entry`: null if there is none.
 std::string found_in_words(const File& file, const Entry* entry) {
   if (entry == nullptr) return "none";
   if (entry->kind != Entry::Kind::tensor) return "an entry that is not a tensor";

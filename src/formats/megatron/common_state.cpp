@@ -123,7 +123,8 @@ bool CommonState::are_groups_from_megatron() const {
   });
 }
 
-/// Returns the source's group with weight decay and the one without; null if there is none.
+/// Returns two of the source's groups: the one with weight decay, and the one without. Each is null
+/// if the source has no such group. Throws: Error(unsupported) if it has two of one kind.
 std::array<const CommonState::Group*, 2> CommonState::groups_by_decay() const {
   std::array<const Group*, 2> sources{};
   for (const auto& [number, group] : groups_) {

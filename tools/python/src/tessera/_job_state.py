@@ -189,7 +189,7 @@ class Nesting:
             below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
             at = int(key) if isinstance(key, Position) else key
             if isinstance(container, list):
-                if at < len(container) and container[at] is None:  # counted as a hole before
+                if at < len(container) and container[at] is None:  # an earlier call counted this position as a hole
                     self._holes_left += 1
                 self._extend(name, container, at)
                 if is_last or container[at] is None:

@@ -130,7 +130,8 @@ class _Load:
         identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
         patterns = sorted(pattern.decode("utf-8", "surrogateescape") for pattern in only)  # their order means nothing
         options = _in_short(f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={dict(self.rename)}")
-        return _Begun((last_part(self.path), identity), options, (tensor_digest(self.state), names_digest(self.state)), self.refusal is None)
+        return _Begun(opened=(last_part(self.path), identity), options=options,
+                      digests=(tensor_digest(self.state), names_digest(self.state)), fits=self.refusal is None)
 
     def raise_refusal(self) -> None:
         if self.refusal is not None:

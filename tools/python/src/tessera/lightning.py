@@ -49,7 +49,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         try:
             if self._is_asynchronous:
                 self._saving = async_save(checkpoint, target, **options)
-                # Future's own method, because that of this future notes that somebody has asked for the error.
+                # Not self._saving.exception(): it records that the caller has seen the error, so that no later save raises it.
                 self._saving.add_done_callback(lambda saving: end(Future.exception(saving) is None))
             else:
                 save(checkpoint, target, **options)
