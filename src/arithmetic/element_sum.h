@@ -8,7 +8,8 @@
 
 namespace tessera::arithmetic {
 
-/// Whether tensors of a dtype can be added up: the dtype can be cast to float64 and back.
+/// Returns whether tensors of a dtype can be added up: a real or complex floating-point dtype whose
+/// numbers can be cast to float64 and back (can_cast). False for integers and bool.
 bool can_be_summed(DType dtype);
 
 /// Returns the real dtype of the numbers of a dtype: float32 for complex64, else the same.

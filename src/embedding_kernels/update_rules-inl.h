@@ -15,8 +15,9 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::embedding::HWY_NAMESPACE {
 
 // An update rule is a class with `prefetch(row, dim)`, which prefetches optimizer state, and
-// `update(w, g, row, dim, mean_square)`, which updates the weights `w` of row number `row`. Only
-// row-wise rules use `mean_square`.
+// `update(w, g, row, dim, mean_square)`, which updates the weights `w` of row number `row`. `g` is
+// the g of [Note: Update of a row] (fused_update.h): scaled, clipped and, except for Adam and
+// RowWiseAdam, with weight decay. Only row-wise rules use `mean_square`.
 
 /// w -= factor * g
 template <class T>

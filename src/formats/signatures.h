@@ -11,10 +11,6 @@ inline constexpr std::string_view kZipSignature("PK\x03\x04", 4);
 inline constexpr std::string_view kHdf5Signature("\x89HDF\r\n\x1a\n", 8);
 inline constexpr std::string_view kNativeSignature("\x89TSR\r\n\x1a\n", 8);
 
-/// The number of first bytes of a file that the functions below need: an HDF5 signature (8 bytes)
-/// may follow a user block of 512 bytes.
-inline constexpr std::size_t kLookedAtNbytes = 520;
-
 /// Whether a file that begins with `head` is an HDF5 file, with or without the smallest user block.
 inline bool is_hdf5(std::string_view head) {
   return head.starts_with(kHdf5Signature) ||

@@ -14,7 +14,8 @@ namespace tessera {
 /// A reader of JSON files about tables. Errors name the file and the table.
 class TableJson {
  public:
-  /// Keeps a view of `path`. `what` describes the file in errors about no particular member.
+  /// Keeps a reference to `path`, which must outlive this object. `what` names the content in
+  /// errors that are not about one member, such as an unknown key.
   TableJson(const std::string& path, std::string what) : path_(path), what_(std::move(what)) {}
 
   /// Sets the table that later errors name.

@@ -49,7 +49,8 @@ struct HttpResponse {
 HttpResponse perform(const HttpRequest& request,
                      const std::function<TakeBytes(const HttpResponse&)>& begin_body);
 
-/// How long and how often failed requests are repeated.
+/// How long and how often failed requests are repeated. The first limit that is reached ends the
+/// attempts. If each attempt fails at once, that is max_attempts, after about half a minute.
 struct RetryPolicy {
   int max_attempts = 10;                      // AWS_MAX_ATTEMPTS
   int max_attempts_without_server = 3;        // if no server answers at all

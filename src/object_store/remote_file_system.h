@@ -74,8 +74,8 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::unique_ptr<Server> hub_;
   mutable std::map<std::string, Folder> folders_;  // empty list: no such folder
   mutable std::map<std::string, std::optional<FoundObject>> objects_;
-  // How often something was forgotten. An answer is not kept if this changed since its request: it
-  // may be older than what `forget` was called for.
+  // How often something was forgotten. An answer is not kept if this changed after its request was
+  // sent: the server may have answered before the change that `forget` was called for.
   std::atomic<std::uint64_t> num_forgets_ = 0;
   mutable std::vector<std::unique_ptr<Server>> old_servers_;  // open files may use them
 };

@@ -97,8 +97,9 @@ void SpooledFile::touch(ByteRange range) {
   }
 }
 
-/// Returns the complete parts among `[begin, end)` that have not been taken yet, and marks them as
-/// taken.
+/// Returns the parts with an index in `[begin, end)` that can be uploaded now, and marks them as
+/// taken. Such a part is complete, was not taken since it was last written, and is not being
+/// uploaded. If it was taken before, it must wait for the sync.
 std::vector<SpooledFile::Work> SpooledFile::take(std::size_t begin, std::size_t end) {
   std::vector<Work> work;
   for (std::size_t i = begin; i < end; ++i) {

@@ -31,8 +31,8 @@ struct MergeBuffers {
 /// Fills `out` with the mean of the column shards' rows, weighted by the widths of the shards.
 /// Reads the rows from `source`, and computes in double precision. Returns how many numbers the
 /// cast to the destination's dtype found too large or made zero. Thread-safe if each thread has its
-/// own buffers. Units: `out` has the bytes of the window's elements. Requires: `copy.merged_widths`
-/// is not empty. Throws: what `source` throws.
+/// own buffers. Units: `out` has the bytes of the elements `rows.window`, in `rows.dtype`.
+/// Requires: `rows.copy.merged_widths` is not empty. Throws: what `source` throws.
 CastLosses merge_rows(const formats::TensorSource& source, const MergedRows& rows,
                       MergeBuffers buffers, TooLarge too_large, std::span<std::byte> out);
 

@@ -65,12 +65,14 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 /// were read as dicts or by state_dict(), and exclusions (`!GLOB`) that match no name.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
 
-/// Two open checkpoints. Give both sources of `open_two_sources` the same `as_dict`. It throws
-/// Error(invalid_argument) if neither checkpoint has an object of a class in `as_dict`.
+/// Two open checkpoints. The readers live until the process ends.
 struct TwoSources {
   const formats::CheckpointReader* a;
   const formats::CheckpointReader* b;
 };
+/// Opens two checkpoints, and prints the notes of `open_source` about each, except those about
+/// exclusions. Requires: `a` and `b` have the same `as_dict`. Throws: Error(invalid_argument)
+/// naming the first class in `as_dict` of which neither checkpoint has an object.
 TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Terminal& terminal);
 
 /// Writes the first members of each document about a checkpoint: `format`; then `part` if the

@@ -284,10 +284,10 @@ class CheckpointReader : public TensorSource {
   /// Throws: Error(io).
   virtual MissingData find_missing_data() const { return {}; }
 
-  /// Checks all that the format can check and that opening did not check: every stored byte against
-  /// its checksum, the structure, and whether all files exist. Continues after a finding where it
-  /// can. At most `num_threads` threads read; 0: default_num_threads(). Findings do not depend on
-  /// the number of threads. Requires: `sink` and `progress` are not empty.
+  /// Checks the checkpoint as far as its format allows: every stored byte that has a checksum, the
+  /// structure, and whether all files exist. May skip what opening has checked. Continues after a
+  /// finding where it can. At most `num_threads` threads read; 0: default_num_threads(). Findings
+  /// do not depend on the number of threads. Requires: `sink` and `progress` are not empty.
   virtual void verify(const FindingSink& sink, const ProgressSink& progress,
                       int num_threads) const = 0;
   void verify(const FindingSink& sink, const ProgressSink& progress) const {

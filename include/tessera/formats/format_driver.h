@@ -50,7 +50,7 @@ struct DirectoryListing {
 
 /// A file to be recognised, by its name and its first bytes.
 struct FileBegin {
-  static constexpr std::size_t kMaxNbytes = 520;
+  static constexpr std::size_t kMaxNbytes = 520;  // an HDF5 signature (8) may follow 512 bytes
 
   const std::string& path;
   std::string_view bytes;  // the first kMaxNbytes of the file, or all of it

@@ -31,8 +31,8 @@ bool is_below(const KeyPath& path, const KeyPath& parent) {
   return path.size() >= parent.size() && std::equal(parent.begin(), parent.end(), path.begin());
 }
 
-/// Where other frameworks keep the number of iterations: DeepSpeed, PyTorch Lightning and custom
-/// trainers.
+/// Names under which other frameworks keep the number of iterations: DeepSpeed, PyTorch Lightning
+/// and custom trainers. None goes before another.
 constexpr std::array<std::string_view, 4> kIterations = {"deepspeed.global_steps", "global_steps",
                                                          "global_step", "step"};
 

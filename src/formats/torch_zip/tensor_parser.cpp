@@ -203,7 +203,8 @@ RebuildCall unwrap(Object object) {
   }
 }
 
-/// Returns the number of arguments before the optional flags. Refuses all but plain dense tensors.
+/// Returns how many arguments come before the optional dict of flags (`conj`, `neg`). Refuses
+/// tensors that are not plain and dense, such as sparse, quantized and meta tensors.
 std::size_t num_fixed_arguments(const RebuildCall& call) {
   switch (call.function) {
     case TensorGlobal::rebuild_tensor:

@@ -29,7 +29,8 @@ struct WalkedGlobal {
   bool escapes = true;
 };
 
-/// The first place at which a loader would stop with an error.
+/// A place in the pickle and what is wrong there, in words: a loader would stop with an error
+/// (`first_break`), or the walk itself gave up (`limit`).
 struct PickleBreak {
   std::uint64_t offset = 0;  // position in the file
   std::string expected{};
@@ -46,10 +47,10 @@ struct WalkLimits {
 
 /// The result of a walk: the names that one pickle would import and call.
 struct PickleWalk {
-  std::vector<WalkedGlobal> globals{};  // in the order in which they are imported
-  std::optional<PickleBreak> first_break{};
-  std::optional<PickleBreak> limit{};  // the walk ended here; later bytes were not looked at
-  std::uint64_t end = 0;               // position after STOP, or where the walk ended
+  std::vector<WalkedGlobal> globals{};       // in the order in which they are imported
+  std::optional<PickleBreak> first_break{};  // the first place at which a loader would stop
+  std::optional<PickleBreak> limit{};        // the walk ended here; later bytes were not looked at
+  std::uint64_t end = 0;                     // position after STOP, or where the walk ended
   std::uint64_t num_opcodes = 0;
   bool has_protocol = false;  // the pickle begins with PROTO
   bool has_stop = false;

@@ -41,14 +41,18 @@ struct ParameterUse {
 /// gather, free and reduce each flat parameter.
 ///
 /// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses a
-/// parameter gathers its unit. A pass ends with the backward. If gradients are disabled, it ends
-/// when the outermost forward (ForwardScope) ends. docs/fully_shard.md has a table. Each outermost
-/// forward and each backward of a pass is a phase: all ranks run the same collectives in the same
-/// order ([Note: One order of collectives]). [Note: Leaving] When an operator uses unit B, each
-/// other gathered unit A is freed if B is not inside A, because A's forward (or backward) is then
-/// finished. Exceptions: the same operator uses A too; A was prefetched and is not used yet; A is
-/// kept for the backward, which has not used A yet. The registry stores the pass as a ModuleState
-/// of the root module, and owns it. Thread-safe.
+/// parameter gathers its unit. A pass ends with its backward. It ends with the outermost forward
+/// (ForwardScope) if gradients are disabled, or if the backward ran inside that forward. It also
+/// ends if it fails, or if its graphs are destroyed without a backward (graph_token).
+/// docs/fully_shard.md has a table. Each outermost forward and each backward of a pass is a phase:
+/// all ranks run the same collectives in the same order ([Note: One order of collectives]).
+///
+/// [Note: Leaving] When an operator uses unit B, each other gathered unit A that does not contain B
+/// is freed, because A's forward (or backward) is then finished. A stays gathered in three cases:
+/// the same operator uses A too; A was prefetched and nothing has used it yet; the backward has not
+/// used A yet, and A is kept for it (by the sharding strategy or a NoSyncScope).
+///
+/// The registry stores the pass as a ModuleState of the root module, and owns it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
                    private CollectiveActions,

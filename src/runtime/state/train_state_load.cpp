@@ -319,8 +319,9 @@ void TrainState::Impl::Load::report(const std::string& rule, const std::string& 
       {formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
 }
 
-/// Returns whether `only` selects a value. A value may be several entries in the checkpoint;
-/// reports a problem if `only` selects only some of these.
+/// Returns whether `only` selects a value. In the checkpoint, a value may be several entries,
+/// `name` and `name.…`. If `only` selects some of them but not all, reports a problem and returns
+/// true. If the checkpoint has none of them, returns whether `only` selects `name`.
 bool TrainState::Impl::Load::is_wanted(const std::string& name) {
   std::size_t num_there = 0;
   std::size_t num_selected = 0;
