@@ -98,8 +98,9 @@ std::optional<NameTemplate::Problem> parse_number(std::string_view text,
                                                   Capture& capture) {
   const std::size_t colon = std::min(text.find(':'), text.size());
   if (const std::string_view added = text.substr(0, colon); !added.empty()) {
+    if (added[0] != '+' && added[0] != '-') return problem(kCaptures, text);
     const auto number = number_or_variable(added.substr(1), value_of);
-    if ((added[0] != '+' && added[0] != '-') || !number) return problem(kCaptures, text);
+    if (!number) return problem(kCaptures, text);
     capture.added = added[0] == '+' ? *number : -*number;
   }
   if (colon == text.size()) return std::nullopt;

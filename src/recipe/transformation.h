@@ -44,7 +44,8 @@ struct Transformation {
   std::vector<RuleUse> uses;  // one per rule
   std::vector<std::string> dropped;
   std::uint64_t num_dropped_elements = 0;  // elements of dropped tensors, slices and paddings
-  /// By old name: tensors and aliases that rules make into others, and others with a new name.
+  /// By old name, the new names of a tensor or alias: if a rule makes something from it, or if its
+  /// name changes. An entry that is not here keeps its name, or is in `dropped`.
   std::unordered_map<std::string, std::vector<std::string>> new_names;
   /// For each tensor that a rule names or that is renamed, by its index in the source: the names of
   /// the tensors made from it; none if it is dropped. Empty if the checkpoint has no optimizer.

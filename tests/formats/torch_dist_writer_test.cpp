@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -247,6 +248,34 @@ TEST_F(TorchDistWriterTest, MegatronKeepsOneNumberOfSteps) {
   EXPECT_THAT([&] { write(trained_model(3)); },
               ThrowsError(ErrorKind::unsupported,
                           layer(1) + ".step: step: expected 2.0 as in 'optim.state." + layer(0)));
+  EXPECT_TRUE(stdfs::is_empty(tmp_.path()));
+}
+
+/// Megatron stacks the state of all layers into one tensor, which has one dtype and no gaps.
+TEST_F(TorchDistWriterTest, StateThatCannotBeStackedIsRefused) {
+  const auto with_state_of_second_layer = [](std::optional<DType> dtype) {
+    MemoryCheckpoint source("trained");
+    for (const int number : {0, 1}) {
+      source.add({"model." + layer(number), DType::float32, {2}}, bytes_of<float>({1, 2}));
+    }
+    source.add({"optim.state." + layer(0) + ".exp_avg", DType::float32, {2}},
+               bytes_of<float>({1.0001F, 2}));
+    if (dtype) {
+      source.add({"optim.state." + layer(1) + ".exp_avg", *dtype, {2}},
+                 bytes_of<std::uint16_t>({0x3f80, 0xc040}));
+    }
+    return source;
+  };
+  EXPECT_THAT([&] { write(with_state_of_second_layer(DType::bfloat16)); },
+              ThrowsError(ErrorKind::unsupported,
+                          layer(1) +
+                              ".exp_avg: dtype of the layers, which Megatron stacks: "
+                              "expected float32 as for 'optim.state." +
+                              layer(0) + ".exp_avg', found bfloat16"));
+  EXPECT_THAT([&] { write(with_state_of_second_layer(std::nullopt)); },
+              ThrowsError(ErrorKind::unsupported,
+                          "layers of 'optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight'"
+                          ", which Megatron stacks: expected state of all 2, found of 1"));
   EXPECT_TRUE(stdfs::is_empty(tmp_.path()));
 }
 

@@ -369,7 +369,7 @@ def test_a_pattern_of_the_user_that_matches_nothing_is_noted(without_rules):
     step, file = without_rules
     file.write_text(json.dumps(RULES | {"parameter_to_average_patterns": [r"[0-9]+\.scale", "6.scale"]}))
     stderr = run("ckpt-inspect", "ls", step).stderr
-    assert "1 pattern in universal_checkpoint_info.json without a match, such as '6.scale'" in stderr, stderr
+    assert "1 pattern in universal_checkpoint_info.json that no parameter uses, such as '6.scale'" in stderr, stderr
 
 
 def test_rules_of_the_user_come_before_the_files_own(step_of):

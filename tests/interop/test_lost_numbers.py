@@ -72,6 +72,24 @@ def test_of_dequantized_numbers_that_are_cast(quantized, options, tmp_path):
         {"a.weight": sum(zeros)}, {})
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("on_overflow", ["infinity", "saturate"])
+def test_of_dequantized_numbers_that_are_too_large_twice(on_overflow, dtype, tmp_path):
+    """Shows E2. A number that is too large for float16 counts once, although float8 is too small for what it became, too."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[codes & 0x7F == 0x7F] = 0  # NaN
+    codes = codes.view(torch.float8_e4m3fn)
+    folder = tmp_path / "quantized"
+    folder.mkdir()
+    save_file({"a.weight": codes.reshape(16, 16), "a.weight_scale": torch.tensor([1000.0])}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    half = (codes.float() * 1000).half()
+    too_large = int((~half.to(dtype).float().isfinite()).sum())
+    assert 0 < int(half.isinf().sum()) <= too_large < 256
+    assert counts(folder, tmp_path / "moved", "--dequantize", "float16", "--cast", str(dtype).removeprefix("torch."), "--on-overflow",
+                  on_overflow, "--to", "dcp") == ({}, {"a.weight": too_large})
+
+
 def test_of_dequantized_numbers_with_a_base(quantized, tmp_path):
     """Shows E2. A move with a base reads each element twice: to compare it, and to write it. The element counts once."""
     folder, numbers = quantized

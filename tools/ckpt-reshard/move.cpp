@@ -344,8 +344,10 @@ void add_earlier(std::vector<Result>& results, const Result& earlier, const Unit
 /// Adds to `outcome` the sums and dequantized numbers that became zero or too large by rounding.
 void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader& reader,
                 Outcome& outcome) {
-  // The cast counts saturated numbers a second time, but not infinite ones.
-  const bool is_found_again = outcome.plan.on_overflow == reshard::OnOverflow::saturate;
+  // The earlier step made these numbers the largest finite ones (saturate) or infinite. The cast
+  // has counted the largest ones again. It counts infinite ones again only if it casts to
+  // float8_e4m3fn, which has no infinity.
+  const bool is_saturated = outcome.plan.on_overflow == reshard::OnOverflow::saturate;
   outcome.losses_before_recipe = losses.all();
   const std::vector<formats::TensorEntry>& tensors = reader.contents().tensors;
   for (std::size_t i = 0; i < outcome.plan.copies.size(); ++i) {
@@ -357,6 +359,9 @@ void add_losses(const arithmetic::RoundingLosses& losses, const CheckpointReader
       add_earlier(
           outcome.overflows, {i, lost.num_too_large, lost.largest_magnitude},
           [&](reshard::TensorOverflow& cast) {
+            const bool is_found_again =
+                is_saturated ||
+                outcome.plan.destination.tensors[i].meta.dtype == DType::float8_e4m3fn;
             cast.num_elements = is_found_again ? std::max(cast.num_elements, lost.num_too_large)
                                                : cast.num_elements + lost.num_too_large;
             cast.largest_magnitude = std::max(cast.largest_magnitude, lost.largest_magnitude);

@@ -347,8 +347,8 @@ class CheckpointWriter {
 
   /// Whether this writer resumes the work of an interrupted writer.
   virtual bool is_resumed() const { return false; }
-  /// Keeps the finished blocks for another writer to resume, if this writer is destroyed without
-  /// commit. Returns whether there are finished blocks. A writer that resumed work always keeps it.
+  /// Keeps the finished blocks for another writer to resume, if this one is destroyed without
+  /// commit (a resumed one always does). Returns whether there are any; false without a journal.
   virtual bool keep_work() noexcept { return false; }
 
   /// Makes every thread that waits inside `write_block` or `resume_block` throw Error(interrupted).

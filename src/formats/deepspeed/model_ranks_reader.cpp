@@ -440,9 +440,10 @@ void ModelRanksReader::note_rules() {
   if (!cuts_ || !cuts_->rules().are_of_user()) return;
   const std::vector<std::string> unused = cuts_->unused_patterns();
   if (unused.empty()) return;
-  note("tensor parallelism", "patterns that match a parameter",
+  note("tensor parallelism", "patterns that a parameter uses",
        counted(unused.size(), "pattern") + " in " + std::string(kRulesFile) +
-           " without a match, such as '" + printable(unused.front()) + "'");
+           " that no parameter uses, such as '" + printable(unused.front()) +
+           "' (the first pattern that matches is used)");
 }
 
 }  // namespace tessera::formats::deepspeed

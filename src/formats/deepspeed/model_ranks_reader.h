@@ -82,7 +82,8 @@ class ModelRanksReader : public ModelStatesReader {
   void add_modules();
   /// Remembers an entry for `add_modules`. Of a trained parameter, only calls `is_rounded_copy`.
   void add_of_module(ModulePart part);
-  /// Adds notes about padding, parameters without a rule, and the user's patterns without a match.
+  /// Adds notes about padding, parameters without a rule, and the user's patterns that no parameter
+  /// uses.
   void note_rules();
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }

@@ -137,8 +137,8 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Refuses a run that cuts experts among another number of tensor-parallel ranks than other
-  /// layers: folder names then do not show which part of an expert a rank has.
+  /// Refuses a run whose experts and other layers are cut among different numbers of
+  /// tensor-parallel ranks: folder names then do not show which part of an expert a rank has.
   static void require_one_tensor_size(const File& file) {
     const auto size = file.number_at({"args", "tensor_model_parallel_size"});
     const auto of_experts = file.number_at({"args", "expert_tensor_parallel_size"});

@@ -128,7 +128,8 @@ class Sorter {
         "none of them", "a recipe gives tensors Megatron's names: docs/from/megatron.md");
   }
 
-  /// Adds tensor `t` as a DCP tensor of this dtype, or as one slice of a stacked tensor.
+  /// Adds tensor `t` as a DCP tensor, or as one slice of a stacked one. `dtype`: of the whole DCP
+  /// tensor. Throws: Error(unsupported) if the place is taken, or if the stack has another dtype.
   void add_tensor(std::size_t t, const TorchDistPlace& place, DType dtype) {
     const TensorEntry& tensor = contents_.tensors[t];
     auto& sources = sorted_.sources[place.key];
@@ -138,6 +139,16 @@ class Sorter {
                             "names", "one tensor for the name '" + place.key + "'", "two");
     }
     TensorEntry& entry = tensors_[place.key];
+    if (sources.size() > 1 && entry.meta.dtype != dtype) {
+      const auto first = std::ranges::find_if(sources, [&](const auto& source) {
+                           return source.second != t;
+                         })->second;
+      throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = tensor.meta.fqn},
+                            "dtype of the layers, which Megatron stacks",
+                            std::string(dtype_name(entry.meta.dtype)) + " as for '" +
+                                printable(contents_.tensors[first].meta.fqn) + "'",
+                            dtype_name(dtype), "cast them to one dtype");
+    }
     entry.meta = {place.key, dtype, place.shape_of(tensor.meta.shape)};
     for (const Piece& piece : tensor.pieces) {
       const Box& box = std::get<Box>(piece.region);
@@ -383,7 +394,25 @@ class Sorter {
     return {groups + 2, entry.key_path.end()};
   }
 
+  /// Throws if a stack lacks layers or experts: state of an optimizer, whose other layers are
+  /// frozen. Neither Megatron nor PyTorch can load such a stack.
+  void require_whole_stacks() const {
+    for (const auto& [key, sources] : sorted_.sources) {
+      const auto& [index, first] = *sources.begin();
+      const Shape& shape = tensors_.at(key).meta.shape;
+      std::int64_t num_slices = 1;
+      for (std::size_t d = 0; d < index.size(); ++d) num_slices *= shape[d];
+      if (std::cmp_equal(sources.size(), num_slices)) continue;
+      throw Error::expected(ErrorKind::unsupported,
+                            {.path = destination_, .fqn = contents_.tensors[first].meta.fqn},
+                            "layers of '" + printable(key) + "', which Megatron stacks",
+                            "state of all " + std::to_string(num_slices),
+                            "of " + std::to_string(sources.size()), "leave out the optimizer");
+    }
+  }
+
   void finish_dcp() {
+    require_whole_stacks();
     sorted_.dcp.world_size = contents_.world_size;
     for (auto& [name, tensor] : tensors_) sorted_.dcp.tensors.push_back(std::move(tensor));
     for (auto& [name, value] : objects_) {

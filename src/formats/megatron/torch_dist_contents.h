@@ -38,7 +38,8 @@ struct TorchDistContents {
 /// docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
 /// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, if
-/// two tensors would get one name, for two optimizers, or for one with unequal steps or no state.
+/// two tensors would get one name, for two optimizers, for one with unequal steps or no state, and
+/// for state of layers to be stacked that some layers lack, or that has several dtypes.
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
                                       const std::string& destination, bool has_common_file);

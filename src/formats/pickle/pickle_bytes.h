@@ -26,7 +26,8 @@ class PickleBytes {
   /// A copy of the bytes.
   template <std::forward_iterator Iterator>
   PickleBytes(Iterator begin, Iterator end) : PickleBytes(std::vector<char>(begin, end)) {}
-  /// The whole file. It must outlive all calls of the functions that are not const.
+  /// The bytes of the whole file; does not read them yet. `file` must outlive all calls of the
+  /// functions that are not const, because these read it.
   explicit PickleBytes(const ReadableFile& file);
 
   std::size_t size() const { return nbytes_; }

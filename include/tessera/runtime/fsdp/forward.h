@@ -53,7 +53,9 @@ class [[nodiscard]] ForwardScope {
 /// accumulate unsharded until a pass ends outside of it. Within the scope, FULL_SHARD keeps
 /// parameters gathered from the forward to the backward, as SHARD_GRAD_OP does. Scopes nest.
 /// `zero_grad` does not clear gradients of units (see `drop_unsynced_gradients`). All ranks must
-/// use the scope for the same passes; entering it is not collective.
+/// use the scope for the same passes; entering it is not collective. Give it the same root as
+/// ForwardScope. Throws: Error(invalid_argument) if nothing at or below `root` is sharded or
+/// replicated, or if a unit in it belongs to another root.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);

@@ -38,7 +38,9 @@ struct SaveOptions {
   /// needs room for both, and the ranks wait for rank 0.
   formats::Format format{};
   /// What to do if the path has a checkpoint, damaged or not. `replace` puts the new one in its
-  /// place atomically. Both policies refuse to replace files that are not a checkpoint.
+  /// place: on a file system in one step; in an object store the old index is removed first, so an
+  /// interrupted save can leave no checkpoint. Both policies refuse to replace files that are not a
+  /// checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   /// If true, saves the fields of a group once for each parameter: see `flatten_optim_state_dict`.
@@ -176,10 +178,10 @@ class TrainState {
 /// when all ranks are done, whole or not at all. If several ranks hold a piece, one of them writes
 /// it. Rank 0 locks the directory of `path` (not in an object store), so that no other trainer
 /// saves there, until this TrainState is destroyed or saves to another directory. If a rank fails,
-/// all ranks throw, and the destination is unchanged. Exception: if only the removal of older
-/// checkpoints fails, the error says that the new one is complete. If the layout is as in the last
-/// save (the ranks compare a hash of it), the save is not planned again. Collective.
-/// Throws:
+/// all ranks throw, and the destination is unchanged (but in an object store, the index of a
+/// replaced checkpoint may be gone). Exception: if only the removal of older checkpoints fails, the
+/// error says that the new one is complete. If the layout is as in the last save (the ranks compare
+/// a hash of it), the save is not planned again. Collective. Throws:
 /// - Error(already_exists) if `path` exists and the options refuse to replace it, or if another
 ///   trainer holds the lock; Error(io) if writing or a rank fails;
 /// - Error(mismatch) if ranks have different states, or the format cannot hold this state;
