@@ -57,8 +57,8 @@ class TensorCuts {
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
   /// Returns the patterns that were not used so far. `join` and `has_rule` use the first pattern
-  /// that matches a name, so a later one that matches it too stays unused. `has_rule` does not count
-  /// its use of patterns of `parameter_with_sub_params`.
+  /// that matches a name, so a later one that matches it too stays unused. `has_rule` does not
+  /// count its use of patterns of `parameter_with_sub_params`.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
