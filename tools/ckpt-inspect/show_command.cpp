@@ -213,18 +213,6 @@ void write_tensor(const CheckpointReader& reader, const formats::QuantizedTensor
   json.key("counts").value(facts.histogram.counts).end_object().end_object();
 }
 
-// Returns the selected tensors. A tensor that is selected under several names is listed once.
-std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
-                                    const inspect::Selection& selection) {
-  std::vector<std::size_t> tensors = selection.tensors;
-  for (std::size_t a : selection.aliases) {
-    tensors.push_back(inspect::tensor_of(reader.contents(), reader.contents().aliases[a]));
-  }
-  std::sort(tensors.begin(), tensors.end());
-  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
-  return tensors;
-}
-
 }  // namespace
 
 void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal) {
@@ -253,8 +241,8 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
   const auto* const reader = open_source(source, terminal);
-  const inspect::Selection selection = select_names(*reader, source);
-  const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
+  const inspect::Selection selection = select_with_tensors_of_aliases(*reader, source);
+  const std::vector<std::size_t>& tensors = selection.tensors;
   const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);
