@@ -206,7 +206,7 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
     json.end_object();
   }
   json.end_array().key("untied").begin_array();
-  for (const std::string& name : report.untied) json.value(name);
+  for (const inspect::Untied& untied : report.untied) json.value(untied.name);
   json.end_array();
 }
 
