@@ -53,6 +53,7 @@ std::string share(std::int64_t count, std::int64_t total) {
   if (count == 0) return "0";
   const double percent = 100.0 * static_cast<double>(count) / static_cast<double>(total);
   if (percent < 0.1) return "<0.1%";
+  if (count != total && percent > 99.9) return ">99.9%";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), count == total ? "%.0f%%" : "%.1f%%", percent);
   return text.data();
