@@ -369,21 +369,24 @@ class BlockComparison {
     return {rounded, false, is_near};
   }
 
+  // Rounds to float64, as torch does, unless the result is beyond its range.
+  static long double magnitude_of(long double real, long double imaginary) {
+    const double rounded = std::hypot(static_cast<double>(real), static_cast<double>(imaginary));
+    return std::isinf(rounded) ? std::hypot(real, imaginary) : rounded;
+  }
+
   // Compares complex numbers by their magnitudes, as torch.allclose does. A number is NaN if one of
-  // its parts is. `differences` are those of the parts. Magnitudes of large numbers need the range
-  // of long double.
+  // its parts is. `differences` are those of the parts.
   NumberDifference compare_complex(const double* x, const double* y,
                                    std::array<long double, 2> differences) const {
     const bool x_is_nan = std::isnan(x[0]) || std::isnan(x[1]);
     const bool y_is_nan = std::isnan(y[0]) || std::isnan(y[1]);
     if (x_is_nan || y_is_nan) return {0, x_is_nan != y_is_nan, x_is_nan && y_is_nan};
-    const long double difference = std::hypot(differences[0], differences[1]);
+    const long double difference = magnitude_of(differences[0], differences[1]);
     const bool is_infinite =
         std::isinf(x[0]) || std::isinf(x[1]) || std::isinf(y[0]) || std::isinf(y[1]);
-    const long double magnitude =
-        std::hypot(static_cast<long double>(y[0]), static_cast<long double>(y[1]));
     return {static_cast<double>(difference), false,
-            is_infinite ? difference == 0 : difference <= atol_ + rtol_ * magnitude};
+            is_infinite ? difference == 0 : difference <= atol_ + rtol_ * magnitude_of(y[0], y[1])};
   }
 
   // Compares elements as numbers. A byte of float4 is two numbers.
