@@ -84,6 +84,7 @@ std::string_view take_component(std::string_view& name) {
 // Returns whether the targets of aliases in two numbered siblings are the same, except for
 // components that are the siblings' own numbers: `layers.0.emb` in 0 and `layers.1.emb` in 1.
 bool have_like_targets(std::string_view a, std::string_view b, const SiblingNumbers& numbers) {
+  if (a == b) return true;
   while (!a.empty() && !b.empty()) {
     const std::string_view in_a = take_component(a);
     const std::string_view in_b = take_component(b);
@@ -96,6 +97,7 @@ bool have_like_targets(std::string_view a, std::string_view b, const SiblingNumb
 // the second sibling has its own number.
 std::string folded_target(std::string_view first, std::string_view second,
                           const std::string& range) {
+  if (first == second) return std::string(first);
   std::string folded;
   while (!first.empty()) {
     const std::string_view component = take_component(first);
