@@ -1,6 +1,7 @@
 #include "inspect/diff.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -102,6 +103,50 @@ std::string in_words(const formats::CheckpointReader& reader, const Entry& entry
   return std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape);
 }
 
+/// The tensors of a checkpoint by all their names, and the targets of its aliases.
+class Ties {
+ public:
+  Ties(const formats::CheckpointContents& contents, const std::vector<Rename>& renames) {
+    if (contents.aliases.empty()) return;
+    for (const formats::TensorEntry& tensor : contents.tensors) {
+      const std::string name = renamed(tensor.meta.fqn, renames);
+      target_of_.emplace(name, name);
+    }
+    for (const formats::Alias& alias : contents.aliases) {
+      if (contents.find_tensor(alias.target) == nullptr) continue;
+      target_of_.emplace(renamed(alias.fqn, renames), renamed(alias.target, renames));
+    }
+  }
+
+  /// Returns the name of the tensor that `name` is an alias of; empty if it is no alias.
+  std::string target_of(const std::string& name) const {
+    const auto found = target_of_.find(name);
+    return found == target_of_.end() || found->second == name ? std::string() : found->second;
+  }
+
+  /// Returns whether two different names are those of one tensor.
+  bool are_tied(const std::string& a, const std::string& b) const {
+    const auto found_a = target_of_.find(a);
+    const auto found_b = target_of_.find(b);
+    return found_a != target_of_.end() && found_b != target_of_.end() &&
+           found_a->second == found_b->second;
+  }
+
+ private:
+  std::map<std::string, std::string> target_of_;  // empty without aliases
+};
+
+/// Notes a name that is tied in one checkpoint to a tensor to which it is not tied in the other.
+void note_untied(const std::string& name, const Ties& a, const Ties& b, DiffReport& report) {
+  std::string target_a = a.target_of(name);
+  std::string target_b = b.target_of(name);
+  if ((target_a.empty() || b.are_tied(name, target_a)) &&
+      (target_b.empty() || a.are_tied(name, target_b))) {
+    return;
+  }
+  report.untied.push_back({name, std::move(target_a), std::move(target_b)});
+}
+
 // Two tensors to compare, and their name.
 struct Pair {
   std::string name;
@@ -146,6 +191,8 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
   check_renames(a.contents(), options.renames);
   const Entries entries_a = entries_of(a.contents(), options, options.renames);
   const Entries entries_b = entries_of(b.contents(), options, {});
+  const Ties ties_a(a.contents(), options.renames);
+  const Ties ties_b(b.contents(), {});
   const auto add = [&](Kind kind, std::string_view name, const Entry* in_a, const Entry* in_b) {
     if (read_values == ReadValues::no) return;
     differences.push_back({kind, std::string(name), in_a ? in_words(a, *in_a) : std::string(),
@@ -175,7 +222,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
       continue;
     }
     ++result.report.num_tensors_compared;
-    if (in_a.kind != in_b.kind) result.report.untied.emplace_back(name);
+    note_untied(name, ties_a, ties_b, result.report);
     const TensorMeta& meta_a = a.contents().tensors[in_a.index].meta;
     const TensorMeta& meta_b = b.contents().tensors[in_b.index].meta;
     const bool is_dtype_wrong =
@@ -303,8 +350,46 @@ class BlockComparison {
     }
   }
 
-  // Compares elements as numbers. A complex element counts as two numbers, and so does a byte of
-  // float4.
+  // How two numbers differ.
+  struct NumberDifference {
+    double difference = 0;
+    bool is_nan_on_one_side = false;
+    bool is_near = true;  // equal within the tolerances
+  };
+
+  NumberDifference compare_reals(double x, double y, long double difference) const {
+    if (std::isnan(x) || std::isnan(y)) {
+      const bool is_on_one_side = std::isnan(x) != std::isnan(y);
+      return {0, is_on_one_side, !is_on_one_side};
+    }
+    const auto rounded = static_cast<double>(difference);
+    // A tolerance does not apply to infinities: an infinity equals only itself.
+    const bool is_near =
+        std::isinf(x) || std::isinf(y) ? x == y : rounded <= atol_ + rtol_ * std::fabs(y);
+    return {rounded, false, is_near};
+  }
+
+  // Rounds to float64, as torch does, unless the result is beyond its range.
+  static long double magnitude_of(long double real, long double imaginary) {
+    const double rounded = std::hypot(static_cast<double>(real), static_cast<double>(imaginary));
+    return std::isinf(rounded) ? std::hypot(real, imaginary) : rounded;
+  }
+
+  // Compares complex numbers by their magnitudes, as torch.allclose does. A number is NaN if one of
+  // its parts is. `differences` are those of the parts.
+  NumberDifference compare_complex(const double* x, const double* y,
+                                   std::array<long double, 2> differences) const {
+    const bool x_is_nan = std::isnan(x[0]) || std::isnan(x[1]);
+    const bool y_is_nan = std::isnan(y[0]) || std::isnan(y[1]);
+    if (x_is_nan || y_is_nan) return {0, x_is_nan != y_is_nan, x_is_nan && y_is_nan};
+    const long double difference = magnitude_of(differences[0], differences[1]);
+    const bool is_infinite =
+        std::isinf(x[0]) || std::isinf(x[1]) || std::isinf(y[0]) || std::isinf(y[1]);
+    return {static_cast<double>(difference), false,
+            is_infinite ? difference == 0 : difference <= atol_ + rtol_ * magnitude_of(y[0], y[1])};
+  }
+
+  // Compares elements as numbers. A byte of float4 is two numbers.
   void compare_numbers(std::int64_t begin, std::span<const std::byte> a,
                        std::span<const std::byte> b, std::size_t count, WindowDifferences& out) {
     const std::size_t per_element = decode(dtype_a_, a, count, numbers_a_);
@@ -316,30 +401,28 @@ class BlockComparison {
     const std::size_t num_per_element = std::max(per_element, per_element_b);
     const std::size_t size = itemsize(dtype_a_);
     const bool has_64_bit_integers = is_64_bit_integer(dtype_a_) || is_64_bit_integer(dtype_b_);
+    const bool is_complex_pair = is_complex(dtype_a_) || is_complex(dtype_b_);
+    std::array<long double, 2> differences{};
     for (std::size_t i = 0; i < count; ++i) {
       if (is_bitwise_ && std::memcmp(a.data() + i * size, b.data() + i * size, size) == 0) continue;
+      const double* x = &numbers_a_[i * num_per_element];
+      const double* y = &numbers_b_[i * num_per_element];
       double difference = 0;
       bool is_nan_on_one_side = false;
       bool is_different = is_bitwise_;
+      const auto add = [&](const NumberDifference& found) {
+        difference = std::max(difference, found.difference);
+        is_nan_on_one_side |= found.is_nan_on_one_side;
+        is_different |= !found.is_near;
+      };
       for (std::size_t k = 0; k < num_per_element; ++k) {
-        const double x = numbers_a_[i * num_per_element + k];
-        const double y = numbers_b_[i * num_per_element + k];
-        if (std::isnan(x) || std::isnan(y)) {
-          is_nan_on_one_side |= std::isnan(x) != std::isnan(y);
-          is_different |= std::isnan(x) != std::isnan(y);
-          continue;
-        }
         const bool is_rounded = k == 0 && has_64_bit_integers;
-        const double number_difference =
-            is_rounded ? abs_difference(exact(dtype_a_, a, i, x), exact(dtype_b_, b, i, y))
-                       : abs_difference(x, y);
-        difference = std::max(difference, number_difference);
-        // A tolerance does not apply to infinities: an infinity equals only itself.
-        const bool is_near = std::isinf(x) || std::isinf(y)
-                                 ? x == y
-                                 : number_difference <= atol_ + rtol_ * std::fabs(y);
-        is_different |= !is_near;
+        differences[k] =
+            is_rounded ? abs_difference(exact(dtype_a_, a, i, x[k]), exact(dtype_b_, b, i, y[k]))
+                       : abs_difference(x[k], y[k]);
+        if (!is_complex_pair) add(compare_reals(x[k], y[k], differences[k]));
       }
+      if (is_complex_pair) add(compare_complex(x, y, differences));
       if (!is_different) continue;
       if (is_nan_on_one_side) difference = std::numeric_limits<double>::quiet_NaN();
       out.add(begin + static_cast<std::int64_t>(i), difference, is_nan_on_one_side);

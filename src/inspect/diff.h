@@ -13,9 +13,10 @@ namespace tessera::inspect {
 
 /// Options of a comparison: tolerances, and the names to compare.
 struct DiffOptions {
-  /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`; NaN equals NaN, and an
-  /// infinity equals itself. If only `rtol` or `atol` is set, the other is 0. If neither is set,
-  /// elements must be equal bit for bit, or as numbers if their dtypes differ.
+  /// An element of A equals one of B if `|a - b| <= atol + rtol * |b|`, with the magnitude of
+  /// complex numbers; NaN equals NaN, and an infinity equals itself. If only `rtol` or `atol` is
+  /// set, the other is 0. If neither is set, elements must be equal bit for bit, or as numbers if
+  /// their dtypes differ.
   std::optional<double> rtol{};
   /// The absolute tolerance in the formula at `rtol`. If it is not set, see there.
   std::optional<double> atol{};
@@ -61,12 +62,19 @@ struct Difference {
   std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
 
+/// A name that is tied to other names in A than in B.
+struct Untied {
+  std::string name;
+  std::string target_a{};  // the tensor that it is an alias of in A, renamed; empty if it is none
+  std::string target_b{};
+};
+
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // sorted by name
-  /// Names that are an alias in one checkpoint and a tensor in the other. This alone is not a
-  /// difference: the contents were compared.
-  std::vector<std::string> untied{};
+  /// Names in both whose ties differ: an alias in one of them whose tensor has no such name in the
+  /// other. This alone is not a difference: the contents were compared.
+  std::vector<Untied> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
   std::uint64_t nbytes_compared = 0;  // of the elements in A

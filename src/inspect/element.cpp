@@ -1,5 +1,6 @@
 #include "inspect/element.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -119,6 +120,14 @@ int compare(Integer a, double b) {
   return fraction > 0 ? -1 : fraction < 0 ? 1 : 0;
 }
 
+double magnitude(double real, double imaginary) {
+  // std::hypot would return infinity if the other part is infinite.
+  if (std::isnan(real) || std::isnan(imaginary)) return std::numeric_limits<double>::quiet_NaN();
+  const double exact = std::hypot(real, imaginary);
+  if (std::isinf(real) || std::isinf(imaginary)) return exact;
+  return std::min(exact, std::numeric_limits<double>::max());
+}
+
 }  // namespace
 
 double to_double(const Number& number) {
@@ -230,12 +239,7 @@ void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double>
     std::vector<std::complex<double>> numbers(out.size());
     cast_elements(dtype, bytes, DType::complex128, std::as_writable_bytes(std::span(numbers)));
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const double real = numbers[i].real();
-      const double imaginary = numbers[i].imag();
-      // If one part is NaN, the result is NaN. std::hypot would return infinity if the other part
-      // is infinite.
-      out[i] = std::isnan(real) || std::isnan(imaginary) ? std::numeric_limits<double>::quiet_NaN()
-                                                         : std::hypot(real, imaginary);
+      out[i] = magnitude(numbers[i].real(), numbers[i].imag());
     }
   } else {
     cast_elements(dtype, bytes, DType::float64, std::as_writable_bytes(out));

@@ -33,8 +33,9 @@ std::string element_to_string(DType dtype, std::span<const std::byte> bytes);
 int numbers_per_element(DType dtype);
 
 /// Converts elements to float64: complex numbers to their magnitude, bool to 0 and 1. Rounds 64-bit
-/// integers beyond 53 bits. Requires: `out.size() == numbers_per_element(dtype) * (bytes.size() /
-/// itemsize(dtype))`.
+/// integers beyond 53 bits. A finite complex128 whose magnitude is beyond float64 becomes the
+/// largest float64, so that only infinities become infinity. Requires: `out.size() ==
+/// numbers_per_element(dtype) * (bytes.size() / itemsize(dtype))`.
 void to_doubles(DType dtype, std::span<const std::byte> bytes, std::span<double> out);
 
 /// Converts to float32, as `to_doubles` does to float64. Requires: `fits_float32(dtype)`.

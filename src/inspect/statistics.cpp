@@ -300,13 +300,24 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
 
 namespace {
 
+// Returns into how many bins a range can be cut so that float64 tells all edges apart.
+double num_distinct_bins(const Histogram& histogram) {
+  if (histogram.begin == histogram.end) return 1;
+  const double largest = std::max(std::fabs(histogram.begin), std::fabs(histogram.end));
+  const double step = largest - std::nextafter(largest, 0.0);  // between neighbours in float64
+  // Halves, because the difference of the ends may be infinite. Two steps, because edges are
+  // rounded.
+  return std::floor((histogram.end / 2 - histogram.begin / 2) / step);
+}
+
 // Returns the histogram with empty bins.
 Histogram empty_histogram(const Statistics& statistics, int max_num_bins) {
   Histogram histogram;
   if (!statistics.min) return histogram;
   histogram.begin = to_double(*statistics.min);
   histogram.end = to_double(*statistics.max);
-  auto num_bins = static_cast<std::size_t>(std::max(1, max_num_bins));
+  const double wanted = std::min<double>(max_num_bins, num_distinct_bins(histogram));
+  auto num_bins = static_cast<std::size_t>(std::max(1.0, wanted));
   const bool is_integer = !std::holds_alternative<double>(*statistics.min);
   if (is_integer) {
     const double num_integers = histogram.end - histogram.begin + 1;

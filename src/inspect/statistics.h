@@ -13,8 +13,8 @@
 namespace tessera::inspect {
 
 /// Statistics of a tensor's numbers. Minimum, maximum, mean and standard deviation ignore NaN and
-/// infinities. Complex numbers count by magnitude, bool as 0 and 1; a float4_e2m1fn_x2 element is
-/// two numbers. A plain value type.
+/// infinities. Complex numbers count by magnitude (at most the largest float64), bool as 0 and 1; a
+/// float4_e2m1fn_x2 element is two numbers. A plain value type.
 struct Statistics {
   std::int64_t numel = 0;  // all numbers, also NaNs and infinities
   std::int64_t num_zeros = 0;

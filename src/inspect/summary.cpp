@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "base/unused_patterns.h"
@@ -33,8 +34,8 @@ struct Trie {
 // becomes one label with dots.
 constexpr int kMaxDepth = 2000;
 
-void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
-            const Totals& totals) {
+TreeNode& insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t index,
+                 const Totals& totals) {
   Trie* node = &root;
   std::string_view rest = name;
   for (int depth = 1;; ++depth) {
@@ -43,7 +44,8 @@ void insert(Trie& root, std::string_view name, TreeNode::Kind kind, std::size_t 
     if (dot == std::string_view::npos) break;
     rest.remove_prefix(dot + 1);
   }
-  node->leaf = TreeNode{kind, {}, 1, index, totals, {}};
+  node->leaf = TreeNode{kind, {}, 1, index, {}, totals, {}};
+  return *node->leaf;
 }
 
 // Returns the number that a component of a name spells: `12`. Returns nothing for any other text,
@@ -58,6 +60,12 @@ std::optional<std::int64_t> as_number(std::string_view label) {
   return number;
 }
 
+// The numbers of two siblings, as their names spell them.
+struct SiblingNumbers {
+  std::string a;
+  std::string b;
+};
+
 bool comes_before(const TreeNode& a, const TreeNode& b) {
   const auto number_a = as_number(a.label);
   const auto number_b = as_number(b.label);
@@ -66,10 +74,56 @@ bool comes_before(const TreeNode& a, const TreeNode& b) {
   return a.label < b.label;
 }
 
+// Takes the first component off a name.
+std::string_view take_component(std::string_view& name) {
+  const std::string_view component = name.substr(0, name.find('.'));
+  name.remove_prefix(std::min(component.size() + 1, name.size()));
+  return component;
+}
+
+// Returns whether the targets of aliases in two numbered siblings are the same, except for
+// components that are the siblings' own numbers: `layers.0.emb` in 0 and `layers.1.emb` in 1.
+bool have_like_targets(std::string_view a, std::string_view b, const SiblingNumbers& numbers) {
+  if (a == b) return true;
+  while (!a.empty() && !b.empty()) {
+    const std::string_view in_a = take_component(a);
+    const std::string_view in_b = take_component(b);
+    if (in_a != in_b && (in_a != numbers.a || in_b != numbers.b)) return false;
+  }
+  return a.empty() && b.empty();
+}
+
+// Returns the target of the first of several siblings with its number replaced by `range` where
+// the second sibling has its own number.
+std::string folded_target(std::string_view first, std::string_view second,
+                          const std::string& range) {
+  if (first == second) return std::string(first);
+  std::string folded;
+  while (!first.empty()) {
+    const std::string_view component = take_component(first);
+    if (!folded.empty()) folded += '.';
+    folded += component == take_component(second) ? component : std::string_view(range);
+  }
+  return folded;
+}
+
+void fold_targets(TreeNode& first, const TreeNode& second, const std::string& range) {
+  if (first.kind == TreeNode::Kind::alias) {
+    first.target = folded_target(first.target, second.target, range);
+  }
+  for (std::size_t i = 0; i < first.children.size(); ++i) {
+    fold_targets(first.children[i], second.children[i], range);
+  }
+}
+
+// Requires: the siblings have the numbers `numbers`.
 bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, const TreeNode& b,
-               Folding folding) {
+               const SiblingNumbers& numbers, Folding folding) {
   if (a.kind != b.kind || a.num_repeats != b.num_repeats ||
       a.children.size() != b.children.size()) {
+    return false;
+  }
+  if (a.kind == TreeNode::Kind::alias && !have_like_targets(a.target, b.target, numbers)) {
     return false;
   }
   if (a.kind == TreeNode::Kind::value && folding.values == Folding::Values::none) return false;
@@ -84,7 +138,7 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
   }
   for (std::size_t i = 0; i < a.children.size(); ++i) {
     if (a.children[i].label != b.children[i].label) return false;
-    if (!are_alike(contents, a.children[i], b.children[i], folding)) return false;
+    if (!are_alike(contents, a.children[i], b.children[i], numbers, folding)) return false;
   }
   return true;
 }
@@ -100,6 +154,10 @@ std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
     return std::pair(as_number(label.substr(0, dot)),
                      dot == std::string_view::npos ? std::string_view() : label.substr(dot));
   };
+  const auto are_alike_at = [&](std::size_t a, std::size_t b) {
+    const auto number_of = [&](std::size_t i) { return std::to_string(*split(siblings[i]).first); };
+    return are_alike(contents, siblings[a], siblings[b], {number_of(a), number_of(b)}, folding);
+  };
   std::vector<TreeNode> folded;
   for (std::size_t i = 0; i < siblings.size();) {
     const auto [first, suffix] = split(siblings[i]);
@@ -107,16 +165,21 @@ std::vector<TreeNode> fold(const formats::CheckpointContents& contents,
     while (first && end < siblings.size()) {
       const auto [number, other_suffix] = split(siblings[end]);
       if (number != *first + static_cast<std::int64_t>(end - i) || other_suffix != suffix ||
-          !are_alike(contents, siblings[i], siblings[end], folding)) {
+          !are_alike_at(i, end)) {
         break;
       }
+      // Compares neighbours too. Else, an alias could have the tensor of the first sibling in one
+      // sibling, and a tensor with the own number in another one.
+      if (end - i > 1 && !are_alike_at(end - 1, end)) break;
       ++end;
     }
     TreeNode node = siblings[i];
     if (end - i > 1) {
       node.num_repeats = static_cast<std::int64_t>(end - i);
-      node.label = "[" + std::to_string(*first) + ":" + std::to_string(*first + node.num_repeats) +
-                   "]" + std::string(suffix);
+      const std::string range =
+          "[" + std::to_string(*first) + ":" + std::to_string(*first + node.num_repeats) + "]";
+      node.label = range + std::string(suffix);
+      fold_targets(node, siblings[i + 1], range);
       for (std::size_t j = i + 1; j < end; ++j) node.totals.add(siblings[j].totals);
     }
     folded.push_back(std::move(node));
@@ -166,6 +229,16 @@ void Totals::add(const Totals& other) {
   num_pieces += other.num_pieces;
   numel += other.numel;
   nbytes += other.nbytes;
+}
+
+void add_tensors_of_aliases(const formats::CheckpointContents& contents, Selection& selection) {
+  std::set<std::size_t> tensors(selection.tensors.begin(), selection.tensors.end());
+  for (const std::size_t a : selection.aliases) {
+    const std::size_t t = tensor_of(contents, contents.aliases[a]);
+    if (t >= contents.tensors.size() || !tensors.insert(t).second) continue;
+    selection.totals.add(totals_of(contents.tensors[t]));
+  }
+  selection.tensors.assign(tensors.begin(), tensors.end());
 }
 
 std::size_t tensor_of(const formats::CheckpointContents& contents, const formats::Alias& alias) {
@@ -227,7 +300,8 @@ TreeNode make_tree(const formats::CheckpointContents& contents, const Selection&
   for (std::size_t a : selection.aliases) {
     Totals totals;
     totals.num_aliases = 1;
-    insert(trie, contents.aliases[a].fqn, TreeNode::Kind::alias, a, totals);
+    insert(trie, contents.aliases[a].fqn, TreeNode::Kind::alias, a, totals).target =
+        contents.aliases[a].target;
   }
   TreeNode root;
   root.totals = selection.totals;

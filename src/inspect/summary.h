@@ -39,6 +39,10 @@ struct Selection {
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 
+/// Adds the tensors of selected aliases to the selection, each once. For commands whose result
+/// about an alias is that about its tensor.
+void add_tensors_of_aliases(const formats::CheckpointContents& contents, Selection& selection);
+
 /// Returns the index of an alias's tensor; `static_cast<std::size_t>(-1)` if there is no such
 /// tensor.
 std::size_t tensor_of(const formats::CheckpointContents& contents, const formats::Alias& alias);
@@ -53,13 +57,15 @@ struct TreeNode {
   std::string label;
   std::int64_t num_repeats = 1;  // number of siblings that this node stands for
   std::size_t index = 0;  // of the entry in the contents (of the first sibling); unused for a group
+  std::string target;     // of an alias: the name of its tensor, folded like a label; else empty
   Totals totals;          // sums over all siblings
   std::vector<TreeNode> children;  // children of the first sibling; numbers are sorted as numbers
 };
 
 /// Which numbered siblings (such as layers) are merged into one node, `[0:32]`. They must have the
-/// same names below them, and tensors of equal dtypes and shapes (or also of equal pieces). Values
-/// may differ. `none`: siblings with tensors (or values) below them are not merged.
+/// same names below them, and tensors of equal dtypes and shapes (or also of equal pieces). Aliases
+/// must have the same tensor, or each a tensor with the sibling's own number: `layers.3.emb` in
+/// layer 3. Values may differ. `none`: siblings with tensors (or values) below them are not merged.
 struct Folding {
   /// Which siblings with tensors below them are merged.
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;

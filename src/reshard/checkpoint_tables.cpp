@@ -30,24 +30,23 @@ void add_state(const TensorMeta& state, StateKind kind, TableSize& table) {
 }  // namespace
 
 std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& contents,
-                                         std::span<const std::size_t> tensors,
+                                         std::span<const TableName> names,
                                          const std::string& path) {
   std::vector<TableSize> tables;
   std::map<std::size_t, std::size_t> table_of_tensor;
-  std::map<std::string, std::string> fqn_of_table;
-  for (const std::size_t t : tensors) {
-    const TensorMeta& meta = contents.tensors[t].meta;
-    const auto name = table_of_weight(meta.fqn);
-    if (!name || meta.shape.size() != 2) continue;
-    const auto [known, is_new] = fqn_of_table.emplace(*name, meta.fqn);
-    if (!is_new) {
-      throw Error::expected(ErrorKind::mismatch, {path, meta.fqn, {}}, "table " + *name,
-                            "one tensor of that name", "also " + printable(known->second),
+  std::map<std::string, const TableName*> known_names;
+  for (const TableName& name : names) {
+    const TensorMeta& meta = contents.tensors[name.tensor_index].meta;
+    if (meta.shape.size() != 2) continue;
+    const TableName& known = *known_names.emplace(name.table, &name).first->second;
+    if (known.tensor_index != name.tensor_index) {
+      throw Error::expected(ErrorKind::mismatch, {path, name.fqn, {}}, "table " + name.table,
+                            "one tensor of that name", "also " + printable(known.fqn),
                             "use patterns to select the tables of one collection");
     }
-    table_of_tensor[t] = tables.size();
+    if (!table_of_tensor.emplace(name.tensor_index, tables.size()).second) continue;
     tables.push_back(
-        {.name = *name, .rows = meta.shape[0], .columns = meta.shape[1], .dtype = meta.dtype});
+        {.name = name.table, .rows = meta.shape[0], .columns = meta.shape[1], .dtype = meta.dtype});
   }
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t t = 0; t < roles.size(); ++t) {

@@ -9,6 +9,7 @@
 #include "reshard/layout_check.h"
 #include "reshard/plan_report.h"
 #include "reshard/row_wise_shards.h"
+#include "reshard/tied_tables.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::reshard {
@@ -118,10 +119,6 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
   return {strategy, strategy.world_size()};
 }
 
-std::optional<std::string> planned_table(const TensorEntry& tensor, const PlanOptions& options) {
-  return table_of_weight(renamed(tensor.meta.fqn, options.renames));
-}
-
 DestinationLayout::DestinationLayout(const CheckpointContents& source, const PlanOptions& options,
                                      const LayoutRule& rule, std::span<const FlatUnit> units)
     : source_(source),
@@ -132,6 +129,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
       keeps_uncut_(holds_replicas_ && has_cut_tensor(source)),
       keeps_cuts_(holds_replicas_ && stores_replicas(source)),
       other_stores_replicas_(holds_replicas_ && options.like && stores_replicas(*options.like)) {
+  if (options.table_plan) {
+    table_rules_ = rules_by_tensor(table_names(source, options.renames), *options.table_plan);
+  }
   if (!holds_replicas_) return;
   if (options.like) other_cuts_ = cut_dimensions(*options.like);
   for (const TensorEntry& tensor : source.tensors) {
@@ -217,13 +217,9 @@ bool DestinationLayout::is_uncut_in_other(const Shape& shape,
 std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor) const {
   const TensorEntry& parameter = source_.tensors[source_tensor];
   if (!rule_.strategy) return kept_shards(parameter);
-  if (options_.table_plan) {
-    if (const auto table = planned_table(parameter, options_)) {
-      const auto rule = options_.table_plan->tables.find(*table);
-      if (rule != options_.table_plan->tables.end() && parameter.meta.shape.size() == 2) {
-        return table_shards(rule->second, parameter.meta.shape, rule_.strategy->world_size());
-      }
-    }
+  const auto rule = table_rules_.find(source_tensor);
+  if (rule != table_rules_.end() && parameter.meta.shape.size() == 2) {
+    return table_shards(rule->second, parameter.meta.shape, rule_.strategy->world_size());
   }
   const std::string name = renamed(parameter.meta.fqn, options_.renames);
   if (options_.like) return shards_of_other(parameter);

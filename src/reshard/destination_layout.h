@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -26,11 +27,6 @@ struct LayoutRule {
 /// Throws: Error(invalid_argument) if the options contradict each other or the format.
 LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
                               const PlanOptions& options);
-
-/// Returns the table name that table plans use for a source tensor, from the tensor's name at the
-/// destination. Returns nothing if that is not the name of a table's weight.
-std::optional<std::string> planned_table(const formats::TensorEntry& tensor,
-                                         const PlanOptions& options);
 
 /// The layout rule and the table plan, applied to tensors of the source. Keeps views of source,
 /// options and units, which must outlive it and not move. Immutable; thread-safe.
@@ -67,7 +63,8 @@ class DestinationLayout {
   const bool keeps_uncut_;     // tensors that the source does not cut stay whole on all ranks
   const bool keeps_cuts_;      // tensors under the format's uncut prefix keep the source's cuts
   const bool other_stores_replicas_;
-  std::set<std::size_t> other_cuts_;  // the dimensions that PlanOptions::like cuts
+  std::map<std::size_t, TableRule> table_rules_;  // by index of the source tensor
+  std::set<std::size_t> other_cuts_;              // the dimensions that PlanOptions::like cuts
   /// Names of tensors that differ between ranks. stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };

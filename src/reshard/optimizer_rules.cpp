@@ -36,6 +36,12 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// A parameter, and the key under which it was found: its own or that of an alias.
+struct FoundParameter {
+  std::size_t index;
+  std::string_view fqn;
+};
+
 /// Finds parameters by the name that an optimizer uses. This is the parameter's key, perhaps
 /// without its first components (`model.`, `app.model.`).
 class ParameterNames {
@@ -54,11 +60,11 @@ class ParameterNames {
     for (auto& [name, named] : by_name_) std::stable_sort(named.begin(), named.end());
   }
 
-  /// Returns the index of the parameter that an optimizer calls `name`, or nothing. `name` may lack
-  /// first components of the parameter's key. If several keys fit, prefers the one that shares the
+  /// Returns the parameter that an optimizer calls `name`, or nothing. `name` may lack first
+  /// components of the parameter's key. If several keys fit, prefers the one that shares the
   /// longest beginning with `state` (as in merged checkpoints), then the one that `name` shortens
   /// least: `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`.
-  std::optional<std::size_t> find(std::string_view name, std::string_view state) const {
+  std::optional<FoundParameter> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
     const Named* best = nullptr;
@@ -77,7 +83,7 @@ class ParameterNames {
       most_shared = shared;
       best = &*std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn);
     }
-    return best->index;
+    return FoundParameter{best->index, best->fqn};
   }
 
  private:
@@ -117,7 +123,7 @@ class ParameterNames {
 };
 
 struct ParameterState {
-  std::optional<std::size_t> parameter_index;
+  std::optional<FoundParameter> parameter;
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
@@ -135,13 +141,13 @@ ParameterState split_state_name(std::string_view state, std::string_view rest,
        dot = rest.rfind('.', dot - 1)) {
     const std::string_view parameter = rest.substr(0, dot);
     if (has_only_digits(parameter)) continue;
-    if (const auto index = parameters.find(parameter, state)) {
-      return {index, rest.substr(dot + 1)};
+    if (const auto found = parameters.find(parameter, state)) {
+      return {found, rest.substr(dot + 1)};
     }
   }
   if (const auto leading = parse_leading_state_key(rest)) {
-    if (const auto index = parameters.find(leading->parameter, state)) {
-      return {index, leading->name};
+    if (const auto found = parameters.find(leading->parameter, state)) {
+      return {found, leading->name};
     }
   }
   const std::size_t last = rest.rfind('.');
@@ -173,10 +179,12 @@ bool has_one_per_row(const TensorEntry& state, const TensorEntry& parameter) {
 StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& state,
                        std::string_view rest, const ParameterNames& parameters) {
   const ParameterState split = split_state_name(state.meta.fqn, rest, parameters);
-  StateRole role{StateKind::opaque, split.parameter_index};
-  if (split.parameter_index) {
-    const TensorEntry& parameter = contents.tensors[*split.parameter_index];
-    const auto table = table_of_weight(parameter.meta.fqn);
+  StateRole role{StateKind::opaque, std::nullopt};
+  if (split.parameter) {
+    role.parameter_index = static_cast<std::uint32_t>(split.parameter->index);
+    const TensorEntry& parameter = contents.tensors[split.parameter->index];
+    // Of tied tables, each has state under its own name, although their weights are one tensor.
+    const auto table = table_of_weight(split.parameter->fqn);
     if (table && split.name.starts_with(*table + ".")) {
       const std::string_view name = split.name.substr(table->size() + 1);
       role.kind = torchrec_kind(name, state, parameter);

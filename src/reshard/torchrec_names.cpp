@@ -9,6 +9,7 @@
 
 #include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
+#include "reshard/tied_tables.h"
 
 namespace tessera::reshard {
 namespace {
@@ -167,6 +168,12 @@ std::vector<StateName> torchrec_names(const CheckpointContents& contents, const 
     if (dot == std::string_view::npos || !behind_state(fqn)) continue;
     if (table_of_weight(fqn.substr(0, dot)))
       tables[fqn.substr(0, dot)].emplace(fqn.substr(dot + 1), i);
+  }
+  std::optional<TablePlan> tied_plan;
+  if (plan != nullptr && !contents.aliases.empty()) {
+    tied_plan = *plan;
+    add_rules_for_tied_tables(table_names(contents), *tied_plan);
+    plan = &*tied_plan;
   }
   Names names(contents);
   for (const auto& [weight, state] : tables) {

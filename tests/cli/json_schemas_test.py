@@ -125,7 +125,7 @@ class JsonSchemasTest(unittest.TestCase):
         return [OPTIONS.fixtures / name for name in (
             "dcp/valid/fsdp2_adamw", "dcp/valid/dtypes", "dcp/valid/torchrec", "dcp/valid/values",
             "torch_zip/valid/training_state.pt", "torch_zip/valid/shared.pt",
-            "torch_zip/valid/values.pt", "torch_zip/valid/degenerate.pt",
+            "torch_zip/valid/values.pt", "torch_zip/valid/degenerate.pt", "torch_zip/valid/shared.pt",
             "safetensors/valid/sharded", "safetensors/valid/no_tensors.safetensors",
             "megatron/valid/tp2_pp2")]
 

@@ -4,9 +4,11 @@
 
 #include <bit>
 #include <cmath>
+#include <complex>
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -161,7 +163,7 @@ TEST(DiffTest, LargeIntegersAreComparedExactly) {
   EXPECT_EQ(diff(a, b, options).differences[0].elements->num_different, 1);
 }
 
-TEST(DiffTest, ComplexNumbersAreComparedByTheirParts) {
+TEST(DiffTest, ComplexNumbersDifferByTheMagnitudeOfTheirDifference) {
   MemoryCheckpoint a;
   a.add({"t", DType::complex64, {2}}, test::bytes_of<float>({3, 4, 1, 1}));
   MemoryCheckpoint b;
@@ -169,7 +171,30 @@ TEST(DiffTest, ComplexNumbersAreComparedByTheirParts) {
   const auto differences = diff(a, b, {}).differences;
   ASSERT_EQ(differences.size(), 1U);
   EXPECT_EQ(differences[0].elements->first_a, "3+4j");
-  EXPECT_EQ(differences[0].elements->max_abs_difference, 1);
+  EXPECT_EQ(differences[0].elements->max_abs_difference, std::sqrt(2.0));
+}
+
+// The expectations are what torch.allclose(a, b, rtol, atol, equal_nan=True) returns.
+TEST(DiffTest, TolerancesOfComplexNumbersAreThoseOfAllclose) {
+  using Complex = std::complex<double>;
+  const double inf = std::numeric_limits<double>::infinity();
+  const double nan = std::nan("");
+  const auto are_close = [](Complex x, Complex y, double rtol, double atol) {
+    MemoryCheckpoint a;
+    MemoryCheckpoint b;
+    a.add({"t", DType::complex128, {1}}, test::bytes_of<Complex>({x}));
+    b.add({"t", DType::complex128, {1}}, test::bytes_of<Complex>({y}));
+    return diff(a, b, {.rtol = rtol, .atol = atol}).differences.empty();
+  };
+  EXPECT_TRUE(are_close({100, 0.001}, {100, 0.002}, 1e-4, 0));  // small beside the real part
+  EXPECT_FALSE(are_close({0.9, 0.9}, {0, 0}, 0, 1));
+  EXPECT_TRUE(are_close({0.6, 0.8}, {0, 0}, 0, 1));
+  EXPECT_TRUE(are_close({1.7e308, 1.7e308}, {1.7e308, 1.6e308}, 0.1, 0));
+  EXPECT_TRUE(are_close({nan, 1}, {2, nan}, 0, 0));
+  EXPECT_FALSE(are_close({nan, 1}, {1, 1}, 0, 1e9));
+  EXPECT_TRUE(are_close({inf, 1}, {inf, 1}, 0, 0));
+  EXPECT_FALSE(are_close({inf, 1}, {inf, 2}, 0, 1e9));
+  EXPECT_FALSE(are_close({1, 1}, {inf, 1}, 0.5, 0));
 }
 
 TEST(DiffTest, ReportsNamesShapesDtypesAndValuesInOrder) {
@@ -217,6 +242,15 @@ TEST(DiffTest, AnyDtypesAreComparedAsNumbersWhenAsked) {
   EXPECT_EQ(differences[0].elements->first_b, "2");
 }
 
+// One line for each name: `head: <target in A> | <target in B>`.
+std::vector<std::string> ties_of(const DiffReport& report) {
+  std::vector<std::string> lines;
+  for (const Untied& each : report.untied) {
+    lines.push_back(each.name + ": " + each.target_a + " | " + each.target_b);
+  }
+  return lines;
+}
+
 TEST(DiffTest, ATiedTensorEqualsOneOfItsOwn) {
   const auto bytes = test::bytes_of<float>({1, 2});
   MemoryCheckpoint tied;
@@ -227,10 +261,30 @@ TEST(DiffTest, ATiedTensorEqualsOneOfItsOwn) {
   apart.add({"head", DType::float32, {2}}, bytes);
   const DiffReport report = diff(tied, apart, {});
   EXPECT_THAT(report.differences, IsEmpty());
-  EXPECT_THAT(report.untied, ElementsAre("head"));
+  EXPECT_THAT(ties_of(report), ElementsAre("head: emb | "));
   EXPECT_THAT(diff(tied, tied, {}).untied, IsEmpty());
   apart.piece_bytes("head", 0)[0] = std::byte{1};
   EXPECT_EQ(diff(tied, apart, {}).differences.size(), 1U);
+}
+
+TEST(DiffTest, ATieToAnotherTensorIsToldThoughTheBytesAreEqual) {
+  const auto bytes = test::bytes_of<float>({1, 2});
+  const auto tied_to = [&](const std::string& alias, const std::string& target,
+                           const std::string& other) {
+    MemoryCheckpoint checkpoint;
+    for (const std::string& fqn : std::set{target, other}) {
+      checkpoint.add({fqn, DType::float32, {2}}, bytes);
+    }
+    checkpoint.add_alias(alias, target);
+    return checkpoint;
+  };
+  const DiffReport moved = diff(tied_to("a", "x", "y"), tied_to("a", "y", "x"), {});
+  EXPECT_THAT(moved.differences, IsEmpty());
+  EXPECT_THAT(ties_of(moved), ElementsAre("a: x | y"));
+  // The same tie, but another of its names is the tensor.
+  EXPECT_THAT(diff(tied_to("a", "x", "y"), tied_to("x", "a", "y"), {}).untied, IsEmpty());
+  const DiffOptions renames{.renames = {{"x", "w"}}};
+  EXPECT_THAT(diff(tied_to("a", "x", "y"), tied_to("a", "w", "y"), renames).untied, IsEmpty());
 }
 
 TEST(DiffTest, WhatPrintsAlikeIsShownWithItsBytes) {

@@ -28,7 +28,7 @@ MemoryCheckpoint holding_bits(const std::vector<std::uint32_t>& bits, Shape shap
   return checkpoint;
 }
 
-// The digests were computed with Python's xxhash.
+// The digests were computed with the Python code in docs/cli/ckpt-inspect.md.
 TEST(ManifestTest, DigestsCanBeRecomputedElsewhere) {
   MemoryCheckpoint checkpoint;
   checkpoint.add({"empty", DType::int64, {0, 3}}, {});
@@ -37,13 +37,15 @@ TEST(ManifestTest, DigestsCanBeRecomputedElsewhere) {
   checkpoint.add_value("eps", 1e-05);
   checkpoint.add_value(
       "group", Value::Dict{{"lr", 0.1}, {"betas", Value::Tuple{{Value(0.9), Value(0.999)}}}});
+  checkpoint.add_value("text", "\x7F\b\f\xE2\x80\xA8\xC2\x85");  // DEL, U+2028, U+0085
   const Manifest manifest = manifest_of(checkpoint);
   EXPECT_THAT(manifest.entries,
               ElementsAre(Manifest::Entry{"empty", "fa5294a7330b758b07625d77712dff8b"},
                           Manifest::Entry{"eps", "4636a7c97ea11d9730780f37fc02f3a4"},
                           Manifest::Entry{"group", "27bd2432ca7ed199a26951f013cf0a57"},
                           Manifest::Entry{"pair", "ea1f2dcb79945d3ec6f4380208c5e4f4"},
-                          Manifest::Entry{"scalar", "09cd880c01a2eb13e2a0de4dc9a0a92c"}));
+                          Manifest::Entry{"scalar", "09cd880c01a2eb13e2a0de4dc9a0a92c"},
+                          Manifest::Entry{"text", "64e64ca32d325147f83e5503da27e381"}));
   EXPECT_EQ(Manifest{}.whole_digest(), "99aa06d3014798d86001c324468d497f");  // of no bytes
 }
 
@@ -137,6 +139,7 @@ TEST(ManifestTest, TextReadsBackWhateverTheNames) {
                      {"\\x0a", digest},
                      {"\n\x1b[31m", digest},
                      {"b\\", digest},
+                     {"del\x7F\xE2\x80\xA8", digest},
                      {"name\xFF", digest},
                      {"whole: x", digest},
                      {std::string("nul\0", 4), digest},
@@ -144,8 +147,9 @@ TEST(ManifestTest, TextReadsBackWhateverTheNames) {
   std::sort(manifest.entries.begin(), manifest.entries.end(),
             [](const auto& a, const auto& b) { return a.name < b.name; });
   const std::string text = manifest.to_text();
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 11);
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
+  EXPECT_NE(text.find("\\x7f\\xe2\\x80\\xa8"), std::string::npos);
   EXPECT_EQ(parse_manifest(text, "m"), manifest);
 }
 

@@ -162,6 +162,10 @@ TEST(StatisticsTest, ComplexNumbersCountByMagnitude) {
   const auto nan = statistics_of<double>(DType::complex128, {kInf, kNan, kInf, 0});
   EXPECT_EQ(nan.num_nan, 1);
   EXPECT_EQ(nan.num_positive_inf, 1);
+  const double huge = std::numeric_limits<double>::max();
+  const auto finite = statistics_of<double>(DType::complex128, {huge, huge, kInf, -kInf});
+  EXPECT_EQ(finite.num_positive_inf, 1);
+  EXPECT_EQ(finite.max, Number(huge));
   EXPECT_EQ(statistics_of<std::uint16_t>(DType::complex32, {0x4200, 0x4400}).max, Number(5.0));
 }
 
@@ -290,6 +294,18 @@ TEST(HistogramTest, IntegersGetBinsOfWholeWidth) {
   const auto many = histogram_of(DType::int32, test::bytes_of(values), 100, 8);
   EXPECT_EQ(many.end, 104);
   EXPECT_THAT(many.counts, ElementsAre(13, 13, 13, 13, 13, 13, 13, 9));
+}
+
+TEST(HistogramTest, EdgesDifferInNarrowRanges) {
+  const double next = std::nextafter(1.0, 2.0);
+  EXPECT_THAT(histogram_of(DType::float64, test::bytes_of<double>({1, next}), 2, 10).counts,
+              ElementsAre(2));
+  const auto narrow = histogram_of(DType::float64, test::bytes_of<double>({1, 1 + 0x1p-50}), 2, 10);
+  EXPECT_THAT(narrow.counts, ElementsAre(1, 1));
+  const std::int64_t big = std::int64_t{1} << 60;
+  const auto integers =
+      histogram_of(DType::int64, test::bytes_of<std::int64_t>({big, big + 1024}), 2, 10);
+  EXPECT_THAT(integers.counts, ElementsAre(1, 1));
 }
 
 TEST(HistogramTest, DegenerateTensorsHaveDegenerateHistograms) {

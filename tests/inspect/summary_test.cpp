@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+
 #include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
 
@@ -59,6 +61,39 @@ TEST(TreeTest, FoldsLeavesAndChainsToo) {
   for (int i = 0; i < 3; ++i) add(checkpoint, "blocks." + std::to_string(i) + ".bias");
   for (int i = 0; i < 3; ++i) add(checkpoint, "list." + std::to_string(i));
   EXPECT_THAT(tree(checkpoint), ElementsAre("blocks.[0:3].bias x3", "list.[0:3] x3"));
+}
+
+// The node of layers in a checkpoint in which `layers.<i>.lm` is tied to `targets[i]`.
+std::string folded_layers(const std::vector<std::string>& targets) {
+  MemoryCheckpoint checkpoint;
+  for (const std::string& target : std::set<std::string>(targets.begin(), targets.end())) {
+    add(checkpoint, target);
+  }
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    checkpoint.add_alias("layers." + std::to_string(i) + ".lm", targets[i]);
+  }
+  const auto& contents = checkpoint.contents();
+  const Selection selection = select(contents, NameSelection({"*.lm"}), "memory");
+  std::string text;
+  for (const TreeNode& node : make_tree(contents, selection).children) {
+    if (node.kind == TreeNode::Kind::alias) text += node.label + " = " + node.target + "; ";
+    for (const TreeNode& child : node.children) {
+      text += child.label + " = " + child.target + "; ";
+    }
+  }
+  return text;
+}
+
+TEST(TreeTest, FoldsAliasesOfOneTensorOrOfTheirOwnLayers) {
+  EXPECT_EQ(folded_layers({"w", "w", "w"}), "layers.[0:3].lm = w; ");
+  EXPECT_EQ(folded_layers({"h.0.a.0", "h.1.a.1", "h.2.a.2"}),
+            "layers.[0:3].lm = h.[0:3].a.[0:3]; ");
+  EXPECT_EQ(folded_layers({"h.0.a.0", "h.1.a.0"}), "layers.[0:2].lm = h.[0:2].a.0; ");
+  EXPECT_EQ(folded_layers({"w", "v", "v"}), "0.lm = w; [1:3].lm = v; ");
+  EXPECT_EQ(folded_layers({"h.0", "h.2", "h.1"}), "0.lm = h.0; 1.lm = h.2; 2.lm = h.1; ");
+  EXPECT_EQ(folded_layers({"h.0", "h.0", "h.2"}), "[0:2].lm = h.0; 2.lm = h.2; ");
+  EXPECT_EQ(folded_layers({"h.0", "h.1", "h.0"}), "[0:2].lm = h.[0:2]; 2.lm = h.0; ");
+  EXPECT_EQ(folded_layers({"h.0", "h.0.w"}), "0.lm = h.0; 1.lm = h.0.w; ");
 }
 
 TEST(TreeTest, FoldsByPiecesAndKeepsValuesApartWhenAsked) {

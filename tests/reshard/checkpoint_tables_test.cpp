@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "support/error_matchers.h"
 
 namespace tessera::reshard {
@@ -24,9 +22,7 @@ void add(CheckpointContents& contents, const std::string& fqn, const Shape& shap
 }
 
 std::vector<TableSize> tables_of(const CheckpointContents& contents) {
-  std::vector<std::size_t> all(contents.tensors.size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  return checkpoint_tables(contents, all, "src");
+  return checkpoint_tables(contents, table_names(contents), "src");
 }
 
 // Shows D10.
@@ -67,8 +63,23 @@ TEST(CheckpointTablesTest, TwoTablesOfOneNameAreRefusedUnlessOneIsSelected) {
   add(contents, "b.embedding_bags.t0.weight", {5, 4});
   EXPECT_THAT([&] { tables_of(contents); },
               test::ThrowsError(ErrorKind::mismatch, "src: b.embedding_bags.t0.weight: table t0"));
-  const std::vector<std::size_t> second{1};
+  const std::vector<TableName> second{table_names(contents)[1]};
   EXPECT_EQ(checkpoint_tables(contents, second, "src")[0].rows, 5);
+}
+
+TEST(CheckpointTablesTest, TiedTablesAreOneTableWithTheStateOfBoth) {
+  CheckpointContents contents;
+  add(contents, "embedding_bags.t0.weight", {10, 4});
+  add(contents, "optim.state.embedding_bags.t0.weight.t0.momentum1", {10});
+  add(contents, "optim.state.embedding_bags.t1.weight.t1.momentum1", {10});
+  contents.aliases = {{"embedding_bags.t1.weight", "embedding_bags.t0.weight"}};
+  const std::vector<TableSize> tables = tables_of(contents);
+  ASSERT_EQ(tables.size(), 1U);
+  EXPECT_EQ(tables[0].name, "t0");
+  EXPECT_EQ(tables[0].state_nbytes_per_row, 8U);
+
+  const std::vector<TableName> alias{table_names(contents)[1]};
+  EXPECT_EQ(checkpoint_tables(contents, alias, "src")[0].name, "t1");
 }
 
 }  // namespace

@@ -129,6 +129,18 @@ TEST(OptimizerRulesTest, TorchrecsMomentumIsRowWisePointwiseOrPerShard) {
   EXPECT_EQ(classify_state(contents)[2].kind, StateKind::row_wise_per_shard);
 }
 
+TEST(OptimizerRulesTest, TiedTablesHaveStateUnderEachOfTheirNames) {
+  auto contents = contents_of({{"model.embedding_bags.t0.weight", {6, 8}},
+                               {"optim.state.embedding_bags.t1.weight.t1.momentum1", {12}},
+                               {"optim.state.embedding_bags.t1.weight.row_sum", {6}}});
+  contents.tensors[0].pieces = {{Box{{0, 0}, {6, 4}}, 0}, {Box{{0, 4}, {6, 4}}, 1}};
+  contents.aliases = {{"model.embedding_bags.t1.weight", "model.embedding_bags.t0.weight"}};
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[1].kind, StateKind::row_wise_per_shard);
+  EXPECT_EQ(roles[1].parameter_index, 0U);
+  EXPECT_EQ(roles[2].kind, StateKind::row_wise);
+}
+
 // Shows E10.
 TEST(OptimizerRulesTest, CanonicalRowWiseStateIsKnownByItsName) {
   const auto contents = contents_of({{"model.embedding_bags.t.weight", {6, 6}},

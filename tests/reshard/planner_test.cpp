@@ -911,6 +911,60 @@ TEST(PlannerTest, TableThatThePlanLacksIsAProblemUnlessAStrategyIsGiven) {
       IsEmpty());
 }
 
+/// The tables t0 and t1 are one tensor, cut into two column shards. Each has state of its own.
+CheckpointContents tied_tables() {
+  CheckpointContents contents = tables();
+  contents.tensors.push_back(tensor("optim.state.ebc.embedding_bags.t1.weight.t1.momentum1", {12},
+                                    {{Box{{0}, {6}}, 0}, {Box{{6}, {6}}, 1}}));
+  contents.aliases = {{"model.ebc.embedding_bags.t1.weight", "model.ebc.embedding_bags.t0.weight"}};
+  return contents;
+}
+
+TablePlan plan_of_4_columns(const std::string& table) {
+  return TablePlan::from_json(R"({"schema":1,"world_size":4,"tables":{")" + table +
+                                  R"(":{"sharding":"column_wise","ranks":[0,1,2,3]}}})",
+                              "plan");
+}
+
+TEST(PlannerTest, TiedTablesFollowTheRuleOfEitherNameWithTheStateOfBoth) {
+  for (const std::string table : {"t0", "t1"}) {
+    SCOPED_TRACE(table);
+    const Plan plan = plan_reshard(
+        tied_tables(), "src", {.table_plan = plan_of_4_columns(table), .lossy = Relaxation::allow});
+    EXPECT_THAT(plan.problems, IsEmpty());
+    EXPECT_THAT(regions_of(plan, "model.ebc.embedding_bags.t0.weight"),
+                ElementsAre(Box{{0, 0}, {6, 2}}, Box{{0, 2}, {6, 2}}, Box{{0, 4}, {6, 2}},
+                            Box{{0, 6}, {6, 2}}));
+    for (const std::size_t state : {std::size_t{1}, std::size_t{2}}) {
+      EXPECT_EQ(plan.destination.tensors[state].kind, StateKind::row_wise_per_shard);
+      EXPECT_EQ(plan.destination.tensors[state].meta.shape, (Shape{24}));
+    }
+  }
+}
+
+TEST(PlannerTest, ATensorThatIsATableByItsAliasOnlyFollowsThePlan) {
+  CheckpointContents contents = tied_tables();
+  contents.tensors[0].meta.fqn = "model.decoder.weight";
+  contents.tensors.erase(contents.tensors.begin() + 1);
+  contents.aliases[0].target = "model.decoder.weight";
+  const Plan plan = plan_reshard(
+      contents, "src", {.table_plan = plan_of_4_columns("t1"), .lossy = Relaxation::allow});
+  EXPECT_THAT(plan.problems, IsEmpty());
+  EXPECT_THAT(regions_of(plan, "model.decoder.weight"), SizeIs(4));
+  EXPECT_EQ(plan.destination.tensors[1].meta.shape, (Shape{24}));
+}
+
+TEST(PlannerTest, TiedTablesWithDifferentRulesAreAProblem) {
+  TablePlan rules = plan_of(R"({"sharding":"column_wise","ranks":[0,1]})");
+  rules.tables["t1"] = rules.tables["t0"];
+  EXPECT_THAT(plan_reshard(tied_tables(), "src", {.table_plan = rules}).problems, IsEmpty());
+  rules.tables["t1"].ranks = {1, 0};
+  const Plan refused = plan_reshard(tied_tables(), "src", {.table_plan = rules});
+  ASSERT_THAT(refused.problems, SizeIs(1));
+  EXPECT_EQ(refused.problems[0].where.fqn, "model.ebc.embedding_bags.t1.weight");
+  EXPECT_THAT(refused.problems[0].expected, HasSubstr("tables t0 and t1"));
+}
+
 TEST(PlannerTest, RenamedStateBesideListsOfParametersIsNoted) {
   CheckpointContents source = adamw();
   source.values = {{"optim.param_groups.0.lr", {}}, {"optim.param_groups.0.params", {}}};

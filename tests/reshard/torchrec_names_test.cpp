@@ -100,6 +100,23 @@ TEST(TorchrecNamesTest, TablesOfTorchOptimKeepItsNames) {
   EXPECT_THAT(torchrec(adagrad, &plan), ElementsAre(Pair("sum", "t.momentum1")));
 }
 
+TEST(TorchrecNamesTest, TiedTablesHaveTheRuleOfEitherName) {
+  CheckpointContents contents = table_with({{"sum", {6, 8}}});
+  contents.tensors[0].meta.fqn = "model.ebc.embedding_bags.a.weight";
+  contents.aliases = {{kTable, contents.tensors[0].meta.fqn}};
+  const TablePlan plan{.world_size = 2, .tables = {{"a", {TableSharding::data_parallel, {0, 1}}}}};
+  EXPECT_THAT(torchrec_names(contents, nullptr), ::testing::SizeIs(1));
+  EXPECT_THAT(torchrec_names(contents, &plan), IsEmpty());
+}
+
+TEST(TorchrecNamesTest, StateUnderTheAliasOfATiedTableIsNamedToo) {
+  CheckpointContents contents = table_with({{"t.momentum1", {12}}});
+  contents.tensors[0].meta.fqn = "model.ebc.embedding_bags.a.weight";
+  contents.aliases = {{kTable, contents.tensors[0].meta.fqn}};
+  EXPECT_THAT(ends(contents, canonical_names(contents)),
+              ElementsAre(Pair("t.momentum1", "row_sum")));
+}
+
 TEST(TorchrecNamesTest, KeyPathsKeepTheirKeys) {
   CheckpointContents contents = table_with({{"t.momentum1", {6}}});
   KeyPath& path = contents.tensors[1].key_path.edit();

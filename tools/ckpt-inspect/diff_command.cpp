@@ -46,6 +46,13 @@ std::string in_words(const Difference& difference) {
   }
 }
 
+std::string ties_in_words(const inspect::Untied& untied) {
+  if (untied.target_b.empty()) return "tied to " + printable(untied.target_a) + " in A, not in B";
+  if (untied.target_a.empty()) return "tied to " + printable(untied.target_b) + " in B, not in A";
+  return "tied to " + printable(untied.target_a) + " in A, to " + printable(untied.target_b) +
+         " in B";
+}
+
 std::vector<Rename> parse_renames(const std::vector<std::string>& texts) {
   std::vector<Rename> renames;
   for (const std::string& text : texts) {
@@ -124,7 +131,7 @@ void print_json(const inspect::DiffReport& report, const QuantizedNames& quantiz
   }
   json.end_array();
   json.key("untied").begin_array();
-  for (const std::string& name : report.untied) json.value(name);
+  for (const inspect::Untied& untied : report.untied) json.value(untied.name);
   json.end_array();
   json.finish();
 }
@@ -199,9 +206,8 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   }
   table.print(terminal);
   print_note_of_codes(report, quantized, terminal);
-  for (const std::string& name : report.untied) {
-    terminal.print_error("note: " + printable(name) +
-                         ": tied to another name in only one of the two checkpoints");
+  for (const inspect::Untied& untied : report.untied) {
+    terminal.print_error("note: " + printable(untied.name) + ": " + ties_in_words(untied));
   }
   if (!report.differences.empty()) terminal.print("\n");
   const std::string compared =

@@ -43,6 +43,17 @@ void write_statistics(JsonOutput& json, const inspect::Statistics& statistics) {
   write_double(json.key("std"), statistics.standard_deviation());
 }
 
+void write_aliases(JsonOutput& json, const formats::CheckpointContents& contents,
+                   const inspect::Selection& selection) {
+  if (selection.aliases.empty()) return;
+  json.key("aliases").begin_array();
+  for (const std::size_t a : selection.aliases) {
+    const formats::Alias& alias = contents.aliases[a];
+    json.begin_object().member("name", alias.fqn).member("alias_of", alias.target).end_object();
+  }
+  json.end_array();
+}
+
 std::string_view kind_name(inspect::Difference::Kind kind) {
   using Kind = inspect::Difference::Kind;
   switch (kind) {

@@ -1,6 +1,7 @@
 #include "ckpt-inspect/layout_command.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -13,6 +14,7 @@
 #include "cli/table.h"
 #include "formats/tensor_mesh.h"
 #include "inspect/layout_map.h"
+#include "reshard/tied_tables.h"
 #include "tessera/base/file_system.h"
 #include "tessera/layout/table_plan.h"
 
@@ -28,15 +30,18 @@ constexpr int kMaxMapColumns = 64;
 constexpr std::size_t kTickColumns = 8;
 constexpr std::uint64_t kMaxPlanNbytes = std::uint64_t{256} << 20;
 
-// One line of the map: a tensor, or several tensors of layers that are cut in the same way.
+// One line of the map: a tensor or an alias, or several tensors (or aliases) of layers that are cut
+// in the same way.
 struct Row {
   std::string name;
-  std::size_t tensor;
+  std::size_t tensor = 0;
+  std::string target{};  // of an alias; empty for a tensor
 };
 
 void append_rows(const TreeNode& node, const std::string& prefix, std::vector<Row>& rows) {
   const std::string name = prefix.empty() ? node.label : prefix + "." + node.label;
   if (node.kind == TreeNode::Kind::tensor) rows.push_back({name, node.index});
+  if (node.kind == TreeNode::Kind::alias) rows.push_back({name, 0, node.target});
   for (const TreeNode& child : node.children) append_rows(child, name, rows);
 }
 
@@ -45,8 +50,8 @@ struct Subject {
   const formats::CheckpointContents& contents;
   std::string format;  // of the checkpoint
   std::string origin;  // text for the last line: where the layout is from
-  const TablePlan* plan = nullptr;
-  const formats::MeshSource* meshes = nullptr;  // null if meshes are not shown
+  const std::map<std::string, TableSharding>* planned = nullptr;  // of each tensor; null: no plan
+  const formats::MeshSource* meshes = nullptr;                    // null if meshes are not shown
 
   std::optional<formats::TensorMesh> mesh_of(std::size_t tensor) const {
     return meshes == nullptr ? std::nullopt : meshes->mesh_of(tensor);
@@ -132,8 +137,8 @@ std::string placements_in_words(const formats::TensorMesh& mesh) {
 
 std::optional<TableSharding> sharding_of(const formats::TensorEntry& tensor,
                                          const Subject& subject) {
-  if (subject.plan == nullptr) return inspect::table_sharding(tensor);
-  return subject.plan->tables.at(*table_of_weight(tensor.meta.fqn)).sharding;
+  if (subject.planned == nullptr) return inspect::table_sharding(tensor);
+  return subject.planned->at(tensor.meta.fqn);
 }
 
 // Returns how the tensor is cut, and an embedding table's sharding type: `dim 0 / 4, row_wise`.
@@ -201,6 +206,12 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
   std::set<std::string> meshes;
   table.add_row({{"rank", Style::faint}, {axis(world_size, ranks_per_column), Style::faint}});
   for (const Row& row : rows) {
+    if (!row.target.empty()) {
+      table.add_row(
+          {{printable(row.name, row.name.size() * 4)},
+           {"= " + printable(row.target), Style::faint, Table::Cell::Extent::rest_of_line}});
+      continue;
+    }
     const formats::TensorEntry& tensor = contents.tensors[row.tensor];
     const inspect::LayoutPattern pattern = inspect::layout_pattern(tensor);
     const bool is_broken = pattern.cut == inspect::LayoutPattern::Cut::incomplete;
@@ -271,7 +282,9 @@ void print_json(const Subject& subject, const inspect::Selection& selection, Ter
     }
     json.end_array().end_object();
   }
-  json.end_array().key("ranks").begin_array();
+  json.end_array();
+  write_aliases(json, contents, selection);
+  json.key("ranks").begin_array();
   const RankTotals totals = totals_by_rank(contents, selection);
   for (std::size_t rank = 0; rank < totals.nbytes.size(); ++rank) {
     json.begin_object().member("rank", std::uint64_t{rank});
@@ -291,36 +304,48 @@ void print_layout(const Subject& subject, const inspect::Selection& selection,
   }
 }
 
-// Returns the selected tables with the pieces that each rank of the plan holds.
-formats::CheckpointContents planned_tables(const CheckpointReader& reader,
-                                           const inspect::Selection& selection,
-                                           const TablePlan& plan) {
-  formats::CheckpointContents planned;
-  planned.world_size = plan.world_size;
+struct PlannedTables {
+  formats::CheckpointContents contents{};  // the tables with the pieces that each rank holds
+  std::map<std::string, TableSharding> shardings{};
+};
+
+// Returns the selected tables as the plan lays them out.
+PlannedTables planned_tables(const CheckpointReader& reader, const inspect::Selection& selection,
+                             const std::vector<reshard::TableName>& names, const TablePlan& plan) {
+  PlannedTables planned;
+  planned.contents.world_size = plan.world_size;
+  const std::map<std::size_t, TableRule> rules = reshard::rules_by_tensor(names, plan);
+  std::map<std::size_t, std::string> tables;  // by tensor
+  for (const reshard::TableName& name : names) tables.emplace(name.tensor_index, name.table);
   for (const std::size_t t : selection.tensors) {
     const TensorMeta& meta = reader.contents().tensors[t].meta;
-    const auto table = table_of_weight(meta.fqn);
-    if (!table || meta.shape.size() != 2) continue;
-    const auto rule = plan.tables.find(*table);
-    if (rule == plan.tables.end()) {
+    const auto table = tables.find(t);
+    if (table == tables.end() || meta.shape.size() != 2) continue;
+    const auto rule = rules.find(t);
+    if (rule == rules.end()) {
       throw Error::expected(ErrorKind::mismatch, {reader.path(), meta.fqn, {}}, "table plan",
-                            "a rule for table " + *table, "none");
+                            "a rule for table " + table->second, "none");
     }
     formats::TensorEntry entry;
     entry.meta = meta;
     for (const Shard& shard : table_shards(rule->second, meta.shape, plan.world_size)) {
       for (const int rank : shard.ranks) entry.pieces.push_back({shard.region, rank});
     }
-    planned.tensors.push_back(std::move(entry));
+    planned.contents.tensors.push_back(std::move(entry));
+    planned.shardings.emplace(meta.fqn, rule->second.sharding);
+  }
+  for (const std::size_t a : selection.aliases) {
+    const formats::Alias& alias = reader.contents().aliases[a];
+    if (planned.shardings.contains(alias.target)) planned.contents.aliases.push_back(alias);
   }
   return planned;
 }
 
-void check_that_tables_are_there(const CheckpointReader& reader, const TablePlan& plan) {
+void check_that_tables_are_there(const CheckpointReader& reader,
+                                 const std::vector<reshard::TableName>& names,
+                                 const TablePlan& plan) {
   std::set<std::string> tables;
-  for (const formats::TensorEntry& tensor : reader.contents().tensors) {
-    if (auto table = table_of_weight(tensor.meta.fqn)) tables.insert(std::move(*table));
-  }
+  for (const reshard::TableName& name : names) tables.insert(name.table);
   for (const auto& [name, rule] : plan.tables) {
     if (tables.contains(name)) continue;
     throw Error::expected(ErrorKind::mismatch, {reader.path(), name, {}}, "table plan",
@@ -333,13 +358,19 @@ void print_planned_layout(const CheckpointReader& reader, const LayoutOptions& o
   const TablePlan plan =
       TablePlan::from_json(read_file(FileSystem::posix(), options.table_plan_path, kMaxPlanNbytes),
                            options.table_plan_path);
-  check_that_tables_are_there(reader, plan);
-  const formats::CheckpointContents planned =
-      planned_tables(reader, select_names(reader, options.source), plan);
+  const std::vector<reshard::TableName> names = reshard::table_names(reader.contents());
+  check_that_tables_are_there(reader, names, plan);
+  for (const auto& [first, other] : reshard::names_with_different_rules(names, plan)) {
+    throw Error::expected(ErrorKind::mismatch, {reader.path(), other.fqn, {}}, "table plan",
+                          reshard::one_rule_for_both(first, other), "two different rules");
+  }
+  const PlannedTables planned =
+      planned_tables(reader, select_with_tensors_of_aliases(reader, options.source), names, plan);
   const std::string origin =
       "planned for " + counted(static_cast<std::uint64_t>(plan.world_size), "rank");
-  print_layout({planned, std::string(reader.format().name()), origin, &plan},
-               inspect::select(planned, NameSelection(), reader.path()), options, terminal);
+  print_layout({planned.contents, std::string(reader.format().name()), origin, &planned.shardings},
+               inspect::select(planned.contents, NameSelection(), reader.path()), options,
+               terminal);
 }
 
 // Throws if the format does not say how tensors were placed.
@@ -382,7 +413,7 @@ ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
   Subject subject{reader->contents(), std::string(reader->format().name()),
                   format_in_words(*reader)};
   if (options.mesh) subject.meshes = &meshes_of(*reader);
-  print_layout(subject, select_names(*reader, options.source), options, terminal);
+  print_layout(subject, select_with_tensors_of_aliases(*reader, options.source), options, terminal);
   return ExitCode::done;
 }
 

@@ -1,12 +1,14 @@
 #include "ckpt-inspect/plan_command.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "cli/output_file.h"
 #include "reshard/checkpoint_tables.h"
+#include "reshard/tied_tables.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/layout/table_planner.h"
@@ -30,11 +32,20 @@ PlannerOptions planner_options(const PlanCommandOptions& options, int checkpoint
   return planner;
 }
 
+std::vector<reshard::TableName> selected_tables(const formats::CheckpointReader& reader,
+                                                const PlanCommandOptions& options) {
+  select_names(reader, options.source);  // throws if a pattern selects nothing
+  const NameSelection selection(options.source.patterns);
+  std::vector<reshard::TableName> names = reshard::table_names(reader.contents());
+  std::erase_if(names, [&](const auto& name) { return !selection.selects(name.fqn); });
+  return names;
+}
+
 std::vector<TableSize> tables_to_plan(const formats::CheckpointReader& reader,
+                                      const std::vector<reshard::TableName>& names,
                                       const PlanCommandOptions& options) {
-  const inspect::Selection selection = select_names(reader, options.source);
   std::vector<TableSize> tables =
-      reshard::checkpoint_tables(reader.contents(), selection.tensors, reader.path());
+      reshard::checkpoint_tables(reader.contents(), names, reader.path());
   if (tables.empty()) {
     throw Error::expected(ErrorKind::mismatch, {.path = reader.path()}, "plan",
                           "a table, named `embedding_bags.NAME.weight` or `embeddings.NAME.weight`",
@@ -60,6 +71,17 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
     begins_section = line.empty();
     if (begins_section) ++section;
     begin = end + 1;
+  }
+}
+
+void note_tied_tables(const std::vector<reshard::TableName>& names, Terminal& terminal) {
+  std::map<std::size_t, std::string> first_names;  // by tensor
+  for (const reshard::TableName& name : names) {
+    const std::string& first = first_names.emplace(name.tensor_index, name.table).first->second;
+    if (first == name.table) continue;
+    terminal.print_error("note: table " + printable(name.table) + " is tied to " +
+                         printable(first) +
+                         ": both are planned as one table, and have the same rule in the plan");
   }
 }
 
@@ -125,13 +147,16 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
                    "--output");
   }
   const auto* const reader = open_source(options.source, terminal);
-  std::vector<TableSize> tables = tables_to_plan(*reader, options);
+  const std::vector<reshard::TableName> names = selected_tables(*reader, options);
+  std::vector<TableSize> tables = tables_to_plan(*reader, names, options);
   PlannerOptions planner = planner_options(options, std::max(1, reader->contents().world_size));
   if (!options.notes_path.empty()) {
     read_table_notes(read_file(FileSystem::posix(), options.notes_path, kMaxNotesNbytes),
                      options.notes_path, tables, planner);
   }
-  const ProposedPlan proposed = propose_plan(tables, planner);
+  ProposedPlan proposed = propose_plan(tables, planner);
+  reshard::add_rules_for_tied_tables(names, proposed.plan);
+  note_tied_tables(names, terminal);
   if (output) {
     output->write(proposed.plan.to_json());
     output->commit();

@@ -206,7 +206,7 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
     json.end_object();
   }
   json.end_array().key("untied").begin_array();
-  for (const std::string& name : report.untied) json.value(name);
+  for (const inspect::Untied& untied : report.untied) json.value(untied.name);
   json.end_array();
 }
 
@@ -222,11 +222,10 @@ void write_page(const JsonOutput::TextSink& write, WriteData write_data) {
 
 std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSink& write,
                           Terminal& terminal) {
-  const auto* const reader = open_source(
-      {options.path, options.patterns, options.flat_layout_path, options.as_dict, options.recipe},
-      terminal);
-  const inspect::Selection selection =
-      inspect::select(reader->contents(), NameSelection(options.patterns), reader->path());
+  const SourceOptions source{options.path, options.patterns, options.flat_layout_path,
+                             options.as_dict, options.recipe};
+  const auto* const reader = open_source(source, terminal);
+  const inspect::Selection selection = select_with_tensors_of_aliases(*reader, source);
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
   write_page(write, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
   return counts_in_words(selection.totals) + "; " + exact_size(selection.totals.nbytes) + "; " +

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "base/json.h"
 #include "base/size_text.h"
@@ -88,17 +89,31 @@ void print_statistics(const Statistics& statistics, DType dtype, Terminal& termi
   table.print(terminal);
 }
 
-std::string bin_edge(double edge) {
+std::string bin_edge(double edge, int num_digits) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", edge);
+  std::snprintf(text.data(), text.size(), "%.*g", num_digits, edge);
   return text.data();
+}
+
+// Returns the edges of bins as texts, with as many digits as neighbours need to differ.
+std::vector<std::string> bin_edges(const Histogram& histogram) {
+  const std::size_t num_bins = histogram.counts.size();
+  std::vector<std::string> edges;
+  for (int num_digits = 4; num_digits <= std::numeric_limits<double>::max_digits10; ++num_digits) {
+    edges.clear();
+    for (std::size_t bin = 0; bin <= num_bins; ++bin) {
+      const double place = static_cast<double>(bin) / static_cast<double>(num_bins);
+      edges.push_back(bin_edge(std::lerp(histogram.begin, histogram.end, place), num_digits));
+    }
+    if (std::ranges::adjacent_find(edges) == edges.end()) break;
+  }
+  return edges;
 }
 
 void print_histogram(const Histogram& histogram, Terminal& terminal) {
   const std::size_t num_bins = histogram.counts.size();
   const std::int64_t largest = *std::max_element(histogram.counts.begin(), histogram.counts.end());
-  const double width = histogram.end / static_cast<double>(num_bins) -
-                       histogram.begin / static_cast<double>(num_bins);
+  const std::vector<std::string> edges = bin_edges(histogram);
   using enum Table::Align;
   Table table({right, right, left});
   for (std::size_t bin = 0; bin < num_bins; ++bin) {
@@ -109,11 +124,9 @@ void print_histogram(const Histogram& histogram, Terminal& terminal) {
     if (count > 0) bar_width = std::max<std::size_t>(1, bar_width);
     std::string bar;
     for (std::size_t i = 0; i < bar_width; ++i) bar += "█";
-    table.add_row({{"  " + bin_edge(histogram.begin + width * static_cast<double>(bin))},
-                   {std::to_string(count)},
-                   {bar, Style::good}});
+    table.add_row({{"  " + edges[bin]}, {std::to_string(count)}, {bar, Style::good}});
   }
-  table.add_row({{"  " + bin_edge(histogram.end)}});
+  table.add_row({{"  " + edges.back()}});
   table.print(terminal);
 }
 
@@ -213,18 +226,6 @@ void write_tensor(const CheckpointReader& reader, const formats::QuantizedTensor
   json.key("counts").value(facts.histogram.counts).end_object().end_object();
 }
 
-// Returns the selected tensors. A tensor that is selected under several names is listed once.
-std::vector<std::size_t> tensors_of(const CheckpointReader& reader,
-                                    const inspect::Selection& selection) {
-  std::vector<std::size_t> tensors = selection.tensors;
-  for (std::size_t a : selection.aliases) {
-    tensors.push_back(inspect::tensor_of(reader.contents(), reader.contents().aliases[a]));
-  }
-  std::sort(tensors.begin(), tensors.end());
-  tensors.erase(std::unique(tensors.begin(), tensors.end()), tensors.end());
-  return tensors;
-}
-
 }  // namespace
 
 void add_show_command(CommandLine& line, ShowOptions& options, Terminal& terminal) {
@@ -253,8 +254,8 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
   source.patterns.insert(source.patterns.end(), options.more_names.begin(),
                          options.more_names.end());
   const auto* const reader = open_source(source, terminal);
-  const inspect::Selection selection = select_names(*reader, source);
-  const std::vector<std::size_t> tensors = tensors_of(*reader, selection);
+  const inspect::Selection selection = select_with_tensors_of_aliases(*reader, source);
+  const std::vector<std::size_t>& tensors = selection.tensors;
   const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
   if (options.json) {
     JsonOutput json(terminal, kInspectJsonSchema);

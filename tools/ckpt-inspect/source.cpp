@@ -155,6 +155,13 @@ inspect::Selection select_names(const formats::CheckpointReader& reader,
   return inspect::select(reader.contents(), NameSelection(options.patterns), reader.path());
 }
 
+inspect::Selection select_with_tensors_of_aliases(const formats::CheckpointReader& reader,
+                                                  const SourceOptions& options) {
+  inspect::Selection selection = select_names(reader, options);
+  inspect::add_tensors_of_aliases(reader.contents(), selection);
+  return selection;
+}
+
 void require_patterns_used(const NameSelection& names, const formats::CheckpointReader& a,
                            const formats::CheckpointReader& b, const std::vector<Rename>& renames,
                            Terminal& terminal) {

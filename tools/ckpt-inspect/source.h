@@ -102,6 +102,10 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
+/// The same, with the tensors of selected aliases.
+inspect::Selection select_with_tensors_of_aliases(const formats::CheckpointReader& reader,
+                                                  const SourceOptions& options);
+
 /// Throws Error(invalid_argument) if a pattern matches no name in A and none in B (perhaps a typo),
 /// or if all patterns together select no name. Prints a note for each exclusion (`!GLOB`) that
 /// matches no name. `renames` are applied to A's names first.

@@ -53,13 +53,26 @@ std::string share(std::int64_t count, std::int64_t total) {
   if (count == 0) return "0";
   const double percent = 100.0 * static_cast<double>(count) / static_cast<double>(total);
   if (percent < 0.1) return "<0.1%";
+  if (count != total && percent > 99.9) return ">99.9%";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), count == total ? "%.0f%%" : "%.1f%%", percent);
   return text.data();
 }
 
-void print_table(const std::map<std::string, Group>& groups, const Statistics& all,
-                 Terminal& terminal) {
+// The lines of aliases, by name: `= emb.weight`.
+using AliasLines = std::map<std::string, std::string>;
+
+AliasLines alias_lines(const formats::CheckpointContents& contents,
+                       const inspect::Selection& selection) {
+  AliasLines lines;
+  for (const std::size_t a : selection.aliases) {
+    lines.emplace(contents.aliases[a].fqn, "= " + printable(contents.aliases[a].target));
+  }
+  return lines;
+}
+
+void print_table(const std::map<std::string, Group>& groups, const AliasLines& aliases,
+                 const Statistics& all, Terminal& terminal) {
   using enum Table::Align;
   Table table({left, right, right, right, right, right, right, right});
   table.let_shrink(0);
@@ -83,9 +96,19 @@ void print_table(const std::map<std::string, Group>& groups, const Statistics& a
                    {std::to_string(s.num_nan), alarm(s.num_nan)},
                    {std::to_string(num_inf), alarm(num_inf)}});
   };
+  auto next_alias = aliases.begin();
+  const auto add_aliases_before = [&](const std::string* name) {  // null: all that are left
+    for (; next_alias != aliases.end() && (name == nullptr || next_alias->first < *name);
+         ++next_alias) {
+      table.add_row({{printable(next_alias->first, next_alias->first.size() * 4)},
+                     {next_alias->second, Style::faint, Table::Cell::Extent::rest_of_line}});
+    }
+  };
   for (const auto& [name, group] : groups) {
+    add_aliases_before(&name);
     add(printable(name, name.size() * 4), group.statistics, Style::plain);
   }
+  add_aliases_before(nullptr);
   if (groups.size() > 1) add("all", all, Style::strong);
   table.print(terminal);
 }
@@ -96,8 +119,8 @@ void write_group(JsonOutput& json, const Group& group) {
   write_statistics(json, group.statistics);
 }
 
-void print_json(const formats::CheckpointReader& reader, const std::map<std::string, Group>& groups,
-                const Group& all, Terminal& terminal) {
+void print_json(const formats::CheckpointReader& reader, const inspect::Selection& selection,
+                const std::map<std::string, Group>& groups, const Group& all, Terminal& terminal) {
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
   json.key("stats").begin_array();
@@ -107,6 +130,7 @@ void print_json(const formats::CheckpointReader& reader, const std::map<std::str
     json.end_object();
   }
   json.end_array();
+  write_aliases(json, reader.contents(), selection);
   json.key("all").begin_object();
   write_group(json, all);
   json.end_object();
@@ -203,7 +227,7 @@ void add_stats_command(CommandLine& line, StatsOptions& options, Terminal& termi
 ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
   check_options(options);
   const auto* const reader = open_source(options.source, terminal);
-  const inspect::Selection selection = select_names(*reader, options.source);
+  const inspect::Selection selection = select_with_tensors_of_aliases(*reader, options.source);
   if (!options.part.empty()) {
     print_part(options, *reader, selection, terminal);
     return ExitCode::done;
@@ -229,9 +253,11 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
     }
   }
   if (options.json) {
-    print_json(*reader, groups, all, terminal);
+    print_json(*reader, selection, groups, all, terminal);
   } else {
-    print_table(groups, all.statistics, terminal);
+    const bool lists_tensors = options.depth <= 0;
+    print_table(groups, lists_tensors ? alias_lines(reader->contents(), selection) : AliasLines(),
+                all.statistics, terminal);
     note.print(terminal);
   }
   return ExitCode::done;

@@ -48,8 +48,8 @@ class TreePrinter {
       }
       case TreeNode::Kind::alias:
         table_.add_row({{label},
-                        {"= " + printable(reader_.contents().aliases[node.index].target),
-                         Style::faint, Table::Cell::Extent::rest_of_line}});
+                        {repeats + "= " + printable(node.target), Style::faint,
+                         Table::Cell::Extent::rest_of_line}});
         break;
       case TreeNode::Kind::value:
         add_value(node, label, num_alike);

@@ -20,12 +20,12 @@ function size(nbytes) {
   return (nbytes / 1024 ** power).toFixed(1) + " " + "KMGTPE"[power - 1] + "iB";
 }
 
-function number(x) {
+function number(x, digits = 3) {
   if (x === null || x === undefined) return "–";
   const magnitude = Math.abs(x);
   const isPlain = magnitude < 1e6 && (magnitude >= 1e-3 || x === 0);
   const text = Number.isInteger(x) && isPlain ? String(x)
-    : isPlain ? String(Number(x.toPrecision(3))) : x.toExponential(2).replace("e+", "e");
+    : isPlain ? String(Number(x.toPrecision(digits))) : x.toExponential(digits - 1).replace("e+", "e");
   return text.replaceAll("-", "−");
 }
 
@@ -33,6 +33,7 @@ function share(count, total) {
   if (count === 0 || total === 0) return "0";
   const percent = 100 * count / total;
   if (percent < 0.1) return "<0.1%";
+  if (count !== total && percent > 99.9) return ">99.9%";
   return count === total ? "100%" : percent.toFixed(1) + "%";
 }
 
@@ -212,15 +213,18 @@ $("details").addEventListener("click", (event) => { if (event.target === $("deta
 function histogramWithAxis(numbers) {
   if (numbers.histogram.counts.length === 0) return make("p", {class: "hint"}, numbers.numel === 0 ? "No elements." : "No finite number.");
   const {begin, end, counts} = numbers.histogram;
+  // As many digits as neighbouring edges need to differ.
+  const edge = (i, digits) => number(i === counts.length ? end : begin + (end - begin) * i / counts.length, digits);
+  let digits = 3;
+  while (digits < 17 && counts.some((_, i) => edge(i, digits) === edge(i + 1, digits))) ++digits;
   const svg = histogram(counts, 420, 90);
   svg.setAttribute("width", "100%");
   giveTip(svg, (event) => {
     const box = svg.getBoundingClientRect();
     const bin = Math.min(counts.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * counts.length)));
-    const edge = (i) => number(begin + (end - begin) * i / counts.length);
-    return `${edge(bin)} to ${edge(bin + 1)}: ${exact(counts[bin])} (${share(counts[bin], numbers.numel)})`;
+    return `${edge(bin, digits)} to ${edge(bin + 1, digits)}: ${exact(counts[bin])} (${share(counts[bin], numbers.numel)})`;
   });
-  return make("div", null, svg, make("div", {class: "axis"}, make("span", null, number(begin)), make("span", null, number(end))));
+  return make("div", null, svg, make("div", {class: "axis"}, make("span", null, edge(0, digits)), make("span", null, edge(counts.length, digits))));
 }
 
 const kStatistics = [
@@ -585,7 +589,7 @@ function showComparison() {
                   differences.length === 0 ? "good" : "bad"]];
   for (const [kind, count] of kinds) tiles.push([exact(count), kind]);
   tiles.push([exact(compared.tensors), "tensors compared"], [exact(compared.values), "values compared"], [size(compared.nbytes), "compared"]);
-  if (data.untied.length) tiles.push([exact(data.untied.length), "tied on one side only"]);
+  if (data.untied.length) tiles.push([exact(data.untied.length), "tied to other names in B"]);
   $("tiles").append(...tiles.map(([count, noun, tone]) => make("li", null, make("b", {class: tone ?? ""}, count), make("span", null, noun))));
 
   const inWords = (row) => {
