@@ -184,6 +184,23 @@ TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {
   EXPECT_TRUE(all_files() == expected);
 }
 
+TEST_P(SharedMoveTest, DiscardWritesACompleteShareAgain) {
+  CountingReader reader(source_);
+  const auto expected = by_one_process(reader);
+  move(reader, 0, 2);
+  EXPECT_TRUE(move(reader, 0, 2).shares.at(0).was_complete);
+  EXPECT_TRUE(move(reader, 0, 2, KeptWork::resume).shares.at(0).was_complete);
+  const std::uint64_t nbytes_before = reader.nbytes_read();
+  const SharedMoveOutcome again = move(reader, 0, 2, KeptWork::discard);
+  EXPECT_FALSE(again.shares.at(0).was_complete);
+  EXPECT_EQ(again.shares.at(0).resumed_nbytes, 0U);
+  EXPECT_GT(reader.nbytes_read(), nbytes_before);
+  ASSERT_EQ(again.missing.size(), 1U);
+  EXPECT_EQ(again.missing.at(0).index, 1);
+  EXPECT_TRUE(move(reader, 1, 2).is_finished);
+  EXPECT_TRUE(all_files() == expected);
+}
+
 MemoryCheckpoint small_source(float first) {
   MemoryCheckpoint source("small", 2);
   source.add({"v", DType::float32, {4}}, test::bytes_of<float>({first, 2, 3, 4}),

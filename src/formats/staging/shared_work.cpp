@@ -356,6 +356,12 @@ void SharedWork::mark_complete(int share, Mark mark) {
   }
 }
 
+// Syncs the folder, so that after a power failure the share cannot be complete without its blocks.
+void SharedWork::unmark_complete(int share) {
+  fs_.remove_all(journal_path(share) + std::string(kDoneSuffix));
+  fs_.sync_directory(path_);
+}
+
 JournalContents SharedWork::all_blocks() const {
   const std::string main_journal =
       StagedDestination::journal_path_of(StagedDestination::staging_path_of(destination_));
