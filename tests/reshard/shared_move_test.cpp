@@ -281,6 +281,27 @@ TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies
   }
 }
 
+// As if the last worker was killed after it had exchanged the checkpoints.
+TEST_P(DyingWorkerTest, AReplacedCheckpointStaysIfItHoldsAFileOfAnotherProgram) {
+  write_old();
+  const std::string replaced = path() + ".partial";
+  const std::string notes = replaced + "/notes.txt";
+  std::filesystem::copy(path(), replaced, std::filesystem::copy_options::recursive);
+  test::write_file(replaced + ".journal", "tessera-journal 1\n");
+  const auto finish = [&] {
+    return finish_shares(planned(), source_, quick_, path(), create_options()).is_finished;
+  };
+  if (std::filesystem::is_directory(replaced)) {
+    test::write_file(notes, "mine");
+    EXPECT_TRUE(finish());
+    EXPECT_EQ(test::read_all(notes), "mine");
+    std::filesystem::remove(notes);
+  }
+  EXPECT_TRUE(finish());
+  EXPECT_FALSE(std::filesystem::exists(replaced));
+  EXPECT_FALSE(std::filesystem::exists(replaced + ".journal"));
+}
+
 TEST_P(SharedMoveTest, AWriterThatWorksAloneIsRefused) {
   move(source_, 0, 2);
   const auto alone = [&] {

@@ -428,6 +428,9 @@ void write_destination(const MoveOptions& options, const std::optional<PartOfWor
                         part ? std::optional(part->num_parts) : std::nullopt, outcome.source_files);
   } else if (part || !options.worker.finished_folder.empty()) {
     move_with_others(options, part, create, outcome, reader, terminal, stop);
+    if (options.overwrite && outcome.shared->is_finished) {
+      warn_of_left_over(fs, options.destination, terminal);
+    }
   } else {
     move(options, create, {fs, options.destination}, outcome, reader, terminal, stop);
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
@@ -458,11 +461,19 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
-  reshard::add_notes_of_writer(
-      outcome.plan, reader, options.destination,
-      {.format = *options.format, .extra_files = outcome.extra_files.carried});
-  if (!options.quiet) print_findings("note: ", plan.notes, terminal);
-  warn_of_optimizer_keys(outcome.plan.changes, terminal);
+  const auto print_notes = [&] {
+    if (!options.quiet) print_findings("note: ", plan.notes, terminal);
+    warn_of_optimizer_keys(plan.changes, terminal);
+  };
+  try {
+    reshard::add_notes_of_writer(
+        outcome.plan, reader, options.destination,
+        {.format = *options.format, .extra_files = outcome.extra_files.carried});
+  } catch (const Error&) {
+    print_notes();  // they may tell why the writer refuses
+    throw;
+  }
+  print_notes();
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);
     if (options.json) print_json(options, outcome, reader, terminal);
