@@ -240,8 +240,8 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       const auto shared = std::ranges::lower_bound(chosen_, own->name, {}, &Named::name);
       if (shared == chosen_.end() || shared->name != own->name) continue;
       const std::size_t source = named.origin.source;
-      const bool has_both = std::ranges::find(shared->places, source, &PlaceInSource::source) !=
-                            shared->places.end();
+      const bool has_both =
+          std::ranges::find(shared->places, source, &PlaceInSource::source) != shared->places.end();
       if (has_both && shared->origin.source != source) left.insert(named.name);
     }
     std::erase_if(chosen_, [&](const Named& named) {
@@ -684,8 +684,8 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
   std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen
   std::vector<std::string>
-      different_values_;  // names of different values, or of a value and a tensor
-  std::vector<std::string> other_ranks_;     // `per_rank.3.rng` whose `rng` another source gives
+      different_values_;                  // names of different values, or of a value and a tensor
+  std::vector<std::string> other_ranks_;  // `per_rank.3.rng` whose `rng` another source gives
   std::vector<std::string> different_keys_;  // names whose keys have different types
   std::vector<Named> chosen_;                // sorted by name
   std::map<Origin, std::string> new_names_;  // of the tensors that are kept

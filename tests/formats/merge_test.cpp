@@ -148,17 +148,17 @@ TEST(MergeTest, APreferenceDoesNotMixTheRanksOfTwoRuns) {
   };
   const std::string left_out =
       "entries of single ranks, whose shared entry is taken from another source (left out): ";
-  const auto first = merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}},
-                            MergePreference::first);
+  const auto first =
+      merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}}, MergePreference::first);
   EXPECT_THAT(all_names_of(first.reader->contents()),
               ElementsAre("per_rank.1.rng", "rng", "per_rank.1.seed", "seed"));
   EXPECT_EQ(bytes(*first.reader, "per_rank.1.rng"), bytes_of<float>({11}));
   EXPECT_THAT(notes_of(first), testing::Contains(left_out + "'per_rank.2.rng' and 3 more"));
-  const auto equal_on_all_ranks = merged({{"", run_of_ranks(4, 20)}, {"", run_of_ranks(1, 10)}},
-                                         MergePreference::last);
+  const auto equal_on_all_ranks =
+      merged({{"", run_of_ranks(4, 20)}, {"", run_of_ranks(1, 10)}}, MergePreference::last);
   EXPECT_THAT(all_names_of(equal_on_all_ranks.reader->contents()), ElementsAre("rng", "seed"));
-  const auto all = merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}},
-                          MergePreference::last);
+  const auto all =
+      merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}}, MergePreference::last);
   EXPECT_EQ(all.reader->contents().tensors.size(), 4U);
   EXPECT_THAT(notes_of(all), testing::Not(testing::Contains(testing::HasSubstr(left_out))));
 }

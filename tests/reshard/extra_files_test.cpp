@@ -148,8 +148,8 @@ TEST_F(ExtraFilesTest, AFileThatNamesAFolderIsLeft) {
   fs_.make_directory(tmp_ / "source/global_step5");
   write_file(tmp_ / "source/latest", "global_step5\n");
   const auto found = plan();
-  EXPECT_EQ(left(found), (FileNames{"global_step5: a folder",
-                                    "latest: names a folder, which is not copied"}));
+  EXPECT_EQ(left(found),
+            (FileNames{"global_step5: a folder", "latest: names a folder, which is not copied"}));
   write_file(tmp_ / "source/latest", "global_step6\n");
   EXPECT_EQ(carried(plan()), FileNames{"latest"});
 }

@@ -789,9 +789,8 @@ TEST_P(ResumableMoveTest, DamagedWorkStaysIfItHoldsAFileOfAnotherProgram) {
   const Plan plan = planned(damaged);
   move_and_interrupt(source, kLargeNbytes * 2 / 3);
   if (!std::filesystem::is_directory(partial())) return;  // a single file holds no others
-  auto writer =
-      start_move(plan, damaged, fs_, path(),
-                 create_options(KeptWork::resume, OverwritePolicy::refuse));
+  auto writer = start_move(plan, damaged, fs_, path(),
+                           create_options(KeptWork::resume, OverwritePolicy::refuse));
   const std::string notes = partial() + "/notes.txt";
   test::write_file(notes, "mine");
   EXPECT_THAT([&] { finish_or_keep(plan, damaged, *writer, fs_, path(), {.num_threads = 1}); },
