@@ -124,6 +124,15 @@ TEST(MergeTest, AnEntryOfOneRankStaysThatRanksUnderAPrefix) {
   EXPECT_EQ(tensor(*without.reader, "per_rank.1.net.rng").key_path, KeyPath{"per_rank.1.net.rng"});
 }
 
+TEST(MergeTest, KeysThatAreNoRanksAreOfNoRank) {
+  MemoryCheckpoint source("source", 2);
+  source.add_value("per_rank.-0.rng", 1);
+  source.add_value("per_rank.01.rng", 1);
+  source.add_value("per_rank.{rank}.rng", 1);
+  EXPECT_THAT(all_names_of(merged({{"net", std::move(source)}}).reader->contents()),
+              ElementsAre("net.per_rank.-0.rng", "net.per_rank.01.rng", "net.per_rank.{rank}.rng"));
+}
+
 /// A run whose ranks have states of their own, `first` + rank.
 MemoryCheckpoint run_of_ranks(int world_size, float first) {
   MemoryCheckpoint run("run of " + std::to_string(world_size), world_size);
