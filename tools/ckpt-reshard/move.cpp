@@ -314,7 +314,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
-       .is_converted = !options.recipe.empty(),
+       .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});
   if (source.combination) {
     leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
