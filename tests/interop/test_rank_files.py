@@ -402,7 +402,7 @@ def test_keys_have_the_order_of_the_lowest_rank(tmp_path):
     source.mkdir()
     for rank, keys in enumerate(("bdac", "abced", "edcba")):
         torch.save({key: torch.ones(2) for key in keys}, source / f"model_world_size_3_rank_{rank}.pt")
-    assert "".join(torch.load(reshard(source, tmp_path / "whole.pt"))) == "bdace"  # e: the fourth key, as on rank 1
+    assert "".join(torch.load(reshard(source, tmp_path / "whole.pt"))["model"]) == "bdace"  # e: the fourth key, as on rank 1
 
 
 def test_files_with_empty_dicts_are_told(tmp_path):
