@@ -30,9 +30,9 @@ std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, st
 /// `values` is parallel to `contents.values`. If a piece has replicas, only one is written: the one
 /// on the rank that has the least to write so far. Positions that a list lacks become None, because
 /// PyTorch cannot load the list without them. Throws: Error(invalid_argument) if the contents hold
-/// aliases, a piece that is not a Box, different boxes at the same offsets, a key path that does
-/// not spell its name, or a list that lacks too many positions; Error(unsupported) if two keys of a
-/// dict become one text, or a value cannot be pickled; Error(already_exists).
+/// aliases, a piece that is not a Box, different boxes at the same offsets, or a key path that does
+/// not spell its name; Error(unsupported) if a list lacks too many positions, two keys of a dict
+/// become one text, or a value cannot be pickled; Error(already_exists).
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite = OverwritePolicy::refuse);

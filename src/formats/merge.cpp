@@ -71,6 +71,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     contents_.opened_classes = opened.classes();
     find_part();
     choose_names();
+    leave_out_other_ranks();
     find_nested();
     add_chosen();
     note_preferred();
@@ -225,6 +226,30 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       chosen_.push_back(std::move(all[chosen]));
       begin = end;
     }
+  }
+
+  /// Leaves out `per_rank.3.rng` of a source if the preference takes `rng` from another source. If
+  /// that source has fewer ranks, or equal entries on all ranks, it has no `per_rank.3.rng`, and
+  /// the merge would mix the ranks of two runs. See [Note: Entries of each rank].
+  void leave_out_other_ranks() {
+    if (preference_ == MergePreference::none) return;
+    std::set<std::string> left;
+    for (const Named& named : chosen_) {
+      const auto own = parse_per_rank_name(named.name);
+      if (!own) continue;
+      const auto shared = std::ranges::lower_bound(chosen_, own->name, {}, &Named::name);
+      if (shared == chosen_.end() || shared->name != own->name) continue;
+      const std::size_t source = named.origin.source;
+      const bool has_both =
+          std::ranges::find(shared->places, source, &PlaceInSource::source) != shared->places.end();
+      if (has_both && shared->origin.source != source) left.insert(named.name);
+    }
+    std::erase_if(chosen_, [&](const Named& named) {
+      if (!left.contains(named.name)) return false;
+      if (named.kind == EntryKind::tensor) new_names_.erase(named.origin);
+      return true;
+    });
+    other_ranks_.assign(left.begin(), left.end());
   }
 
   /// Finds entries of one source within which another source has entries, such as a value `s` and a
@@ -477,6 +502,9 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     note(different_,
          "different bytes, as of versions or parts of one tensor (one tensor is taken)");
     note(different_values_, "different values, or a value and a tensor (one entry is taken)");
+    note(other_ranks_,
+         "entries of single ranks, whose shared entry is taken from another source (left out)",
+         "the same ranks with an entry of their own in all sources");
     note_lists();
     note_empty_sources();
     if (preference_ == MergePreference::none) return;  // collisions are refused
@@ -656,7 +684,8 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
   std::vector<std::string> parts_;      // names of tensors of which only one part was chosen
   std::vector<std::string> different_;  // names of different tensors, of which one was chosen
   std::vector<std::string>
-      different_values_;  // names of different values, or of a value and a tensor
+      different_values_;                  // names of different values, or of a value and a tensor
+  std::vector<std::string> other_ranks_;  // `per_rank.3.rng` whose `rng` another source gives
   std::vector<std::string> different_keys_;  // names whose keys have different types
   std::vector<Named> chosen_;                // sorted by name
   std::map<Origin, std::string> new_names_;  // of the tensors that are kept

@@ -55,6 +55,8 @@ std::optional<OwnEntry> parse_per_rank_name(std::string_view name) {
   const char* const end = name.data() + name.size();
   const auto [after, error] = std::from_chars(name.data(), end, own.rank);
   if (error != std::errc{} || own.rank < 0 || after == end || *after != '.') return std::nullopt;
+  // Another spelling, such as `01`, is a key of the user: a rank's own entry would lose it.
+  if (std::string(name.data(), after) != std::to_string(own.rank)) return std::nullopt;
   own.name = std::string(after + 1, end);
   return own;
 }

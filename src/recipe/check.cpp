@@ -91,7 +91,9 @@ class Proof {
     std::vector<Region> boxes;
     for (const Block& block : target.tensor.blocks) {
       boxes.emplace_back(block.box);
-      if (block.source != kConstant) placed_[block.source] += block.box.numel();
+      if (block.source != kConstant && blocks_.insert(elements_of(block)).second) {
+        placed_[block.source] += block.box.numel();
+      }
       is_exact_ = is_exact_ && (block.source == kConstant || block.added == 0);
       if (block.source == kConstant && !bytes_of_number(block.added, target.tensor.dtype)) {
         report_.problems.push_back(finding(
@@ -104,6 +106,18 @@ class Proof {
       report_.problems.push_back(
           finding(rules_, "coverage", target.entry.meta.fqn, "each element once", wrong.detail));
     }
+  }
+
+  /// Returns numbers that are equal for two blocks if they have the same source elements, in the
+  /// same order and shape.
+  static std::vector<std::int64_t> elements_of(const Block& block) {
+    std::vector<std::int64_t> elements{block.source, block.offset};
+    for (std::size_t d = 0; d < block.box.sizes.size(); ++d) {
+      if (block.box.sizes[d] == 1) continue;  // its stride means nothing
+      elements.push_back(block.box.sizes[d]);
+      elements.push_back(block.strides[d]);
+    }
+    return elements;
   }
 
   /// Counts the source elements that are in new tensors or merged with others. Adds a note for each
@@ -267,6 +281,9 @@ class Proof {
   const CheckpointContents& contents_;
   const std::string& prefix_;
   RecipeReport report_;
+  // All blocks of new tensors. A tensor that the recipe duplicates has its blocks in several new
+  // tensors, but its elements are counted once.
+  std::set<std::vector<std::int64_t>> blocks_;
   std::vector<std::int64_t> placed_;  // number of elements, by tensor of the source
   bool is_exact_ = true;
 };

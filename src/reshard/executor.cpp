@@ -13,6 +13,7 @@
 #include "base/cast.h"
 #include "base/checked_math.h"
 #include "formats/gatherer.h"
+#include "formats/key_paths.h"
 #include "formats/name_pattern.h"
 #include "formats/partly_read.h"
 #include "formats/staging/shared_work.h"
@@ -423,13 +424,26 @@ std::vector<Value> prepare_move(const Plan& plan, const CheckpointReader& reader
 
 namespace {
 
+bool form_one_tree(const formats::CheckpointContents& contents) {
+  try {
+    formats::check_key_paths(contents, {});
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 /// Calls `write` and returns its result. If `write` refuses a value of the plan, adds to the error
-/// how the user can leave the value out.
+/// how the user can leave the value out. If new names do not fit into one nested dict, as `write`
+/// needs it, the error is a mismatch: the arguments have a meaning, but do not fit the source.
 template <class Write>
 auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, const Write& write) {
   try {
     return write();
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::invalid_argument && !form_one_tree(plan.destination)) {
+      throw Error(ErrorKind::mismatch, error.where(), error.reason(), error.remedy());
+    }
     const auto& values = plan.destination.values;
     const auto refused = std::ranges::find(values, error.where().fqn, &formats::ValueEntry::name);
     if (error.kind() != ErrorKind::unsupported || error.remedy() || refused == values.end()) throw;

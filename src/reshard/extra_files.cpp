@@ -9,6 +9,7 @@
 
 #include "base/size_text.h"
 #include "formats/extra_entries.h"
+#include "formats/megatron/torch_dist_files.h"
 #include "formats/staging/extra_copies.h"
 #include "reshard/config_dtype.h"
 #include "reshard/config_quantization.h"
@@ -112,6 +113,23 @@ bool describes_codes(std::string_view name) {
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
+/// Returns whether a file is DeepSpeed's `latest`, with the name of a folder beside it. Folders are
+/// not copied, so a copy of the file would name none.
+bool names_a_folder(const FileSystem& fs, const std::string& directory, std::string_view name) {
+  if (name != "latest") return false;
+  constexpr std::uint64_t kMaxNameNbytes = 256;
+  std::string folder = read_begin(fs, join_path(directory, "latest"), kMaxNameNbytes).value_or("");
+  folder.resize(folder.find_last_not_of(" \n") + 1);  // npos + 1 is 0
+  return !folder.empty() && folder.find('/') == std::string::npos &&
+         fs.kind_of(join_path(directory, folder)) == FileKind::directory;
+}
+
+/// Returns whether a file is one of the two that make a DCP checkpoint one of Megatron.
+bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::string_view name) {
+  return (name == formats::megatron::kCommonFile || name == formats::megatron::kConfigFile) &&
+         formats::megatron::is_torch_dist(fs, directory);
+}
+
 /// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
@@ -156,6 +174,14 @@ class Sorter {
     if (!why.empty()) return leave(name, why);
     if (name == driver_.traits().misleading_name) {
       return leave(name, why_never(ExtraEntry::Kind::checkpoint_file));
+    }
+    if (names_a_folder(fs_, directory, name)) {
+      return leave(name, "names a folder, which is not copied");
+    }
+    // Without a recipe, they are kept: a move back to DCP then gives a checkpoint of Megatron.
+    if (options_.is_converted && formats::holds_whole_tensors(driver_.format()) &&
+        is_of_torch_dist(fs_, directory, name)) {
+      return leave(name, "describes Megatron's tensors, which a recipe changed");
     }
     if (options_.removes_quantization && describes_codes(name)) {
       return leave(name, "describes quantized weights, which became numbers");

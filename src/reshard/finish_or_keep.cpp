@@ -64,14 +64,16 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   const auto kept = [&] { return kept_line(writer, destination, done_nbytes); };
   try {
     finish_move(plan, reader, writer, options);
-  } catch (const formats::DamagedStorage&) {
+  } catch (const formats::DamagedStorage& error) {
     // The finished blocks are damaged, so they are not kept, even if a run before wrote some.
     const std::string staging_path = formats::StagedDestination::staging_path_of(destination);
+    const auto stays = stays_line(fs, destination);
     if (writer.is_resumed()) {
       fs.remove_all(formats::StagedDestination::journal_path_of(staging_path));
-      fs.remove_all(staging_path);
+      if (!stays) fs.remove_all(staging_path);
     }
-    throw;
+    if (!stays) throw;
+    throw Error::listing(error.kind(), error.where(), error.reason(), *stays, error.remedy());
   } catch (const Error& error) {
     // A file is in the way. The user can move it and resume.
     const bool is_obstacle = error.kind() == ErrorKind::already_exists;

@@ -154,9 +154,12 @@ void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop)
   if (!work_.is_begun()) {
     // Another worker has finished the move while this worker waited for the lock. If that worker
     // was killed before its last step, it has left the replaced checkpoint.
-    if (const auto replaced = formats::StagedDestination::left_over_at(fs_, destination_)) {
-      fs_.remove_all(*replaced);
-      fs_.remove_all(formats::StagedDestination::journal_path_of(*replaced));
+    if (formats::StagedDestination::left_over_at(fs_, destination_)) {
+      try {
+        formats::StagedDestination::remove_left_over(fs_, destination_);
+      } catch (const Error&) {
+        // Ignored, because the destination is complete. It may hold a file of another program.
+      }
     }
     work_.remove();
     outcome.is_finished = fs_.kind_of(destination_).has_value();

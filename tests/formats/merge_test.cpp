@@ -124,6 +124,54 @@ TEST(MergeTest, AnEntryOfOneRankStaysThatRanksUnderAPrefix) {
   EXPECT_EQ(tensor(*without.reader, "per_rank.1.net.rng").key_path, KeyPath{"per_rank.1.net.rng"});
 }
 
+TEST(MergeTest, KeysThatAreNoRanksAreOfNoRank) {
+  MemoryCheckpoint source("source", 2);
+  source.add_value("per_rank.-0.rng", 1);
+  source.add_value("per_rank.01.rng", 1);
+  source.add_value("per_rank.{rank}.rng", 1);
+  EXPECT_THAT(all_names_of(merged({{"net", std::move(source)}}).reader->contents()),
+              ElementsAre("net.per_rank.-0.rng", "net.per_rank.01.rng", "net.per_rank.{rank}.rng"));
+}
+
+/// A run whose ranks have states of their own, `first` + rank.
+MemoryCheckpoint run_of_ranks(int world_size, float first) {
+  MemoryCheckpoint run("run of " + std::to_string(world_size), world_size);
+  for (int rank = 1; rank < world_size; ++rank) {
+    const std::string own = "per_rank." + std::to_string(rank);
+    run.add({own + ".rng", DType::float32, {1}},
+            bytes_of<float>({first + static_cast<float>(rank)}));
+    run.add_value(own + ".seed", static_cast<int>(first) + rank);
+  }
+  run.add({"rng", DType::float32, {1}}, bytes_of<float>({first}));
+  run.add_value("seed", static_cast<int>(first));
+  return run;
+}
+
+TEST(MergeTest, APreferenceDoesNotMixTheRanksOfTwoRuns) {
+  const auto notes_of = [](const MergedCheckpoint& merge) {
+    std::vector<std::string> found;
+    for (const Finding& note : merge.reader->contents().opening_findings) {
+      found.push_back(note.found);
+    }
+    return found;
+  };
+  const std::string left_out =
+      "entries of single ranks, whose shared entry is taken from another source (left out): ";
+  const auto first =
+      merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}}, MergePreference::first);
+  EXPECT_THAT(all_names_of(first.reader->contents()),
+              ElementsAre("per_rank.1.rng", "rng", "per_rank.1.seed", "seed"));
+  EXPECT_EQ(bytes(*first.reader, "per_rank.1.rng"), bytes_of<float>({11}));
+  EXPECT_THAT(notes_of(first), testing::Contains(left_out + "'per_rank.2.rng' and 3 more"));
+  const auto equal_on_all_ranks =
+      merged({{"", run_of_ranks(4, 20)}, {"", run_of_ranks(1, 10)}}, MergePreference::last);
+  EXPECT_THAT(all_names_of(equal_on_all_ranks.reader->contents()), ElementsAre("rng", "seed"));
+  const auto all =
+      merged({{"", run_of_ranks(2, 10)}, {"", run_of_ranks(4, 20)}}, MergePreference::last);
+  EXPECT_EQ(all.reader->contents().tensors.size(), 4U);
+  EXPECT_THAT(notes_of(all), testing::Not(testing::Contains(testing::HasSubstr(left_out))));
+}
+
 TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
   const auto [reader, collisions, num_unordered_dicts] =
       merged({{"net", model()}, {"optim", optimizer()}});

@@ -1097,9 +1097,10 @@ def load_different_things(root):
     start()
     from tessera.dcp import StorageReader
     rank = dist.get_rank()
-    into = {"w": distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (2,)), [Shard(0)]), "v": torch.zeros(2)}
+    into = {"w": distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (2,)), [Shard(0)]), "v": torch.zeros(2), "step": 0}
     for path, told in (("one/s" if rank else "two/t", "expected 't', as on rank 0, found 's' on rank 1"),
-                       (("one/s", "two/s")[rank], "expected 's', as on rank 0, found a different checkpoint of that name on rank 1")):
+                       (("one/s", "two/s")[rank], "expected 's', as on rank 0, found a different checkpoint of that name on rank 1"),
+                       (("one/s", "next/s")[rank], "expected 's', as on rank 0, found a different checkpoint of that name on rank 1")):
         with pytest.raises(tessera.Error, match=f"checkpoint to load: {told}") as caught:
             tessera.load(into, f"{root}/{path}")
         assert caught.value.kind == "mismatch"
@@ -1108,7 +1109,7 @@ def load_different_things(root):
     for options in ({"only": ["w", "v"][rank]}, {"strict": bool(rank)}, {"allow_cast": bool(rank)}, {"rename": {"a": "b"} if rank else None}):
         with pytest.raises(tessera.Error, match=f"arguments: expected .*{next(iter(options))}=.*, as on rank 0, found .* on rank 1"):
             tessera.load(into, f"{root}/one/s", **options)
-    assert into["v"].sum() == 0 and into["w"].to_local().sum() == 0
+    assert into["v"].sum() == 0 and into["w"].to_local().sum() == 0 and into["step"] == 0
     with pytest.raises(tessera.Error, match="SHA-256") as caught:
         tessera.load(into, f"{root}/one/s", only=["w", *(f"{i}.{rank}" for i in range(10_000))])
     assert len(str(caught.value)) < 2000
@@ -1123,10 +1124,10 @@ def load_different_things(root):
 
 
 def test_all_ranks_load_one_checkpoint_with_the_same_arguments(tmp_path):
-    """Copies of one checkpoint, as on disks of several machines, count as one."""
-    for path, fill in (("one/s", 1.0), ("copy/of s", 1.0), ("two/s", 2.0), ("two/t", 2.0)):
+    """Copies of one checkpoint, as on disks of several machines, count as one. `next/s` is a step at which all tensors are frozen."""
+    for path, fill, step in (("one/s", 1.0, 1), ("copy/of s", 1.0, 1), ("two/s", 2.0, 1), ("two/t", 2.0, 1), ("next/s", 1.0, 2)):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        tessera.save({"w": torch.full((4,), fill), "v": torch.ones(2)}, tmp_path / path)
+        tessera.save({"w": torch.full((4,), fill), "v": torch.ones(2), "step": step}, tmp_path / path)
     run_function(load_different_things, 2, str(tmp_path))
 
 

@@ -193,4 +193,4 @@ def test_a_list_with_too_many_holes_is_refused(tmp_path, positions, told):
     path.write_bytes(pickle.dumps(metadata))
     with pytest.raises(tessera.Error, match=re.escape(told)) as caught:
         tessera.open(tmp_path / "s").state_dict()
-    assert caught.value.kind == "invalid_argument"
+    assert caught.value.kind == "unsupported"

@@ -397,6 +397,14 @@ def test_items_of_a_list_that_differ_come_back_from_one_file(tmp_path):
         assert repr(held) == repr(lists(rank))
 
 
+def test_keys_have_the_order_of_the_lowest_rank(tmp_path):
+    source = tmp_path / "saved"
+    source.mkdir()
+    for rank, keys in enumerate(("bdac", "abced", "edcba")):
+        torch.save({key: torch.ones(2) for key in keys}, source / f"model_world_size_3_rank_{rank}.pt")
+    assert "".join(torch.load(reshard(source, tmp_path / "whole.pt"))["model"]) == "bdace"  # e: the fourth key, as on rank 1
+
+
 def test_files_with_empty_dicts_are_told(tmp_path):
     """Shows A2. No entry stands for an empty dict that is all of a file."""
     source = tmp_path / "saved"

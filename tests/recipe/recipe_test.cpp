@@ -742,6 +742,25 @@ TEST(RecipeTest, ASliceHasNoWayBack) {
               HasSubstr("rule 1, slice: expected an operation that can be undone"));
 }
 
+TEST(RecipeTest, TheCheckNotesElementsThatNoCopyOfATensorHas) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {4}}, numbers(4));
+  const auto notes = [&](const std::string& ops) {
+    std::vector<std::string> found;
+    const Recipe recipe = parsed(R"({"from": "w", "to": ["u", "v"], "ops": [)" + ops + "]}");
+    const RecipeReport report = check_recipe(recipe, source.contents(), {});
+    EXPECT_THAT(report.problems, IsEmpty());
+    for (const formats::Finding& note : report.notes) {
+      if (note.rule == "dropped") found.push_back(note.where.fqn + ": " + note.found);
+    }
+    return found;
+  };
+  EXPECT_THAT(notes(R"({"duplicate": 2})"), IsEmpty());
+  EXPECT_THAT(notes(R"({"duplicate": 2}, {"slice": {"end": 2}})"),
+              ElementsAre("w: 2 elements; the recipe drops the others"));
+  EXPECT_THAT(notes(R"({"split": {"sizes": [2, 2]}})"), IsEmpty());
+}
+
 TEST(RecipeTest, HugeSizesAreRefused) {
   MemoryCheckpoint source;
   source.add({"w", DType::float32, {4}}, numbers(4));

@@ -144,6 +144,29 @@ TEST_F(ExtraFilesTest, ANameThatWouldMisleadTheReaderIsLeft) {
   EXPECT_EQ(carried(plan()), (FileNames{"latest", "metadata.pkl"}));
 }
 
+TEST_F(ExtraFilesTest, AFileThatNamesAFolderIsLeft) {
+  fs_.make_directory(tmp_ / "source/global_step5");
+  write_file(tmp_ / "source/latest", "global_step5\n");
+  const auto found = plan();
+  EXPECT_EQ(left(found),
+            (FileNames{"global_step5: a folder", "latest: names a folder, which is not copied"}));
+  write_file(tmp_ / "source/latest", "global_step6\n");
+  EXPECT_EQ(carried(plan()), FileNames{"latest"});
+}
+
+TEST_F(ExtraFilesTest, MegatronsFilesAreLeftWhereARecipeMadeOtherTensors) {
+  write_file(tmp_ / "source/common.pt", "pickle");
+  write_file(tmp_ / "source/metadata.json", R"({"sharded_backend": "torch_dist"})");
+  const FileNames both{"common.pt", "metadata.json"};
+  const std::string why = ": describes Megatron's tensors, which a recipe changed";
+  EXPECT_EQ(left(plan({.is_converted = true}, Format::safetensors)),
+            (FileNames{both[0] + why, both[1] + why}));
+  EXPECT_EQ(carried(plan({.is_converted = true}, Format::dcp)), both);
+  EXPECT_EQ(carried(plan({}, Format::safetensors)), both);
+  write_file(tmp_ / "source/metadata.json", "{}");
+  EXPECT_EQ(carried(plan({.is_converted = true}, Format::safetensors)), both);
+}
+
 TEST_F(ExtraFilesTest, RefusalNamesAll) {
   const ExtraFilesOptions refuse{.policy = ExtraFilesPolicy::refuse};
   EXPECT_THAT(plan(refuse).problems, ::testing::IsEmpty());

@@ -783,6 +783,22 @@ TEST_P(ResumableMoveTest, WorkIsNotKeptIfItsSourceIsDamaged) {
   }
 }
 
+TEST_P(ResumableMoveTest, DamagedWorkStaysIfItHoldsAFileOfAnotherProgram) {
+  const MemoryCheckpoint source = large_source();
+  const DamagedSource damaged(source);
+  const Plan plan = planned(damaged);
+  move_and_interrupt(source, kLargeNbytes * 2 / 3);
+  if (!std::filesystem::is_directory(partial())) return;  // a single file holds no others
+  auto writer = start_move(plan, damaged, fs_, path(),
+                           create_options(KeptWork::resume, OverwritePolicy::refuse));
+  const std::string notes = partial() + "/notes.txt";
+  test::write_file(notes, "mine");
+  EXPECT_THAT([&] { finish_or_keep(plan, damaged, *writer, fs_, path(), {.num_threads = 1}); },
+              ThrowsError(ErrorKind::corruption, "not removed: " + notes));
+  writer.reset();
+  EXPECT_EQ(test::read_all(notes), "mine");
+}
+
 TEST_P(ResumableMoveTest, WorkOfALivingWriterIsNotCalledInterrupted) {
   const MemoryCheckpoint source = large_source();
   const auto open = [&] { formats::open_checkpoint(fs_, partial()); };

@@ -184,6 +184,23 @@ TEST_P(SharedMoveTest, AnInterruptedShareIsResumed) {
   EXPECT_TRUE(all_files() == expected);
 }
 
+TEST_P(SharedMoveTest, DiscardWritesACompleteShareAgain) {
+  CountingReader reader(source_);
+  const auto expected = by_one_process(reader);
+  move(reader, 0, 2);
+  EXPECT_TRUE(move(reader, 0, 2).shares.at(0).was_complete);
+  EXPECT_TRUE(move(reader, 0, 2, KeptWork::resume).shares.at(0).was_complete);
+  const std::uint64_t nbytes_before = reader.nbytes_read();
+  const SharedMoveOutcome again = move(reader, 0, 2, KeptWork::discard);
+  EXPECT_FALSE(again.shares.at(0).was_complete);
+  EXPECT_EQ(again.shares.at(0).resumed_nbytes, 0U);
+  EXPECT_GT(reader.nbytes_read(), nbytes_before);
+  ASSERT_EQ(again.missing.size(), 1U);
+  EXPECT_EQ(again.missing.at(0).index, 1);
+  EXPECT_TRUE(move(reader, 1, 2).is_finished);
+  EXPECT_TRUE(all_files() == expected);
+}
+
 MemoryCheckpoint small_source(float first) {
   MemoryCheckpoint source("small", 2);
   source.add({"v", DType::float32, {4}}, test::bytes_of<float>({first, 2, 3, 4}),
@@ -262,6 +279,27 @@ TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies
     ASSERT_TRUE(destination_files() == expected);
     EXPECT_FALSE(FileSystem::posix().kind_of(path() + ".partial.shares").has_value());
   }
+}
+
+// As if the last worker was killed after it had exchanged the checkpoints.
+TEST_P(DyingWorkerTest, AReplacedCheckpointStaysIfItHoldsAFileOfAnotherProgram) {
+  write_old();
+  const std::string replaced = path() + ".partial";
+  const std::string notes = replaced + "/notes.txt";
+  std::filesystem::copy(path(), replaced, std::filesystem::copy_options::recursive);
+  test::write_file(replaced + ".journal", "tessera-journal 1\n");
+  const auto finish = [&] {
+    return finish_shares(planned(), source_, quick_, path(), create_options()).is_finished;
+  };
+  if (std::filesystem::is_directory(replaced)) {
+    test::write_file(notes, "mine");
+    EXPECT_TRUE(finish());
+    EXPECT_EQ(test::read_all(notes), "mine");
+    std::filesystem::remove(notes);
+  }
+  EXPECT_TRUE(finish());
+  EXPECT_FALSE(std::filesystem::exists(replaced));
+  EXPECT_FALSE(std::filesystem::exists(replaced + ".journal"));
 }
 
 TEST_P(SharedMoveTest, AWriterThatWorksAloneIsRefused) {

@@ -238,7 +238,8 @@ std::string format_in_words(const formats::CheckpointReader& reader) {
   if (has_ranks) {
     text += ", " + counted(static_cast<std::uint64_t>(reader.contents().world_size), "rank");
   }
-  if (formats::megatron::is_torch_dist(object_store::files(), reader.path())) {
+  if (!formats::holds_whole_tensors(reader.format()) &&
+      formats::megatron::is_torch_dist(object_store::files(), reader.path())) {
     text += " (Megatron's torch_dist)";
   }
   if (const std::uint64_t nbytes = shared_nbytes(reader); nbytes > 0) {

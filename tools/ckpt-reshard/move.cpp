@@ -314,6 +314,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
+       .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});
   if (source.combination) {
     leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
@@ -433,6 +434,9 @@ void write_destination(const MoveOptions& options, const std::optional<PartOfWor
                         part ? std::optional(part->num_parts) : std::nullopt, outcome.source_files);
   } else if (part || !options.worker.finished_folder.empty()) {
     move_with_others(options, part, create, outcome, reader, terminal, stop);
+    if (options.overwrite && outcome.shared->is_finished) {
+      warn_of_left_over(fs, options.destination, terminal);
+    }
   } else {
     move(options, create, {fs, options.destination}, outcome, reader, terminal, stop);
     if (options.overwrite) warn_of_left_over(fs, options.destination, terminal);
@@ -463,11 +467,19 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   outcome.source_files = std::move(source_files);
   const Plan& plan = outcome.plan;
   check_paths(options, paths, &outcome.extra_files.carried);
-  reshard::add_notes_of_writer(
-      outcome.plan, reader, options.destination,
-      {.format = *options.format, .extra_files = outcome.extra_files.carried});
-  if (!options.quiet) print_findings("note: ", plan.notes, terminal);
-  warn_of_optimizer_keys(outcome.plan.changes, terminal);
+  const auto print_notes = [&] {
+    if (!options.quiet) print_findings("note: ", plan.notes, terminal);
+    warn_of_optimizer_keys(plan.changes, terminal);
+  };
+  try {
+    reshard::add_notes_of_writer(
+        outcome.plan, reader, options.destination,
+        {.format = *options.format, .extra_files = outcome.extra_files.carried});
+  } catch (const Error&) {
+    print_notes();  // they may tell why the writer refuses
+    throw;
+  }
+  print_notes();
   if (!plan.problems.empty()) {
     print_findings("ckpt-reshard: ", plan.problems, terminal);
     if (options.json) print_json(options, outcome, reader, terminal);

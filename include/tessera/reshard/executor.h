@@ -65,6 +65,9 @@ struct ExtraFilesOptions {
   formats::MergePreference preference = formats::MergePreference::none;
   /// Whether quantized weights became numbers: removes their settings (in `config.json` or beside).
   bool removes_quantization = false;
+  /// Whether a recipe made the tensors: a destination of whole tensors does not get Megatron's
+  /// `common.pt` and `metadata.json`, which describe the tensors before.
+  bool is_converted = false;
   /// Set if the reader has float64 instead of tensors' own dtypes, because the plan casts its sums:
   /// the dtypes that these tensors had, and the one that the plan gives them.
   std::optional<CastDTypes> widened{};

@@ -198,10 +198,12 @@ void fill_lists(const std::string& destination, SharedContents& contents,
     const std::int64_t end = *present.rbegin();
     const std::int64_t most = torch_zip::kMaxHoles + std::ssize(present) - std::ssize(filled) - 1;
     if (end > most) {
-      refuse(destination, spell(list) + "." + std::to_string(end), "position in a list",
-             "at most " + std::to_string(most) +
-                 ", because too many positions before it have no entry",
-             std::to_string(end));
+      throw Error::expected(ErrorKind::unsupported,
+                            {.path = destination, .fqn = spell(list) + "." + std::to_string(end)},
+                            "position in a list",
+                            "at most " + std::to_string(most) +
+                                ", because too many positions before it have no entry",
+                            std::to_string(end));
     }
     for (std::int64_t position = 0; position < end; ++position) {
       if (present.contains(position)) continue;

@@ -436,6 +436,7 @@ void ModelRanksReader::note_rules() {
          counted(without_rule_.size(), "name") +
              " without a rule, but equal on all tensor ranks, such as '" +
              printable(without_rule_.front()) + "'; read as the whole parameter");
+    without_rule_ = {};
   }
   if (!cuts_ || !cuts_->rules().are_of_user()) return;
   const std::vector<std::string> unused = cuts_->unused_patterns();

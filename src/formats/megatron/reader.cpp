@@ -548,6 +548,7 @@ class MegatronReader final : public EntryReader {
          counted(without_rule_.size(), "name") +
              " without a rule, but equal on all tensor ranks, such as '" +
              printable(without_rule_.front()) + "'; read as the whole tensor");
+    without_rule_ = {};
   }
 
   /// A layer without tensors, such as one that does nothing, leaves a gap in the model's numbers
@@ -592,7 +593,8 @@ class MegatronReader final : public EntryReader {
   std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
   std::size_t num_copies_ = 0;
-  std::vector<std::string> without_rule_;  // tensors of which all tensor ranks have the same
+  // Tensors of which all tensor ranks have the same; only while opening.
+  std::vector<std::string> without_rule_;
   torch_files::Copies copies_{"copies",
                               "weights in the model that equal the optimizer's fp32 weights",
                               "the fp32 weights of the optimizer are read"};

@@ -754,10 +754,21 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
            such_as(lists.size(), "list", "with other lengths on some ranks", lists.front()) +
                " (read as one list with all positions)");
     }
+    if (!differing_.empty()) {
+      const std::set<std::string> names(differing_.begin(), differing_.end());
+      contents_.opening_findings.push_back(per_rank_note(path_, names));
+    }
+    forget_noted_names();
+  }
+
+  /// Frees what only the notes need: with many ranks, these are many names.
+  void forget_noted_names() {
+    differing_ = {};
+    untied_ = {};
+    beside_tensors_ = {};
+    on_some_ranks_.clear();
+    other_keys_.clear();
     list_lengths_.clear();
-    if (differing_.empty()) return;
-    const std::set<std::string> names(differing_.begin(), differing_.end());
-    contents_.opening_findings.push_back(per_rank_note(path_, names));
   }
 
   Format format_;
@@ -767,6 +778,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   CheckpointContents contents_;
   std::vector<std::vector<Origin>> pieces_;  // parallel to contents_.tensors and their pieces
   std::vector<Origin> values_;               // parallel to contents_.values
+  // The names that notes count; only while opening.
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
   std::vector<std::string> beside_tensors_;  // names that are values on some ranks only

@@ -356,6 +356,12 @@ void SharedWork::mark_complete(int share, Mark mark) {
   }
 }
 
+// Syncs the folder, so that after a power failure the share cannot be complete without its blocks.
+void SharedWork::unmark_complete(int share) {
+  fs_.remove_all(journal_path(share) + std::string(kDoneSuffix));
+  fs_.sync_directory(path_);
+}
+
 JournalContents SharedWork::all_blocks() const {
   const std::string main_journal =
       StagedDestination::journal_path_of(StagedDestination::staging_path_of(destination_));
@@ -415,15 +421,7 @@ void SharedWork::discard() {
     shares.push_back(std::move(*held));
   }
   fs_.remove_all(path_in(kWorkName));
-  const std::string staging_path = StagedDestination::staging_path_of(destination_);
-  const auto mode = mode_of_name(staging_path);
-  if (number > 0 && mode) {
-    // If this is destroyed without commit, it removes the work at the staging path.
-    const StagedDestination staged(
-        fs_, destination_, S_ISDIR(*mode) ? DestinationKind::directory : DestinationKind::file,
-        OverwritePolicy::replace,
-        [](const StagedDestination&) { return StagedDestination::LeftOver::remove; });
-  }
+  if (number > 0) StagedDestination::remove_left_over(fs_, destination_);
   remove();
 }
 

@@ -94,6 +94,8 @@ class SharedWork {
   };
   /// Records that a share is complete. Requires: its blocks and its journal are synced.
   void mark_complete(int share, Mark mark = Mark::synced);
+  /// Undoes mark_complete. Requires: `lock` is held, and the share is locked.
+  void unmark_complete(int share);
 
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.

@@ -416,6 +416,15 @@ std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
   return path;
 }
 
+void StagedDestination::remove_left_over(FileSystem& fs, const std::string& destination) {
+  const auto mode = mode_of_name(staging_path_of(destination));
+  if (!mode) return;
+  // Takes over the staging path. If this is destroyed without commit, it removes the path.
+  const StagedDestination staged(
+      fs, destination, S_ISDIR(*mode) ? DestinationKind::directory : DestinationKind::file,
+      OverwritePolicy::replace, [](const StagedDestination&) { return LeftOver::remove; });
+}
+
 bool StagedDestination::has_kept_work() const {
   constexpr std::size_t kReadNbytes = std::size_t{64} << 10;
   constexpr int kNumLinesBefore = 2;  // the first line, and the identity of the work

@@ -79,6 +79,10 @@ class StagedDestination {
   /// work, or a writer uses the path. Requires: `destination` has replaced another checkpoint.
   static std::optional<std::string> left_over_at(const FileSystem& fs,
                                                  const std::string& destination);
+  /// Removes what is at the staging path, and its journal. Does nothing if there is nothing.
+  /// Throws: Error(already_exists) if another process writes there, or if there is an object or a
+  /// file that Tessera may not remove; Error(io).
+  static void remove_left_over(FileSystem& fs, const std::string& destination);
 
   /// Ignores trailing slashes of `destination`. Its parent directory must exist. If a dead process
   /// left something, calls `judge` under the lock to decide about it. Without `judge`, refuses kept

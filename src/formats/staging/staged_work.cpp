@@ -196,6 +196,9 @@ void StagedWork::join(DestinationKind kind, const WorkOptions& options) {
   if (!held) shared_->refuse_held(share_);
   share_lock_ = std::move(*held);
   shared_->name_holder(share_);
+  if (options.journal->kept_work == KeptWork::discard && shared_->is_complete(share_)) {
+    shared_->unmark_complete(share_);
+  }
   if (!shared_->is_complete(share_)) open_share_journal(options);
 }
 

@@ -201,10 +201,12 @@ class StateDictPickler {
         refuse(entries.front(), "position in a list", "0 or more", std::to_string(position));
       }
       if (position - next > holes_left_) {
-        refuse(entries.front(), "position in a list",
-               "at most " + std::to_string(next + holes_left_) +
-                   ", because too many positions before it have no entry",
-               std::to_string(position));
+        throw Error::expected(ErrorKind::unsupported,
+                              {.path = destination_, .fqn = *entries.front().name},
+                              "position in a list",
+                              "at most " + std::to_string(next + holes_left_) +
+                                  ", because too many positions before it have no entry",
+                              std::to_string(position));
       }
       holes_left_ -= position - next;
       for (; next < position; ++next) pickler_.none();

@@ -33,8 +33,9 @@ using PushTensor = std::function<void(pickle::Pickler&, std::size_t tensor)>;
 /// whose keys are the positions, so that readers find the same entries. The dicts at the paths of
 /// `objects` become objects of classes. `push_tensor` writes each tensor; empty: writes ordinary
 /// tensors. Requires: the key paths form one tree; `values[i]` belongs to `contents.values[i]`.
-/// Throws: Error(invalid_argument) with `destination` and the name if a key path is too long, skips
-/// too many positions or has a key that equals another; Error(unsupported) for unpicklable values.
+/// Throws: Error(invalid_argument) with `destination` and the name if a key path is too long or has
+/// a key that equals another; Error(unsupported) if one skips too many positions, and for
+/// unpicklable values.
 std::string pickle_state_dict(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination,
                               const std::vector<PickledObject>& objects = {},

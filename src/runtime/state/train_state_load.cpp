@@ -37,7 +37,7 @@ using state::ValueTree;
 /// Which checkpoint a rank has opened.
 struct OpenedCheckpoint {
   std::string identity;  // the digest of identity_of
-  std::string name;  // the last component of its path, because directories may differ between hosts
+  std::string name;      // the last component of its path, for messages
 };
 
 std::string to_json(const OpenedCheckpoint& opened) {
@@ -52,16 +52,16 @@ OpenedCheckpoint opened_from_json(const std::string& text) {
   return {dict.at("identity").get<std::string>(), dict.at("name").get<std::string>()};
 }
 
-/// Throws if ranks have opened different checkpoints. `by_rank`: each rank's OpenedCheckpoint, as
-/// JSON.
+/// Throws if ranks have opened different checkpoints. Copies of one checkpoint may have different
+/// names. `by_rank`: each rank's OpenedCheckpoint, as JSON.
 void check_same_checkpoint(const std::vector<std::string>& by_rank) {
-  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank] == by_rank.front()) continue;
-    const std::string name = opened_from_json(by_rank[rank]).name;
-    const std::string first_name = opened_from_json(by_rank.front()).name;
+  const OpenedCheckpoint first = opened_from_json(by_rank.front());
+  for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const auto [identity, name] = opened_from_json(by_rank[rank]);
+    if (identity == first.identity) continue;
     throw Error::expected(
-        ErrorKind::mismatch, {}, "checkpoint to load", "'" + first_name + "', as on rank 0",
-        (name == first_name ? "a different checkpoint of that name" : "'" + name + "'") +
+        ErrorKind::mismatch, {}, "checkpoint to load", "'" + first.name + "', as on rank 0",
+        (name == first.name ? "a different checkpoint of that name" : "'" + name + "'") +
             " on rank " + std::to_string(rank),
         "do all ranks see the same file system?");
   }

@@ -710,7 +710,7 @@ TEST(TrainStateTest, RanksThatLoadDifferentRunsUnderOneNameAreRefused) {
         Way{formats::Format::torch_zip, "/1.pt"}}) {
     const std::string first = directory.path() + "/first" + name;
     const std::string second = directory.path() + "/second" + name;
-    const std::string copy = directory.path() + name;
+    const std::string copy = directory.path() + "/copy of " + name.substr(1);
     on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
       for (const std::string& path : {first, second}) {
         TrainState state(trainer.model, *trainer.optimizer);

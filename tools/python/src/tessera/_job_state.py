@@ -202,7 +202,7 @@ class Nesting:
         num_holes = position - len(items)
         if num_holes > self._holes_left:
             raise Error(f"{name}: position in a list: expected at most {len(items) + self._holes_left}, because too many positions before it "
-                        f"have no entry, found {position}", kind="invalid_argument", tensor=name)
+                        f"have no entry, found {position}", kind="unsupported", tensor=name)
         if num_holes >= 0:
             self._holes_left -= num_holes
             items.extend([None] * (num_holes + 1))
