@@ -23,9 +23,9 @@ constexpr std::optional<T> checked_add(T a, T b) {
   return sum;
 }
 
-/// Returns the product of `sizes` (1 when empty), or nothing if a size is negative or the product
-/// does not fit into int64_t. If any size is zero, the product is zero.
-/// Units: elements.
+/// Returns the product of `sizes` (1 when empty). If a size is zero, the product is zero, however
+/// large the other sizes are. Returns nothing if a size is negative (also beside a zero), or if the
+/// product does not fit into int64_t. Units: elements.
 constexpr std::optional<std::int64_t> checked_numel(std::span<const std::int64_t> sizes) {
   std::int64_t numel = 1;
   bool any_zero = false;

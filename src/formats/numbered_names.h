@@ -25,8 +25,9 @@ struct NumberedName {
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. It is a part
-/// if names of files beside it differ from its name only in the number. If there are none, and the
-/// file's folder is named after a rank, looks in the same way at the folders beside that folder.
+/// if names of files beside it differ from its name only in the number that `numbered_name` finds
+/// (so `epoch_1.pt` is no part). If there are none, and the file's folder is named after a rank,
+/// looks in the same way at the folders beside that folder.
 /// `consolidated.01.pth` (not `00`) and `__1.metadata` (not `0`) are parts even without other
 /// files. Of other names, only numbers with leading zeros, with `-of-3` after them, or without a
 /// gap (0, 1, 2, … or 1, 2, 3, …) count as numbers of parts; so `lora_rank_8.pt` and

@@ -27,7 +27,10 @@ enum class ComparedBytes {
   all,    // everything, as long as no difference is found
 };
 
-/// Compares tensors of one name, bit by bit. Requires: two tensors or more. Throws: Error(io).
+/// Compares tensors of one name with the first of them, bit by bit. A tensor that is damaged equals
+/// no other. With ComparedBytes::first, reads only the first piece of each tensor: if dtypes and
+/// shapes are equal, but a tensor has no pieces or the first pieces have different regions, the
+/// tensors count as equal. Requires: two tensors or more. Throws: Error(io).
 TensorCollision compare_tensors(std::span<const TensorOfSource> tensors, ComparedBytes compared);
 
 }  // namespace tessera::formats

@@ -45,9 +45,13 @@ class MeshJson {
 
  private:
   [[noreturn]] void refuse(std::string_view what, std::string_view expected,
-                           const Value& found) const {
+                           const std::string& found) const {
     throw Error::expected(ErrorKind::corruption, {.path = path_}, rule_ + std::string(what),
-                          expected, value_to_string(found));
+                          expected, found);
+  }
+  [[noreturn]] void refuse(std::string_view what, std::string_view expected,
+                           const Value& found) const {
+    refuse(what, expected, value_to_string(found));
   }
 
   void require_members(const Value& object, std::initializer_list<std::string_view> names) const {
@@ -60,7 +64,7 @@ class MeshJson {
       }
     }
     for (const std::string_view name : names) {
-      if (object.find(name) == nullptr) refuse(name, "a member of this name", Value("none"));
+      if (object.find(name) == nullptr) refuse(name, "a member of this name", std::string("none"));
     }
   }
 

@@ -87,7 +87,8 @@ class Server {
   std::atomic<bool> has_shown_object_ = false;
 };
 
-/// Returns a general error for an answer, without advice for the user.
+/// Returns the error for an answer without the bytes, without advice for the user: Error(not_found)
+/// for status 404 or 410, otherwise Error(io).
 Error plain_error(const std::string& url, const HttpResponse& response);
 
 }  // namespace tessera::object_store

@@ -69,7 +69,8 @@ class NameTemplate {
   /// Returns a copy of this template in which captures with the name of `of` get the kind of `of`,
   /// if they are spelled without a kind (`{p}`).
   NameTemplate with_kind(const Capture& of) const;
-  /// Returns a copy of this template in which word number `word` replaces the capture `name`.
+  /// Returns a copy of this template in which the capture `name` is replaced by one of its words.
+  /// `word`: the index in `Capture::words`. Requires: the capture has words wherever it is spelled.
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
   /// Returns a problem if it is unclear where a capture ends, if a capture that is not a number

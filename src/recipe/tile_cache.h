@@ -30,7 +30,8 @@ class TileCache {
   /// Fills share number `share` of a tile, from 0 to kNumShares - 1.
   using Fill = std::function<void(FlatRange tile, int share, std::span<std::byte> out)>;
 
-  /// Fills `out` with the elements `window` of a tensor of `numel` elements, from tiles.
+  /// Fills `out` with the elements `window` of a piece of `numel` elements, from tiles. `tensor`
+  /// and `piece` are the key in the cache: for one key, `fill` must always give the same elements.
   /// Throws: what `fill` throws; the next read of the tile then fills it again.
   void read(std::size_t tensor, std::size_t piece, std::int64_t numel, std::uint64_t itemsize,
             FlatRange window, const Fill& fill, std::span<std::byte> out);

@@ -98,7 +98,7 @@ TEST(MeshLayoutTest, RefusesFilesThatDoNotSayWhatTheyMean) {
            {R"({"schema": 2, "mesh": [1], )" + rules + "}", "schema: expected 1, found 2"},
            {R"({"schema": 1, "mesh": [1], "rule": [], )" + rules + "}",
             "members: expected only schema, mesh and rules, found 'rule'"},
-           {R"({"schema": 1, )" + rules + "}", "mesh: expected a member of this name"},
+           {R"({"schema": 1, )" + rules + "}", "mesh: expected a member of this name, found none"},
            {R"({"schema": 1, "mesh": [], )" + rules + "}", "mesh: expected a list of 1 to 8 sizes"},
            {R"({"schema": 1, "mesh": [0], )" + rules + "}", "mesh: expected sizes of 1 or more"},
            {R"({"schema": 1, "mesh": [1000000, 2], )" + rules + "}",

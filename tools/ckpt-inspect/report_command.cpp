@@ -167,6 +167,7 @@ std::optional<std::size_t> find_tensor(const CheckpointContents& contents,
 }
 
 // Returns statistics and histograms of tensors whose elements differ, in the differences' order.
+// Empty with --no-stats.
 std::vector<Numbers> numbers_of_differing(const CheckpointReader& reader,
                                           const inspect::DiffReport& report,
                                           const ReportOptions& options, Terminal& terminal) {

@@ -478,8 +478,9 @@ std::vector<std::string> DcpReader::data_files() const {
 
 void DcpReader::check_files(const FindingSink& sink) const {
   const dcp::Storage& storage = metadata_.storage;
-  // If a file is from another save, its items differ. Checking only the last item of each file
-  // shows this without reading data.
+  // A file of a save with other shapes has its items at other places. Checking only the last item
+  // of each file usually shows this, without reading data. A file of another save with the same
+  // shapes is not noticed, because DCP stores no identity of a save.
   std::vector<const StorageInfo*> last_items(storage.files.size());
   const auto note = [&](const StorageInfo& info) {
     const StorageInfo*& last = last_items[info.file];

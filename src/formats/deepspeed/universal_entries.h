@@ -58,8 +58,10 @@ struct UniversalEntries {
 UniversalEntries sort_entries(const CheckpointContents& contents, const std::vector<Value>& values,
                               const std::string& destination);
 
-/// Returns how many tensors and aliases at the top get `model.` in front of their names: all, or 0
-/// if an entry is below a key `model`, or below `optim` or `deepspeed` (also by its flat name).
+/// Returns how many tensors and aliases at the top get `model.` in front of their names: all of
+/// them, or 0. It is 0 if an entry is below a key `model`, `optim` or `deepspeed`. It is also 0 if
+/// an entry has a flat name such as `optim.state.w.exp_avg`, `optim.param_groups.0.lr` or
+/// `deepspeed.x`. Other flat names, such as `optim.foo`, do not count.
 std::size_t num_bare_tensors(const CheckpointContents& contents);
 
 /// Returns how many outermost keys begin with `model.` (`model.w`) and move into the dict `model`,

@@ -41,9 +41,11 @@ class CommonState {
   void add_group_parameter(std::int64_t group, std::string name) {
     groups_[group].parameters.push_back(std::move(name));
   }
-  /// Returns the parameters that get the fields of another group than the source lists them in, or
-  /// no weight decay where their group has some: Megatron makes its groups anew when it starts.
-  /// `decays`: whether Megatron puts a parameter into a group with weight decay.
+  /// When Megatron starts, it makes new groups: one with weight decay, and one without. Returns the
+  /// parameters whose fields change by this. They get the fields of the source's other group. If
+  /// the source has only a group with weight decay, they lose it. Returns none if Megatron saved
+  /// the groups. `decays`: whether Megatron puts a parameter into a group with weight decay.
+  /// Throws: Error(unsupported) if the source has two groups with weight decay, or two without.
   std::vector<std::string> regrouped(const std::function<bool(const std::string&)>& decays) const;
   /// Records the number of steps of a parameter.
   /// Throws: Error(unsupported) naming the parameter if another parameter has a different number,

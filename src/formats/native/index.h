@@ -240,7 +240,9 @@ void take_storage(Index& whole, std::span<const PieceId> pieces, const Index& ra
 
 /// Merges the indexes of all ranks into one, without `rank_files`. Requires: `ranks` is in order of
 /// the ranks and not empty, and each index was made by `select_pieces`.
-/// Throws: Error(corruption) naming `path` if they contradict each other.
+/// Takes everything except tensors (values, aliases, linked files, …) from the first index, and
+/// does not compare it with the others. Throws: Error(corruption) naming `path` if dtypes, shapes
+/// or pieces contradict each other, or if the result is not valid.
 Index merge_ranks(std::vector<Index> ranks, const std::string& path);
 
 }  // namespace tessera::formats::native

@@ -521,7 +521,7 @@ class SafetensorsWriter final : public ShareWriter {
   }
 
   /// Writes the header and reserves the rest of the file, so that a full disk is noticed before any
-  /// work.
+  /// block is written. (A share starts each file only when it writes the file's first block.)
   void start_file(Shard& shard) {
     const auto file = is_single_file_ ? fs_.open_for_update(shard.path)
                                       : begin_file(fs_, work_->journal(), shard.path);

@@ -72,7 +72,9 @@ std::optional<Shape> sizes_of_mesh(const std::optional<Object>& mesh) {
   return naturals_of(item_of(ranks->call_arguments("mesh"), 2));
 }
 
-/// Returns what one axis of a mesh does to the tensor. If this is not known, sets `problem`.
+/// Returns what one axis of a mesh does to the tensor. Sets `problem` if there is no placement, or
+/// one of another kind than Replicate, Shard and _StridedShard. A cut whose `dim` cannot be read
+/// gets the dimension `num_dims`, which region_in_mesh refuses.
 AxisPlacement placement_of(const std::optional<Object>& placement, std::size_t num_dims,
                            std::string& problem) {
   if (!placement || !placement->is(ObjectKind::call)) {

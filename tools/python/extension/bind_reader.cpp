@@ -72,6 +72,7 @@ class TensorSource {
     const auto size = static_cast<std::int64_t>(itemsize(tensor_.meta().dtype));
     const std::int64_t window_numel = kWindowNbytes / size;
     const std::int64_t numel = box.numel();
+    TESSERA_CHECK(numel >= 0 && std::cmp_equal(out.size(), numel * size));
     parallel_for((numel + window_numel - 1) / window_numel, object_store::default_num_threads(),
                  stop, [&](std::int64_t i) {
                    const std::int64_t begin = i * window_numel;
