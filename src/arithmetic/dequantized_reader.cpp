@@ -48,7 +48,8 @@ std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedW
 class DequantizedReader final : public formats::DerivedReader {
  public:
   DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
-                    reshard::OnOverflow on_overflow, std::shared_ptr<RoundingLosses> losses)
+                    const NameSelection& only, reshard::OnOverflow on_overflow,
+                    std::shared_ptr<RoundingLosses> losses)
       : DerivedReader(std::move(source)),
         weights_(std::move(found.weights)),
         to_(to),
@@ -58,6 +59,7 @@ class DequantizedReader final : public formats::DerivedReader {
     take_tensors(found.companions);
     take_aliases();
     take_units();
+    note_disputed_zeros(only);
   }
 
   std::vector<std::vector<std::string>> dict_orders() const override {
@@ -86,6 +88,7 @@ class DequantizedReader final : public formats::DerivedReader {
   void take_tensors(const std::set<std::size_t>& companions);
   void take_aliases();
   void take_units();
+  void note_disputed_zeros(const NameSelection& only);
   [[noreturn]] void refuse_name(const std::string& name) const;
   /// The tensor that is read, and where to add what rounding changes; null: nowhere.
   struct Counted {
@@ -169,6 +172,31 @@ void DequantizedReader::take_units() {
     return codes.contains(parameter) ? std::nullopt : std::optional(parameter);
   };
   formats::take_units(base(), name, contents_);
+}
+
+/// Adds a note on zero points that programs read differently.
+void DequantizedReader::note_disputed_zeros(const NameSelection& only) {
+  std::int64_t num_zeros = 0;
+  std::size_t num_weights = 0;
+  std::string first;
+  for (std::size_t t = 0; t < origins_.size(); ++t) {
+    const std::string& name = contents_.tensors[t].meta.fqn;
+    if (!origins_[t].weight || !only.selects(name)) continue;
+    const std::int64_t num_in_weight = weights_[*origins_[t].weight].num_disputed_zeros;
+    if (num_in_weight == 0) continue;
+    if (num_weights++ == 0) first = name;
+    num_zeros += num_in_weight;
+  }
+  if (num_weights == 0) return;
+  contents_.opening_findings.push_back(
+      {.severity = formats::Finding::Severity::note,
+       .rule = "dequantize",
+       .where = {.path = path()},
+       .expected = "zero points of GPTQ that are stored as less than the largest integer",
+       .found = std::to_string(num_zeros) + " of the largest integer in " +
+                std::to_string(num_weights) + (num_weights == 1 ? " weight" : " weights") + " ('" +
+                printable(first) +
+                "'), read as this integer plus 1, as AutoGPTQ does (GPTQModel reads 0)"});
 }
 
 void DequantizedReader::refuse_name(const std::string& name) const {
@@ -354,7 +382,7 @@ DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType
     result.reader = std::move(reader);
     return result;
   }
-  result.reader = std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to,
+  result.reader = std::make_unique<DequantizedReader>(std::move(reader), std::move(found), to, only,
                                                       on_overflow, std::move(losses));
   return result;
 }

@@ -90,23 +90,28 @@ void decode_pairs(const TensorReader& codes, const Wanted& wanted, std::span<flo
   }
 }
 
-/// Returns one of the integers that are packed without gaps into words; `at(i)` returns word i.
+/// Returns one of the integers that are packed into words; `at(i)` returns word i.
 template <class Words>
-std::uint32_t packed_at(Words at, std::int64_t index, int bits) {
-  const std::int64_t bit = index * bits;
+std::uint32_t packed_at(Words at, std::int64_t index, IntegerPacking packing) {
+  const std::int64_t bit = packing.bit_of(index);
   const auto shift = static_cast<unsigned>(bit % 32);
   std::uint32_t value = at(bit / 32) >> shift;
-  if (shift + static_cast<unsigned>(bits) > 32) value |= at(bit / 32 + 1) << (32 - shift);
-  return value & ((1U << bits) - 1U);
+  if (shift + static_cast<unsigned>(packing.bits) > 32) value |= at(bit / 32 + 1) << (32 - shift);
+  return value & ((1U << packing.bits) - 1U);
 }
 
-void decode_columns(const TensorReader& codes, const Wanted& wanted, int bits, bool is_awq,
-                    float subtracted, std::span<float> out) {
-  const FlatRange words{
-      is_awq ? wanted.columns.begin / 8 : wanted.columns.begin * bits / 32,
-      divided_up(is_awq ? divided_up(wanted.columns.end, 8) * 32 : wanted.columns.end * bits, 32)};
+/// Returns the words that have the bits of the integers `range`.
+FlatRange words_of(FlatRange range, IntegerPacking packing) {
+  return {packing.bit_of(range.begin) / 32, packing.num_words(range.end)};
+}
+
+void decode_columns(const TensorReader& codes, const Wanted& wanted, IntegerPacking packing,
+                    bool is_awq, float subtracted, std::span<float> out) {
+  const FlatRange words =
+      is_awq ? FlatRange{wanted.columns.begin / 8, divided_up(wanted.columns.end, 8)}
+             : words_of(wanted.columns, packing);
   const Table table = read_table(
-      codes, divided_up(wanted.num_columns * bits, 32),
+      codes, packing.num_words(wanted.num_columns),
       {wanted.first_table_row + wanted.rows.begin, wanted.first_table_row + wanted.rows.end},
       words);
   std::size_t i = 0;
@@ -115,48 +120,47 @@ void decode_columns(const TensorReader& codes, const Wanted& wanted, int bits, b
     for (std::int64_t c = wanted.columns.begin; c < wanted.columns.end; ++c) {
       const std::uint32_t code =
           is_awq ? (word(c / 8) >> (4 * kAwqPlaces[static_cast<std::size_t>(c % 8)])) & 0xFU
-                 : packed_at(word, c, bits);
+                 : packed_at(word, c, packing);
       out[i++] = static_cast<float>(code) - subtracted;
     }
   }
 }
 
-void decode_rows(const TensorReader& codes, const Wanted& wanted, std::int64_t matrix, int bits,
-                 float subtracted, std::span<float> out) {
-  const std::int64_t words_of_matrix = divided_up(wanted.num_rows * bits, 32);
-  const FlatRange words{wanted.rows.begin * bits / 32, divided_up(wanted.rows.end * bits, 32)};
-  const Table table =
-      read_table(codes, wanted.num_columns,
-                 {matrix * words_of_matrix + words.begin, matrix * words_of_matrix + words.end},
-                 wanted.columns);
+void decode_rows(const TensorReader& codes, const Wanted& wanted, std::int64_t matrix,
+                 IntegerPacking packing, float subtracted, std::span<float> out) {
+  const std::int64_t in_matrix = packing.num_words(wanted.num_rows);
+  const FlatRange words = words_of(wanted.rows, packing);
+  const Table table = read_table(codes, wanted.num_columns,
+                                 {matrix * in_matrix + words.begin, matrix * in_matrix + words.end},
+                                 wanted.columns);
   std::size_t i = 0;
   for (std::int64_t r = wanted.rows.begin; r < wanted.rows.end; ++r) {
     for (std::int64_t c = 0; c < wanted.columns.numel(); ++c) {
       const auto word = [&](std::int64_t index) { return table.word(index - words.begin, c); };
-      out[i++] = static_cast<float>(packed_at(word, r, bits)) - subtracted;
+      out[i++] = static_cast<float>(packed_at(word, r, packing)) - subtracted;
     }
   }
 }
 
 /// Fills `out` with the codes as numbers (integers or small floats). `matrix`: index of the matrix.
-void decode_codes(const TensorReader& codes, CodeForm form, int bits, std::int64_t matrix,
-                  const Wanted& wanted, std::span<float> out) {
-  const auto half = static_cast<float>(1U << (bits - 1));
+void decode_codes(const TensorReader& codes, CodeForm form, IntegerPacking packing,
+                  std::int64_t matrix, const Wanted& wanted, std::span<float> out) {
+  const auto half = static_cast<float>(1U << (packing.bits - 1));
   switch (form) {
     case CodeForm::elements:
       return decode_elements(codes, wanted, out);
     case CodeForm::fp4_pairs:
       return decode_pairs(codes, wanted, out);
     case CodeForm::signed_columns:
-      return decode_columns(codes, wanted, bits, false, half, out);
+      return decode_columns(codes, wanted, packing, false, half, out);
     case CodeForm::columns:
-      return decode_columns(codes, wanted, bits, false, 0.0F, out);
+      return decode_columns(codes, wanted, packing, false, 0.0F, out);
     case CodeForm::awq_columns:
-      return decode_columns(codes, wanted, 4, true, 0.0F, out);
+      return decode_columns(codes, wanted, {.bits = 4}, true, 0.0F, out);
     case CodeForm::signed_rows:
-      return decode_rows(codes, wanted, matrix, bits, half, out);
+      return decode_rows(codes, wanted, matrix, packing, half, out);
     case CodeForm::rows:
-      return decode_rows(codes, wanted, matrix, bits, 0.0F, out);
+      return decode_rows(codes, wanted, matrix, packing, 0.0F, out);
   }
 }
 
@@ -164,8 +168,8 @@ void decode_codes(const TensorReader& codes, CodeForm form, int bits, std::int64
 
 std::vector<std::size_t> QuantizedMatrix::decode(std::int64_t matrix, FlatRange rows,
                                                  FlatRange columns, std::span<float> out) const {
-  decode_codes(codes, form, bits, matrix, {matrix * num_rows, num_rows, num_columns, rows, columns},
-               out);
+  decode_codes(codes, form, packing, matrix,
+               {matrix * num_rows, num_rows, num_columns, rows, columns}, out);
   const FlatRange blocks =
       row_blocks.empty() ? FlatRange{rows.begin / block_rows, divided_up(rows.end, block_rows)}
                          : FlatRange{0, num_row_blocks};
@@ -187,7 +191,7 @@ std::vector<std::size_t> QuantizedMatrix::decode(std::int64_t matrix, FlatRange 
     if (scale_divisor != 1.0F) scale[i] /= scale_divisor;
   }
   std::vector<float> zero(zeros ? scale.size() : 0);
-  if (zeros) decode_codes(*zeros, zero_form, bits, matrix, wanted, zero);
+  if (zeros) decode_codes(*zeros, zero_form, packing, matrix, wanted, zero);
   std::vector<std::size_t> overflowed;
   float* number = out.data();
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
@@ -198,11 +202,14 @@ std::vector<std::size_t> QuantizedMatrix::decode(std::int64_t matrix, FlatRange 
     for (std::int64_t c = columns.begin; c < columns.end; ++c, ++number) {
       const auto i = first + static_cast<std::size_t>(c / block_columns - block_range.begin);
       const float code = zeros ? *number - (zero[i] + zero_added) : *number;
-      *number = code * scale[i];
+      const float factor =
+          column_factors.empty() ? 1.0F : column_factors[static_cast<std::size_t>(c)];
+      *number = code * scale[i] * factor;
       if (std::isfinite(*number) || !std::isfinite(code) || !scale_is_finite[i]) continue;
       overflowed.push_back(static_cast<std::size_t>(number - out.data()));
-      const float sign = std::signbit(code) == std::signbit(scale[i]) ? 1.0F : -1.0F;
-      *number = std::copysign(std::numeric_limits<float>::infinity(), sign);
+      const bool is_negative =
+          std::signbit(code) != (std::signbit(scale[i]) != std::signbit(factor));
+      *number = std::copysign(std::numeric_limits<float>::infinity(), is_negative ? -1.0F : 1.0F);
     }
   }
   return overflowed;

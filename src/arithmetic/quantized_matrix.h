@@ -22,8 +22,27 @@ enum class CodeForm {
   awq_columns,     // unsigned integers of 4 bits; a word has eight columns of a row, in AWQ's order
 };
 
-/// Matrices of codes with their scales: `number = (code - zero) * scale`. Rows and columns are
-/// those of the stored codes. Immutable, so thread-safe.
+/// How integers are packed into words of 32 bits.
+struct IntegerPacking {
+  int bits = 8;  // of each integer
+  /// Whether the next integer begins in a new word if the rest of a word is too small for it.
+  /// Otherwise it has its first bits in this word, and the others in the next one.
+  bool has_whole_integers = false;
+
+  /// Returns the first bit of an integer, counted from the first word.
+  std::int64_t bit_of(std::int64_t index) const {
+    const std::int64_t per_word = 32 / bits;
+    return has_whole_integers ? index / per_word * 32 + index % per_word * bits : index * bits;
+  }
+  /// Returns how many words `numel` integers fill.
+  std::int64_t num_words(std::int64_t numel) const {
+    return numel == 0 ? 0 : (bit_of(numel - 1) + bits + 31) / 32;
+  }
+};
+
+/// Matrices of codes with their scales: `number = (code - zero) * scale`, times the factor of the
+/// column if there is one. Rows and columns are those of the stored codes. Immutable, so
+/// thread-safe.
 struct QuantizedMatrix {
   std::int64_t num_matrices = 1;
   std::int64_t num_rows = 0;
@@ -31,7 +50,7 @@ struct QuantizedMatrix {
 
   inspect::TensorReader codes;
   CodeForm form = CodeForm::elements;
-  int bits = 8;  // of packed integers
+  IntegerPacking packing{};  // of codes and zero points that are packed integers
 
   inspect::TensorReader scales;  // [matrices, rows of blocks, columns of blocks]
   std::int64_t block_rows = 1;   // rows that share a scale
@@ -42,7 +61,8 @@ struct QuantizedMatrix {
 
   std::optional<inspect::TensorReader> zeros{};  // zero points, one for each scale
   CodeForm zero_form = CodeForm::elements;
-  float zero_added = 0.0F;  // is added to each stored zero point
+  float zero_added = 0.0F;              // is added to each stored zero point
+  std::vector<float> column_factors{};  // multiply the numbers of each column; empty: none
   std::vector<std::int32_t>
       row_blocks{};  // of each row: the index of its row of blocks; empty: see block_rows
 

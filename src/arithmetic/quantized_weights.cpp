@@ -1,9 +1,12 @@
 #include "arithmetic/quantized_weights.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -42,13 +45,45 @@ class QuantizationConfig {
   }
 
   bool is_given() const { return config_.has_value(); }
+  /// Returns the member that says that layers transform their inputs or outputs (Hadamard matrices)
+  /// at each step. Without these transforms the weights are not those of the model. Empty if there
+  /// is none. Transforms that were multiplied into the weights do not count.
+  std::string transform_of_activations() const {
+    for (const char* key : {"transform_config", "rotation_config", "spinquant_config"}) {
+      const Value* const transform = config_ ? config_->find(key) : nullptr;
+      if (transform == nullptr || transform->is<Value::None>()) continue;
+      const auto* const members = transform->get_if<Value::Dict>();
+      if (members != nullptr && members->empty()) continue;
+      if (key != std::string_view("transform_config") || !is_in_weights(*transform)) return key;
+    }
+    return {};
+  }
   std::string text(std::string_view key) const {
     const Value* const value = config_ ? config_->find(key) : nullptr;
     const auto* const text = value ? value->get_if<std::string>() : nullptr;
     return text ? *text : "";
   }
+  bool is_true(std::string_view key) const {
+    const Value* const value = config_ ? config_->find(key) : nullptr;
+    const auto* const flag = value ? value->get_if<bool>() : nullptr;
+    return flag != nullptr && *flag;
+  }
   std::optional<std::int64_t> number(std::string_view key) const {
     return integer_of(config_ ? config_->find(key) : nullptr);
+  }
+  /// Whether the library that wrote the configuration has an older version than this; nothing if
+  /// the configuration does not say.
+  std::optional<bool> is_version_before(int major, int minor) const {
+    const std::string version = text("version");
+    std::array<int, 2> numbers{};
+    const char* at = version.data();
+    const char* const end = at + version.size();
+    for (int& number : numbers) {
+      const auto [next, error] = std::from_chars(at, end, number);
+      if (error != std::errc()) return std::nullopt;
+      at = next == end ? next : next + 1;  // past the dot
+    }
+    return numbers < std::array<int, 2>{major, minor};
   }
   using Block = std::pair<std::int64_t, std::int64_t>;
   /// Returns the sizes (rows, columns) of the blocks that share a scale, as the configuration names
@@ -90,6 +125,22 @@ class QuantizationConfig {
     if (!rows || !columns || *rows < 1 || *columns < 1) return std::nullopt;
     return Block(*rows, *columns);
   }
+  /// Whether all transforms of compressed-tensors are part of the weights.
+  static bool is_in_weights(const Value& transform_config) {
+    const Value* const groups = transform_config.find("config_groups");
+    const auto* const dict = groups ? groups->get_if<Value::Dict>() : nullptr;
+    if (dict == nullptr) return false;
+    return std::ranges::all_of(*dict, [](const auto& group) {
+      const Value* const apply = group.second.find("apply");
+      const auto* const places = apply ? apply->template get_if<Value::List>() : nullptr;
+      if (places == nullptr) return false;
+      return std::ranges::all_of(*places, [](const Value& place) {
+        const Value* const location = place.find("location");
+        const auto* const text = location ? location->get_if<std::string>() : nullptr;
+        return text != nullptr && (*text == "weight_input" || *text == "weight_output");
+      });
+    });
+  }
   /// Returns the member `weights` of each member of `config_groups` (compressed-tensors).
   std::vector<const Value*> weights_of_groups() const {
     std::vector<const Value*> result;
@@ -111,7 +162,7 @@ struct Parts {
   std::size_t codes;
   std::size_t scales;
   std::string_view scheme;
-  std::map<std::string_view, std::size_t> companions;  // key: role
+  std::multimap<std::string_view, std::size_t> companions;  // key: role
   std::size_t num_companions = 0;
 };
 
@@ -127,9 +178,21 @@ class Builder {
   /// Returns the weight with its scales and zero points. Throws: Refusal.
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
+    if (const auto other = companion("scales")) refuse_second(parts_.scales, *other, "scales");
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
       refuse("no group indices (only GPTQ has them)", "a tensor of group indices");
     }
+    if (const auto added = parts_.companions.find(formats::kLowRankRole);
+        added != parts_.companions.end()) {
+      refuse("no low-rank part of the weight (SVDQuant)", name_of(added->second));
+    }
+    QuantizedWeight weight = build_scheme();
+    set_column_factors(weight);
+    return weight;
+  }
+
+ private:
+  QuantizedWeight build_scheme() const {
     const std::string_view scheme = parts_.scheme;
     if (scheme == "block-scaled fp8" || scheme == "scaled fp8" || scheme == "mxfp8" ||
         scheme == "scaled int8") {
@@ -142,7 +205,31 @@ class Builder {
            std::string(scheme));
   }
 
- private:
+  /// Takes the factors of the layer's inputs into the weight: `(x * factors) @ W^T` is
+  /// `x @ (W * factors)^T`.
+  void set_column_factors(QuantizedWeight& weight) const {
+    const auto factors = companion(formats::kInputFactorsRole);
+    if (!factors) return;
+    const TensorMeta& meta = reader_.contents().tensors[*factors].meta;
+    const std::string module =
+        meta.fqn.substr(0, meta.fqn.size() - formats::kInputFactorsSuffix.size());
+    const bool is_of_layer =
+        codes_.fqn == module + "weight" || codes_.fqn == module + "weight_packed";
+    const bool is_tied = std::ranges::any_of(
+        reader_.contents().aliases,
+        [&](const formats::Alias& alias) { return alias.target == codes_.fqn; });
+    if (!is_of_layer || is_tied || weight.is_transposed || weight.shape.size() != 2 ||
+        meta.shape != Shape{weight.shape[1]} || !can_cast(meta.dtype, DType::float32)) {
+      refuse("factors of inputs for the columns of a layer's own weight " +
+                 shape_to_string(weight.shape),
+             meta.fqn + " " + shape_to_string(meta.shape));
+    }
+    weight.matrix.column_factors = numbers_of(*factors);
+    for (const float factor : weight.matrix.column_factors) {
+      if (!std::isfinite(factor)) refuse("finite factors of inputs", meta.fqn + " with others");
+    }
+  }
+
   [[noreturn]] static void refuse(std::string expected, std::string found) {
     throw Refusal{std::move(expected), std::move(found)};
   }
@@ -162,15 +249,26 @@ class Builder {
       if (size < 0 || size > kMaxSize) refuse("sizes up to 2^40", shape_to_string(shape));
     }
   }
+  [[noreturn]] void refuse_second(std::size_t first, std::size_t second,
+                                  std::string_view role) const {
+    refuse("one tensor of " + std::string(role) + " for these codes",
+           name_of(first) + " and " + name_of(second));
+  }
   [[noreturn]] void refuse_scales(const std::string& expected) const {
     refuse(expected, scales_.fqn + " " + shape_to_string(scales_.shape));
   }
 
   std::optional<std::size_t> companion(std::string_view role) const {
-    const auto found = parts_.companions.find(role);
-    return found == parts_.companions.end() ? std::nullopt : std::optional(found->second);
+    const auto [first, last] = parts_.companions.equal_range(role);
+    if (first == last) return std::nullopt;
+    // Tied codes may have companions under each of their names.
+    if (std::next(first) != last) refuse_second(first->second, std::next(first)->second, role);
+    return first->second;
   }
   TensorReader open(std::size_t tensor) const { return TensorReader(reader_, tensor); }
+  const std::string& name_of(std::size_t tensor) const {
+    return reader_.contents().tensors[tensor].meta.fqn;
+  }
 
   /// Returns the matrices in codes of this shape: the last two dimensions are rows and columns, the
   /// others count the matrices.
@@ -267,11 +365,16 @@ class Builder {
     if (meta.numel() != 1 || !can_cast(meta.dtype, DType::float32)) {
       refuse("a second scale that is one number", meta.fqn + " " + shape_to_string(meta.shape));
     }
-    std::vector<std::byte> bytes(itemsize(meta.dtype));
-    open(tensor).read({0, 1}, bytes);
-    float number = 0.0F;
-    cast_elements(meta.dtype, bytes, DType::float32, std::as_writable_bytes(std::span(&number, 1)));
-    return number;
+    return numbers_of(tensor).front();
+  }
+
+  std::vector<float> numbers_of(std::size_t tensor) const {
+    const TensorMeta& meta = reader_.contents().tensors[tensor].meta;
+    std::vector<std::byte> bytes(static_cast<std::size_t>(meta.nbytes()));
+    open(tensor).read({0, meta.numel()}, bytes);
+    std::vector<float> numbers(static_cast<std::size_t>(meta.numel()));
+    cast_elements(meta.dtype, bytes, DType::float32, std::as_writable_bytes(std::span(numbers)));
+    return numbers;
   }
 
   QuantizedWeight build_float4() const {
@@ -337,29 +440,45 @@ class Builder {
     QuantizedWeight weight{.codes_suffix = "_packed",
                            .shape = shape,
                            .matrix = matrix_of(shape, CodeForm::signed_columns)};
-    weight.matrix.bits = packed_bits(shape.back(), codes_.shape.back());
     set_blocks(weight.matrix);
+    weight.matrix.packing =
+        packing_of(shape.back(), codes_.shape.back(),
+                   companion("zero points") ? weight.matrix.num_block_rows() : 0);
     Shape packed = scales_.shape;
     if (packed.size() >= 2) {
-      packed[packed.size() - 2] = (weight.matrix.num_block_rows() * weight.matrix.bits + 31) / 32;
+      packed[packed.size() - 2] = weight.matrix.packing.num_words(weight.matrix.num_block_rows());
     }
     set_zeros(weight.matrix, CodeForm::signed_rows, packed);
     return weight;
   }
 
-  /// Returns how many bits each integer has if `numel` integers fill `num_words` words of 32 bits.
-  int packed_bits(std::int64_t numel, std::int64_t num_words) const {
-    std::vector<int> possible;
+  /// Returns how `numel` integers are packed in a row of `num_words` words of 32 bits. Before
+  /// version 0.18, compressed-tensors put whole integers into each word.
+  /// `num_zero_rows`: how many zero points are packed in the same way; 0 if there are none.
+  IntegerPacking packing_of(std::int64_t numel, std::int64_t num_words,
+                            std::int64_t num_zero_rows) const {
+    const std::set<std::int64_t> given = config_.bits();
+    const std::optional<bool> is_old = config_.is_version_before(0, 18);
+    std::vector<IntegerPacking> possible;
     for (int bits = 1; bits <= 8; ++bits) {
-      if ((numel * bits + 31) / 32 == num_words) possible.push_back(bits);
+      if (!given.empty() && !given.contains(bits)) continue;
+      for (const bool has_whole_integers : {false, true}) {
+        const IntegerPacking packing{bits, has_whole_integers};
+        // With few integers, or bits that fill a word, both ways are the same.
+        const std::int64_t most = std::max(numel, num_zero_rows);
+        if (has_whole_integers && (32 % bits == 0 || most <= 32 / bits)) continue;
+        if (packing.num_words(numel) == num_words) possible.push_back(packing);
+      }
     }
-    if (possible.size() > 1) {
-      const std::set<std::int64_t> given = config_.bits();
-      std::erase_if(possible, [&](int bits) { return !given.contains(bits); });
+    if (possible.size() == 2 && possible[0].bits == possible[1].bits && is_old) {
+      return possible[*is_old ? 1 : 0];
     }
     if (possible.size() == 1) return possible.front();
     std::string found;
-    for (const int bits : possible) found += (found.empty() ? "" : ", ") + std::to_string(bits);
+    for (const IntegerPacking& packing : possible) {
+      found += (found.empty() ? "" : ", ") + std::to_string(packing.bits) +
+               (packing.has_whole_integers ? " (whole integers in each word)" : "");
+    }
     refuse("one number of bits in config.json that packs " + std::to_string(numel) +
                " integers into " + std::to_string(num_words) + " words of 32 bits",
            found.empty() ? "none" : found);
@@ -396,19 +515,57 @@ class Builder {
                            .is_transposed = true,
                            .matrix = matrix_of({num_rows, num_columns},
                                                is_awq ? CodeForm::awq_columns : CodeForm::rows)};
-    weight.matrix.bits = static_cast<int>(bits);
+    weight.matrix.packing.bits = static_cast<int>(bits);
     weight.matrix.block_rows = scales_.shape[0] == 0 ? 1 : group_rows(num_rows);
     set_zeros(weight.matrix, is_awq ? CodeForm::awq_columns : CodeForm::columns,
               {scales_.shape[0], num_columns * bits / 32});
     if (!is_awq) {
-      if (config_.text("quant_method") != "gptq") {
-        refuse("a config.json that says how GPTQ stores zero points (quantization_config)", "none");
+      weight.matrix.zero_added = added_to_zeros();
+      if (weight.matrix.zero_added != 0.0F && !config_.is_true("sym")) {
+        weight.num_disputed_zeros = count_largest(*weight.matrix.zeros, weight.matrix.packing);
       }
-      const bool is_second_version = config_.text("checkpoint_format") == "gptq_v2";
-      weight.matrix.zero_added = is_second_version ? 0.0F : 1.0F;
       set_groups(weight.matrix);
     }
     return weight;
+  }
+
+  /// Counts the integers of which all bits are 1, in words that are full of integers.
+  static std::int64_t count_largest(const TensorReader& words, IntegerPacking packing) {
+    constexpr std::int64_t kWordsAtOnce = std::int64_t{1} << 18;
+    const auto largest = (1U << packing.bits) - 1U;
+    std::int64_t result = 0;
+    std::vector<std::uint32_t> part;
+    for (std::int64_t at = 0; at < words.meta().numel(); at += kWordsAtOnce) {
+      const FlatRange range{at, std::min(at + kWordsAtOnce, words.meta().numel())};
+      part.resize(static_cast<std::size_t>(range.numel()));
+      words.read(range, std::as_writable_bytes(std::span(part)));
+      for (std::uint32_t word : part) {
+        for (int i = 0; i < 32 / packing.bits; ++i, word >>= packing.bits) {
+          if ((word & largest) == largest) ++result;
+        }
+      }
+    }
+    return result;
+  }
+
+  /// Returns what must be added to GPTQ's stored zero points: 1 in the first version of the format.
+  float added_to_zeros() const {
+    const std::string method = config_.text("quant_method");
+    const bool is_auto_round = method == "auto-round";
+    const std::string format = config_.text(is_auto_round ? "packing_format" : "checkpoint_format");
+    if (method == "gptq") {
+      if (format.empty() || format == "gptq") return 1.0F;
+      if (format == "gptq_v2") return 0.0F;
+    }
+    if (is_auto_round) {
+      if (format == "auto_round:auto_gptq" || format == "auto_round:gptq") return 1.0F;
+      if (format == "auto_round:gptqmodel" || format == "auto_round") return 0.0F;
+    }
+    std::string found = "none";
+    if (!method.empty()) {
+      found = printable(method) + (format.empty() ? "" : " in format " + printable(format));
+    }
+    refuse("a config.json that says how GPTQ stores zero points (quantization_config)", found);
   }
 
   std::int64_t group_rows(std::int64_t num_rows) const {
@@ -483,6 +640,22 @@ void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTe
   }
 }
 
+/// Reports the scales by which AWQ's models divide the output of an activation: other programs do
+/// not divide, so the weights alone are not the model.
+void find_scaled_activations(const CheckpointReader& reader, const NameSelection& only,
+                             std::vector<Finding>& problems) {
+  for (const auto& tensor : reader.contents().tensors) {
+    const std::string& name = tensor.meta.fqn;
+    if (!name.ends_with(".act.scales") && !name.ends_with(".gelu_impl.scales")) continue;
+    if (!only.selects(name)) continue;
+    problems.push_back({.severity = Finding::Severity::error,
+                        .rule = "dequantize",
+                        .where = {.path = reader.path(), .fqn = name},
+                        .expected = "activations that are not divided by scales of AWQ",
+                        .found = "scales of an activation"});
+  }
+}
+
 }  // namespace
 
 QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Value& config,
@@ -504,8 +677,12 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
     result.companions.insert(i);
     const auto weight = weights.find(part->partner);
     if (weight == weights.end()) continue;
-    weight->second.companions.emplace(part->role, i);
     ++weight->second.num_companions;
+  }
+  for (const formats::QuantizedLink& link : quantized.links()) {
+    const auto weight = weights.find(link.codes);
+    if (weight == weights.end() || weight->second.scales == link.tensor) continue;
+    weight->second.companions.emplace(link.role, link.tensor);
   }
   for (const auto& [codes, parts] : weights) {
     try {
@@ -521,6 +698,21 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
                                  .expected = refusal.expected,
                                  .found = refusal.found});
     }
+  }
+  const bool has_awq = std::ranges::any_of(result.weights, [](const QuantizedWeight& weight) {
+    return weight.matrix.form == CodeForm::awq_columns;
+  });
+  if (has_awq) find_scaled_activations(reader, only, result.problems);
+  if (const std::string member = described.transform_of_activations();
+      !member.empty() && std::ranges::any_of(result.weights, [&](const QuantizedWeight& weight) {
+        return only.selects(tensors[weight.codes].meta.fqn);
+      })) {
+    result.problems.push_back({.severity = Finding::Severity::error,
+                               .rule = "dequantize",
+                               .where = {.path = reader.path()},
+                               .expected = "layers that do not transform their inputs or outputs, "
+                                           "because weights alone are then not the model",
+                               .found = member + " in config.json"});
   }
   if (!weights.empty()) {
     find_codes_without_scales(reader, quantized, described, only, result.problems);

@@ -23,6 +23,9 @@ struct QuantizedWeight {
       false;  // whether the numbers' last two dimensions are those of the codes, swapped
   QuantizedMatrix matrix;
   std::size_t num_companions = 0;  // scales, zero points, …
+  /// GPTQ's zero points that are stored as the largest integer, minus 1: programs read them as
+  /// 2^bits or as 0.
+  std::int64_t num_disputed_zeros = 0;
 };
 
 /// The quantized weights of a checkpoint that can be turned into numbers.

@@ -147,6 +147,7 @@ constexpr std::array kCompanions = {
     Companion{"_per_tensor_scale", "second scales"},
     Companion{"_row_scale", "second scales"},
     Companion{"_group_zero", "zero points"},
+    Companion{"_activation_scale", "scales of inputs"},
     Companion{"_act_per_tensor_scale", "scales of inputs"},
     Companion{"_act_pre_scale", "scales of inputs"},
 };
@@ -155,7 +156,15 @@ constexpr std::array kCompanions = {
 constexpr std::array kCompanionsInModule = {
     Companion{"input_scale", "scales of inputs"},
     Companion{"input_global_scale", "scales of inputs"},
+    Companion{"input_activation_scale", "scales of inputs"},
+    Companion{"activation_scale", "scales of inputs"},
     Companion{"output_scale", "scales of outputs"},
+    Companion{"output_activation_scale", "scales of outputs"},
+    Companion{"input_zero_point", "zero points of inputs"},
+    Companion{"output_zero_point", "zero points of outputs"},
+    Companion{kInputFactorsSuffix, kInputFactorsRole},
+    Companion{"svdquant_lora_a", kLowRankRole},
+    Companion{"svdquant_lora_b", kLowRankRole},
     Companion{"comfy_quant", "description"},
 };
 
@@ -221,6 +230,7 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
       if (!codes) continue;
       parts_.insert_or_assign(*codes, QuantizedPart{kCodesRole, scheme.name, i});
       parts_.insert_or_assign(i, QuantizedPart{"scales", scheme.name, *codes});
+      links_.insert({*codes, i, "scales"});
       add_companions(names, base, QuantizedPart{"", scheme.name, *codes});
       break;
     }
@@ -233,7 +243,9 @@ void QuantizedTensors::add_companions(const Names& names, const std::string& bas
   const auto add = [&](const std::string& name, std::string_view role) {
     const auto tensor = index_of(names, name);
     part.role = role;
-    if (tensor) parts_.emplace(*tensor, part);
+    if (!tensor) return;
+    parts_.emplace(*tensor, part);
+    links_.insert({part.partner, *tensor, role});
   };
   for (auto name = names.lower_bound(base); name != names.end(); ++name) {
     if (!name->first.starts_with(base)) break;

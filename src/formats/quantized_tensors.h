@@ -1,9 +1,11 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -19,6 +21,22 @@ struct QuantizedPart {
 };
 
 inline constexpr std::string_view kCodesRole = "codes";
+/// Of a tensor by which a layer multiplies its input (AWQ of ModelOpt). The weight's columns were
+/// divided by it before they were quantized.
+inline constexpr std::string_view kInputFactorsRole = "factors of inputs";
+inline constexpr std::string_view kInputFactorsSuffix = "pre_quant_scale";
+/// Of two matrices whose product is added to the weight (SVDQuant of ModelOpt).
+inline constexpr std::string_view kLowRankRole = "low-rank part";
+
+/// Says which codes a tensor belongs to, other than codes. A tied tensor may belong to several
+/// codes, and tied codes may have several tensors of one role.
+struct QuantizedLink {
+  std::size_t codes;   // index of the codes
+  std::size_t tensor;  // index of the tensor
+  std::string_view role;
+
+  auto operator<=>(const QuantizedLink&) const = default;
+};
 
 /// The quantized weights of a checkpoint. A weight is recognised by the names and dtypes of its
 /// tensors. For example, `X.weight` in float8_e4m3fn is a quantized weight if the checkpoint also
@@ -46,6 +64,8 @@ class QuantizedTensors {
   /// Describes a part: `codes of block-scaled fp8; the scales are X.weight_scale_inv`, or `scales
   /// of block-scaled fp8; the codes are X.weight`. Requires: `find` returned `part`.
   std::string in_words(const QuantizedPart& part) const;
+  /// Returns all links, by codes.
+  const std::set<QuantizedLink>& links() const { return links_; }
   /// Returns the name of the part's partner. Requires: `find` returned `part`.
   const std::string& partner_name(const QuantizedPart& part) const;
 
@@ -60,6 +80,7 @@ class QuantizedTensors {
   const CheckpointContents& contents_;
   const std::string method_;
   std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
+  std::set<QuantizedLink> links_;
 };
 
 }  // namespace tessera::formats

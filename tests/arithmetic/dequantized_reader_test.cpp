@@ -18,6 +18,7 @@ namespace {
 
 using test::MemoryCheckpoint;
 using testing::IsEmpty;
+using testing::Not;
 using testing::SizeIs;
 
 std::string folder() {
@@ -334,6 +335,275 @@ std::unique_ptr<MemoryCheckpoint> scaled_weight(float scale) {
               test::bytes_of<std::uint8_t>({0x38, 0x38, 0x38, 0x38}));
   source->add({"a.weight_scale", DType::float32, {1}}, test::bytes_of<float>({scale}));
   return source;
+}
+
+/// Reads a packed weight of compressed-tensors that has this member in its configuration.
+DequantizedCheckpoint packed(const std::vector<std::int32_t>& words, std::int64_t num_columns,
+                             int bits, const std::string& member) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"w_packed", DType::int32, {1, static_cast<std::int64_t>(words.size())}},
+              test::bytes_of<std::int32_t>(words));
+  source->add({"w_scale", DType::float32, {1, 1}}, test::bytes_of<float>({1}));
+  source->add({"w_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({1, num_columns}));
+  const Value config = parse_json(R"({"quantization_config": {)" + member +
+                                      R"("config_groups": {"a": {"weights": {"num_bits": )" +
+                                      std::to_string(bits) + "}}}}}",
+                                  "config.json");
+  return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+}
+
+TEST(DequantizeTest, OldVersionsPutWholeIntegersIntoEachWord) {
+  // The words are those that compressed-tensors 0.12.2 and 0.20.0 write.
+  const std::vector<std::int32_t> old_words{0x08fac688, 0x2e};
+  const std::vector<std::int32_t> new_words{static_cast<std::int32_t>(0x88fac688), 0xb};
+  const auto numbers = test::bytes_of<float>({-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, 2, 1});
+  const auto of_old = packed(old_words, 12, 3, R"("version": "0.12.2", )");
+  ASSERT_THAT(of_old.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*of_old.reader, 0), numbers);
+  const auto of_new = packed(new_words, 12, 3, R"("version": "0.18.0", )");
+  ASSERT_THAT(of_new.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*of_new.reader, 0), numbers);
+  for (const char* version : {"", R"("version": "none", )"}) {
+    const auto unknown = packed(old_words, 12, 3, version);
+    ASSERT_THAT(unknown.problems, SizeIs(1));
+    EXPECT_EQ(unknown.problems[0].found, "3, 3 (whole integers in each word)");
+  }
+}
+
+TEST(DequantizeTest, TheNumberOfWordsTellsHowIntegersArePacked) {
+  // four words of ten, ten, ten and one integers of 3 bits, which are the numbers plus 4
+  std::vector<std::int32_t> words(4);
+  std::vector<float> numbers;
+  for (int i = 0; i < 31; ++i) {
+    words[static_cast<std::size_t>(i / 10)] |= (i % 8) << (i % 10 * 3);
+    numbers.push_back(static_cast<float>(i % 8 - 4));
+  }
+  const auto result = packed(words, 31, 3, "");
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0), test::bytes_of<float>(numbers));
+}
+
+TEST(DequantizeTest, WordsOfSevenBitsAreNotTakenForEight) {
+  const auto result = packed({0x01020304, 0x05060708}, 8, 7, R"("version": "0.14.0", )");
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(
+      test::whole_tensor(*result.reader, 0),
+      test::bytes_of<float>({4 - 64, 6 - 64, 8 - 64, 8 - 64, 8 - 64, 14 - 64, 24 - 64, 40 - 64}));
+}
+
+TEST(DequantizeTest, PackedZeroPointsMayHaveWholeIntegersToo) {
+  const auto read = [](const std::vector<std::int32_t>& zeros, const std::string& version) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w_packed", DType::int32, {12, 1}},  // 12 rows of one code, 0
+                test::bytes_of<std::int32_t>(std::vector<std::int32_t>(12, 4)));
+    source->add({"w_scale", DType::float32, {12, 1}},
+                test::bytes_of<float>(std::vector<float>(12, 1)));
+    source->add({"w_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({12, 1}));
+    source->add({"w_zero_point", DType::int32, {2, 1}}, test::bytes_of<std::int32_t>(zeros));
+    const Value config =
+        parse_json(R"({"quantization_config": {)" + version + R"("bits": 3}})", "c");
+    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  };
+  const auto numbers = test::bytes_of<float>({4, -1, 4, -1, 4, -1, 4, -1, 4, -1, -3, 2});
+  const auto of_old = read({0x28a28a28, 0x17}, R"("version": "0.17.1", )");
+  ASSERT_THAT(of_old.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*of_old.reader, 0), numbers);
+  const auto of_new = read({static_cast<std::int32_t>(0xe8a28a28), 0x5}, R"("version": "1.0", )");
+  ASSERT_THAT(of_new.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*of_new.reader, 0), numbers);
+  EXPECT_THAT(read({0x28a28a28, 0x17}, "").problems, SizeIs(1));
+}
+
+TEST(DequantizeTest, FactorsOfInputsMultiplyTheColumns) {
+  const auto source = [](Shape shape, const std::vector<float>& factors) {
+    auto result = scaled_weight(1);
+    result->add({"a.pre_quant_scale", DType::float32, std::move(shape)},
+                test::bytes_of<float>(factors));
+    return result;
+  };
+  const auto read = [](std::unique_ptr<MemoryCheckpoint> checkpoint) {
+    return dequantize(std::move(checkpoint), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  };
+  const auto result = read(source({2}, {3, -0.5F}));
+  ASSERT_THAT(result.problems, IsEmpty());
+  ASSERT_THAT(result.reader->contents().tensors, SizeIs(1));
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0), test::bytes_of<float>({3, -0.5F, 3, -0.5F}));
+  EXPECT_EQ(result.num_companions, 2);
+  EXPECT_THAT(read(source({2, 1}, {3, 4})).problems, SizeIs(1));
+  EXPECT_THAT(read(source({1}, {3})).problems, SizeIs(1));
+  EXPECT_THAT(read(source({2}, {1, std::numeric_limits<float>::infinity()})).problems, SizeIs(1));
+  auto tied = source({2}, {3, 4});
+  tied->add_alias("b.weight", "a.weight");
+  EXPECT_THAT(read(std::move(tied)).problems, SizeIs(1));
+}
+
+TEST(DequantizeTest, AProductWithAFactorMayBeTooLarge) {
+  auto source = scaled_weight(3e38F);
+  source->add({"a.pre_quant_scale", DType::float32, {2}}, test::bytes_of<float>({1, -2}));
+  const auto result =
+      dequantize(std::move(source), DType::float64, {}, {}, reshard::OnOverflow::infinity);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0),
+            test::bytes_of<double>({3e38F, -kInfinity, 3e38F, -kInfinity}));
+}
+
+TEST(DequantizeTest, ALowRankPartIsRefused) {
+  auto source = scaled_weight(1);
+  source->add({"a.svdquant_lora_a", DType::float32, {1, 2}}, test::bytes_of<float>({3, 4}));
+  source->add({"a.svdquant_lora_b", DType::float32, {2, 1}}, test::bytes_of<float>({3, 4}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, SizeIs(1));
+  EXPECT_EQ(result.problems[0].where.fqn, "a.weight");
+  EXPECT_EQ(result.problems[0].found, "a.svdquant_lora_a");
+}
+
+TEST(DequantizeTest, ScalesOfActivationsAreLeftOut) {
+  auto source = scaled_weight(1);
+  for (const char* name : {"a.activation_scale", "a.input_scale", "a.input_zero_point",
+                           "a.output_activation_scale", "a.weight_activation_scale"}) {
+    source->add({name, DType::float32, {1}}, test::bytes_of<float>({1}));
+  }
+  source->add({"b.activation_scale", DType::float32, {1}}, test::bytes_of<float>({1}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.reader->contents().tensors, SizeIs(2));
+  EXPECT_EQ(result.reader->contents().tensors[1].meta.fqn, "b.activation_scale");
+  EXPECT_EQ(result.num_companions, 6);
+}
+
+TEST(DequantizeTest, TransformsOfActivationsAreRefused) {
+  const auto problems_of = [](const std::string& member, const NameSelection& only = {}) {
+    const Value config =
+        parse_json(R"({"quantization_config": {"quant_method": "a", )" + member + "}}", "c");
+    return dequantize(scaled_weight(1), DType::float32, config, only, reshard::OnOverflow::refuse)
+        .problems;
+  };
+  const auto at = [](const std::string& location) {
+    return R"("transform_config": {"config_groups": {"R": {"apply": [{"location": "weight_input"},
+              {"location": ")" +
+           location + R"("}]}}})";
+  };
+  EXPECT_THAT(problems_of(R"("transform_config": {})"), IsEmpty());
+  EXPECT_THAT(problems_of(R"("transform_config": null)"), IsEmpty());
+  EXPECT_THAT(problems_of(at("weight_output")), IsEmpty());
+  const auto refused = problems_of(at("input"));
+  ASSERT_THAT(refused, SizeIs(1));
+  EXPECT_EQ(refused[0].found, "transform_config in config.json");
+  EXPECT_THAT(problems_of(at("input"), NameSelection({"!a.weight"})), IsEmpty());
+  EXPECT_THAT(problems_of(R"("transform_config": [1])"), SizeIs(1));
+  EXPECT_THAT(problems_of(R"("rotation_config": {"hadamard_type": "hadamard"})"), SizeIs(1));
+  EXPECT_THAT(problems_of(R"("spinquant_config": {"r1": true})"), SizeIs(1));
+}
+
+TEST(DequantizeTest, TiedCodesWithScalesOfTheirOwnAreRefused) {
+  const auto read = [](const char* of_a, const char* of_b) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"a", DType::int8, {1, 2}}, test::bytes_of<std::int8_t>({1, 2}));
+    source->add({"a_scale", DType::float32, {1}}, test::bytes_of<float>({1}));
+    source->add({of_a, DType::float32, {1}}, test::bytes_of<float>({1}));
+    source->add({of_b, DType::float32, {1}}, test::bytes_of<float>({10}));
+    source->add_alias("b", "a");
+    if (std::string_view(of_b) != "b_scale") source->add_alias("b_scale", "a_scale");
+    return dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse)
+        .problems;
+  };
+  const auto scales = read("other", "b_scale");
+  ASSERT_THAT(scales, SizeIs(1));
+  EXPECT_EQ(scales[0].expected, "one tensor of scales for these codes");
+  EXPECT_EQ(scales[0].found, "b_scale and a_scale");
+  const auto zeros = read("a_zero_point", "b_zero_point");
+  ASSERT_THAT(zeros, SizeIs(1));
+  EXPECT_EQ(zeros[0].expected, "one tensor of zero points for these codes");
+}
+
+TEST(DequantizeTest, WeightsMayShareTheirZeroPoints) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  for (const std::string name : {"a", "b"}) {
+    source->add({name, DType::int8, {1, 2}}, test::bytes_of<std::int8_t>({1, 2}));
+    source->add({name + "_scale", DType::float32, {1}}, test::bytes_of<float>({10}));
+  }
+  source->add({"a_zero_point", DType::int8, {1}}, test::bytes_of<std::int8_t>({1}));
+  source->add_alias("b_zero_point", "a_zero_point");
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0), test::bytes_of<float>({0, 10}));
+  EXPECT_EQ(test::whole_tensor(*result.reader, 1), test::bytes_of<float>({0, 10}));
+}
+
+TEST(DequantizeTest, ScaledActivationsOfAwqAreRefused) {
+  for (const std::string name : {"h.act.scales", "h.gelu_impl.scales", "h.contact.scales"}) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w.qweight", DType::int32, {8, 1}},
+                test::bytes_of<std::int32_t>(std::vector<std::int32_t>(8, 0)));
+    source->add({"w.qzeros", DType::int32, {1, 1}}, test::bytes_of<std::int32_t>({0}));
+    source->add({"w.scales", DType::float16, {1, 8}}, test::Bytes(16));
+    source->add({name, DType::float16, {8}}, test::Bytes(16));
+    const auto result =
+        dequantize(std::move(source), DType::float16, {}, {}, reshard::OnOverflow::refuse);
+    EXPECT_THAT(result.problems, SizeIs(name == "h.contact.scales" ? 0 : 1)) << name;
+  }
+}
+
+TEST(DequantizeTest, ZeroPointsThatProgramsReadDifferentlyAreTold) {
+  const auto notes_of = [](const std::string& members, const NameSelection& only = {}) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    source->add({"w.qweight", DType::int32, {1, 8}},
+                test::bytes_of<std::int32_t>(std::vector<std::int32_t>(8, 0)));
+    source->add({"w.qzeros", DType::int32, {1, 1}}, test::bytes_of<std::int32_t>({0x7f7777f7}));
+    source->add({"w.scales", DType::float16, {1, 8}}, test::Bytes(16));
+    const Value config = parse_json(
+        R"({"quantization_config": {"quant_method": "gptq", "bits": 4)" + members + "}}", "c");
+    auto result =
+        dequantize(std::move(source), DType::float16, config, only, reshard::OnOverflow::refuse);
+    EXPECT_THAT(result.problems, IsEmpty());
+    return result.reader->contents().opening_findings;
+  };
+  const auto notes = notes_of("");
+  ASSERT_THAT(notes, SizeIs(1));
+  EXPECT_EQ(notes[0].found,
+            "2 of the largest integer in 1 weight ('w.weight'), read as this integer plus 1, as "
+            "AutoGPTQ does (GPTQModel reads 0)");
+  EXPECT_THAT(notes_of(R"(, "sym": false)"), SizeIs(1));
+  EXPECT_THAT(notes_of(R"(, "sym": true)"), IsEmpty());
+  EXPECT_THAT(notes_of(R"(, "checkpoint_format": "gptq_v2")"), IsEmpty());
+  EXPECT_THAT(notes_of("", NameSelection({"!w.weight"})), IsEmpty());
+}
+
+TEST(DequantizeTest, TheConfigurationSaysHowZeroPointsAreStored) {
+  const FileSystem& fs = FileSystem::posix();
+  const auto read = [&](const std::string& members) {
+    const Value config = parse_json(R"({"quantization_config": {)" + members + "}}", "c");
+    return dequantize(formats::open_checkpoint(fs, folder() + "gptq"), DType::float16, config, {},
+                      reshard::OnOverflow::refuse);
+  };
+  const auto first = read(R"("quant_method": "gptq")");
+  const auto second = read(R"("quant_method": "gptq", "checkpoint_format": "gptq_v2")");
+  ASSERT_THAT(first.problems, IsEmpty());
+  ASSERT_THAT(second.problems, IsEmpty());
+  const auto up = [](const DequantizedCheckpoint& of) {
+    const auto& tensors = of.reader->contents().tensors;
+    const auto* const found = of.reader->contents().find_tensor("up.weight");
+    return test::whole_tensor(*of.reader, static_cast<std::size_t>(found - tensors.data()));
+  };
+  ASSERT_NE(up(first), up(second));
+  for (const std::string format : {"auto_gptq", "gptq"}) {
+    const auto result =
+        read(R"("quant_method": "auto-round", "packing_format": "auto_round:)" + format + '"');
+    ASSERT_THAT(result.problems, IsEmpty()) << format;
+    EXPECT_EQ(up(result), up(first)) << format;
+  }
+  for (const std::string format : {"auto_round", "auto_round:gptqmodel"}) {
+    const auto result = read(R"("quant_method": "auto-round", "packing_format": ")" + format + '"');
+    ASSERT_THAT(result.problems, IsEmpty()) << format;
+    EXPECT_EQ(up(result), up(second)) << format;
+  }
+  const auto unknown = read(R"("quant_method": "auto-round", "packing_format": "auto_round:new")");
+  ASSERT_THAT(unknown.problems, Not(IsEmpty()));
+  EXPECT_EQ(unknown.problems[0].found, "auto-round in format auto_round:new");
+  EXPECT_THAT(read(R"("quant_method": "gptq", "checkpoint_format": "marlin")").problems,
+              Not(IsEmpty()));
 }
 
 TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {

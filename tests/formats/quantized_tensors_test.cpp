@@ -145,6 +145,14 @@ TEST(QuantizedTensorsTest, OtherCompanionsAreNamedToo) {
                          {"m.input_scale", DType::float32}};
   EXPECT_EQ(said_of(nvfp4, "m.weight_scale_2"), "second scales of nvfp4; the codes are m.weight");
   EXPECT_EQ(said_of(nvfp4, "m.input_scale"), "scales of inputs of nvfp4; the codes are m.weight");
+  const Tensors fp8 = {{"m.weight", DType::float8_e4m3fn},
+                       {"m.weight_scale_inv", DType::float32},
+                       {"m.activation_scale", DType::float32},
+                       {"m.pre_quant_scale", DType::bfloat16}};
+  EXPECT_EQ(said_of(fp8, "m.activation_scale"),
+            "scales of inputs of block-scaled fp8; the codes are m.weight");
+  EXPECT_EQ(said_of(fp8, "m.pre_quant_scale"),
+            "factors of inputs of block-scaled fp8; the codes are m.weight");
   const Tensors gptq = {{"m.qweight", DType::int32},
                         {"m.scales", DType::float16},
                         {"m.qzeros", DType::int32},
