@@ -12,6 +12,48 @@ namespace tessera::arithmetic {
 
 using inspect::TensorReader;
 
+namespace {
+
+constexpr std::string_view kWeightKey = ".weight";
+
+/// Returns the last name of a layer, `c_proj` for `h.0.attn.c_proj.weight`. Empty if it is a
+/// number, because the layers of a torch.nn.Sequential have no more than that in common.
+std::string_view last_name_of(std::string_view weight) {
+  if (!weight.ends_with(kWeightKey)) return {};
+  weight.remove_suffix(kWeightKey.size());
+  const std::string_view name = weight.substr(weight.rfind('.') + 1);  // npos + 1 is 0
+  const bool is_number = name.find_first_not_of("0123456789") == std::string_view::npos;
+  return is_number ? std::string_view() : name;
+}
+
+}  // namespace
+
+LayerOrders::LayerOrders(const formats::CheckpointContents& contents) {
+  for (const auto& tensor : contents.tensors) {
+    const Shape& shape = tensor.meta.shape;
+    const std::string& name = tensor.meta.fqn;
+    if (!name.ends_with(kWeightKey) || shape.size() != 2 || shape[0] == shape[1]) continue;
+    const std::string layer = name.substr(0, name.size() - kWeightKey.size());
+    const auto* const bias = contents.find_tensor(layer + ".bias");
+    if (bias == nullptr || bias->meta.shape.size() != 1) continue;
+    const std::int64_t num_outputs = bias->meta.shape[0];
+    if (num_outputs != shape[0] && num_outputs != shape[1]) continue;
+    const bool is_in_out = num_outputs == shape[1];
+    by_last_name_[std::string(last_name_of(name))].insert(is_in_out ? LayerOrder::in_out
+                                                                    : LayerOrder::out_in);
+    has_in_out_ = has_in_out_ || is_in_out;
+  }
+}
+
+LayerOrder LayerOrders::of(std::string_view weight) const {
+  const std::string_view last_name = last_name_of(weight);
+  const auto named = by_last_name_.find(last_name);
+  if (last_name.empty() || named == by_last_name_.end() || named->second.size() != 1) {
+    return LayerOrder::unknown;
+  }
+  return *named->second.begin();
+}
+
 AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
                                const SelectedEntries& entries, const LoraAdapter& adapter,
                                Accumulation accumulation)
@@ -19,6 +61,7 @@ AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
       entries_(entries),
       adapter_(adapter),
       accumulation_(accumulation),
+      orders_(base.contents()),
       problems_(adapter.problems) {
   counts_.path = adapter.reader->path();
   for (const auto& tensor : base.contents().tensors) all_names_.insert(tensor.meta.fqn);
@@ -125,15 +168,26 @@ void AdapterTargets::add_low_rank(const AdapterChange& change, const TensorMeta&
                    std::string(dtype_name(up.dtype)) + " " + shape_to_string(up.shape) + " and " +
                        std::string(dtype_name(down.dtype)) + " " + shape_to_string(down.shape));
   }
-  if (!fits && !change.is_transposed) {
+  // If the product of the matrices and its transpose both fit, the weight is square.
+  const bool is_square = fits && fits_transposed;
+  const LayerOrder order = change.is_embedding ? LayerOrder::unknown : orders_.of(target.fqn);
+  const bool is_said = change.is_embedding || change.is_said_to_be_transposed;
+  if (!is_said && !fits && order != LayerOrder::in_out) {
     return problem(target.fqn,
                    "fan_in_fan_out: true in " + printable(counts_.path) +
                        ", because only the transpose of the matrices fits",
                    "false, or no such key");
   }
-  // If the product of the matrices and its transpose both fit, the weight is square. Then the
-  // adapter's configuration decides.
-  const bool is_transposed = fits && fits_transposed ? change.is_transposed : fits_transposed;
+  if (!is_said && is_square && order == LayerOrder::unknown && orders_.has_in_out()) {
+    return problem(target.fqn,
+                   "fan_in_fan_out: true in " + printable(counts_.path) +
+                       ", because the weight is square, and other layers are stored as [in, out]",
+                   "false, or no such key");
+  }
+  // As in PEFT, the kind of the layer decides for a square weight, rather than the configuration.
+  const bool is_transposed = !is_square                     ? fits_transposed
+                             : order == LayerOrder::unknown ? is_said
+                                                            : order == LayerOrder::in_out;
   sum.add_after(LowRankTerm{.down = TensorReader(*adapter_.reader, change.down),
                             .up = TensorReader(*adapter_.reader, change.up),
                             .is_transposed = is_transposed,

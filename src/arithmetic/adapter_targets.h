@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arithmetic/combination.h"
@@ -12,6 +15,30 @@
 #include "arithmetic/source_match.h"
 
 namespace tessera::arithmetic {
+
+/// How a layer stores its weight.
+enum class LayerOrder {
+  unknown,
+  out_in,  // as torch.nn.Linear does
+  in_out,  // as the Conv1D of transformers does (GPT-2)
+};
+
+/// How the layers of a model store their weights. The bias of a layer whose weight is not square
+/// tells, because its length is `out`.
+class LayerOrders {
+ public:
+  explicit LayerOrders(const formats::CheckpointContents& contents);
+
+  /// Returns how layers with the last name of this one store their weights. Unknown if no such
+  /// layer tells, or if they disagree.
+  LayerOrder of(std::string_view weight) const;
+  /// Whether any layer of the model stores its weight as [in, out].
+  bool has_in_out() const { return has_in_out_; }
+
+ private:
+  std::map<std::string, std::set<LayerOrder>, std::less<>> by_last_name_;
+  bool has_in_out_ = false;
+};
 
 /// The tensors of a base model that a LoRA adapter changes. The base's names may have a prefix that
 /// the adapter's names lack, such as `model.`. This class finds the prefix if it is the same for
@@ -42,6 +69,7 @@ class AdapterTargets {
   const SelectedEntries& entries_;
   const LoraAdapter& adapter_;
   const Accumulation accumulation_;
+  const LayerOrders orders_;
   std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
   std::vector<formats::Finding> problems_;
   AdapterCounts counts_;

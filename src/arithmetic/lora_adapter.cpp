@@ -156,8 +156,8 @@ class Scales {
 /// and adapter is not the model.
 void require_plain_initialization(const Value& config, const std::string& path) {
   constexpr std::string_view kMember = "init_lora_weights";
-  constexpr std::array<std::string_view, 5> kPlain = {"", "gaussian", "Gaussian", "eva",
-                                                      "orthogonal"};
+  constexpr std::array<std::string_view, 7> kPlain = {"",           "gaussian", "Gaussian", "eva",
+                                                      "orthogonal", "mica",     "MiCA"};
   const Value* const given = config.find(kMember);
   const auto* const text = given ? given->get_if<std::string>() : nullptr;
   if (text == nullptr || std::ranges::find(kPlain, *text) != kPlain.end()) return;
@@ -278,7 +278,8 @@ class AdapterNames {
                                 .kind = AdapterChange::Kind::low_rank,
                                 .down = *layer.down,
                                 .up = *layer.up,
-                                .is_transposed = layer.is_embedding || stores_transposed_,
+                                .is_embedding = layer.is_embedding,
+                                .is_said_to_be_transposed = stores_transposed_,
                                 .scale = scale});
     if (!layer.bias) return;
     adapter_.changes.push_back({.target = module + ".bias",

@@ -22,12 +22,13 @@ struct AdapterChange {
 
   std::string target;  // the base tensor's name, without a prefix that the base may have
   Kind kind = Kind::low_rank;
-  std::size_t tensor = 0;  // for scaled and replaced
-  std::size_t down = 0;    // lora_A
-  std::size_t up = 0;      // lora_B
-  /// Whether the change is the transpose of up * down. True for embeddings, and for layers that
-  /// store their weight as [in, out].
-  bool is_transposed = false;
+  std::size_t tensor = 0;     // for scaled and replaced
+  std::size_t down = 0;       // lora_A
+  std::size_t up = 0;         // lora_B
+  bool is_embedding = false;  // the change is then the transpose of up * down
+  /// Whether the adapter's configuration says that the layer stores its weight as [in, out], so
+  /// that the change is the transpose of up * down.
+  bool is_said_to_be_transposed = false;
   double scale = 1.0;
 };
 

@@ -393,6 +393,77 @@ TEST(LoraTest, OnlyTheConfigurationKnowsHowASquareWeightIsStored) {
   }
 }
 
+/// Merges an adapter of the square weight `h.0.attn.c_proj.weight` into a base that has it and
+/// these other layers, each with a weight and a bias.
+CombinedCheckpoint with_square_weight(const std::vector<std::pair<std::string, Shape>>& layers,
+                                      bool is_said_to_be_transposed) {
+  MemoryCheckpoint base("base", 1);
+  const auto add = [&](const std::string& name, const Shape& shape) {
+    const auto numel = static_cast<std::size_t>(numel_of(shape));
+    base.add({name, DType::float32, shape}, bytes_of<float>(std::vector<float>(numel, 100)));
+  };
+  add("h.0.attn.c_proj.weight", {2, 2});
+  add("h.0.attn.c_proj.bias", {2});
+  for (const auto& [name, shape] : layers) {
+    add(name + ".weight", shape);
+    add(name + ".bias", {2});
+  }
+  auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+  const std::string module = "base_model.model.h.0.attn.c_proj.lora_";
+  adapter->add({module + "A.weight", DType::float32, {1, 2}}, bytes_of<float>({1, 2}));
+  adapter->add({module + "B.weight", DType::float32, {2, 1}}, bytes_of<float>({1, 10}));
+  const std::string config = R"({"peft_type": "LORA", "lora_alpha": 2, "fan_in_fan_out": )" +
+                             std::string(is_said_to_be_transposed ? "true}" : "false}");
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(read_lora_adapter(std::move(adapter), config, "config", 1.0));
+  return combined({{std::move(base)}}, {}, std::move(adapters));
+}
+
+TEST(LoraTest, OtherLayersTellHowASquareWeightIsStored) {
+  const std::vector<float> as_is{102, 104, 120, 140};
+  const std::vector<float> transposed{102, 120, 104, 140};
+  using Layers = std::vector<std::pair<std::string, Shape>>;
+  const struct {
+    Layers layers;
+    bool is_said;
+    std::vector<float> merged;  // empty: refused
+  } cases[] = {
+      {{{"h.0.mlp.c_proj", {3, 2}}}, false, transposed},  // Conv1D: the bias has 2 outputs
+      {{{"h.0.mlp.c_proj", {3, 2}}}, true, transposed},
+      {{{"h.0.mlp.c_proj", {2, 3}}}, false, as_is},
+      {{{"h.0.mlp.c_proj", {2, 3}}}, true, as_is},  // as in PEFT
+      {{{"h.0.mlp.c_fc", {3, 2}}}, false, {}},
+      {{{"h.0.mlp.c_fc", {3, 2}}}, true, transposed},
+      {{{"h.0.mlp.c_fc", {2, 3}}}, false, as_is},
+      {{{"h.0.mlp.c_fc", {2, 3}}}, true, transposed},
+      {{{"h.0.mlp.c_proj", {3, 2}}, {"h.1.mlp.c_proj", {2, 3}}}, false, {}},
+  };
+  for (const auto& [layers, is_said, merged] : cases) {
+    SCOPED_TRACE(layers[0].first + " " + shape_to_string(layers[0].second) +
+                 (is_said ? " true" : ""));
+    const auto result = with_square_weight(layers, is_said);
+    if (merged.empty()) {
+      EXPECT_THAT(texts(result.problems),
+                  ElementsAre(HasSubstr("h.0.attn.c_proj.weight: combine: expected fan_in_fan_out: "
+                                        "true in adapter, because the weight is square")));
+      continue;
+    }
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_EQ(elements<float>(*result.reader, "h.0.attn.c_proj.weight"), merged);
+  }
+}
+
+TEST(LoraTest, TheBiasTellsHowAWeightIsStored) {
+  MemoryCheckpoint base = base_of({3, 4}, {{whole_box(Shape{3, 4}), 0}});
+  base.add({"w.bias", DType::float32, {4}}, bytes_of<float>({0, 0, 0, 0}));
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(adapter_of({2, 3}, kDown, {4, 2}, kUp));  // without fan_in_fan_out
+  const auto result = combined({{std::move(base)}}, {}, std::move(adapters));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "w.weight"),
+              ElementsAre(102, 120, 122, 100, 104, 120, 124, 100, 106, 120, 126, 100));
+}
+
 TEST(LoraTest, ScalesByPatternAndRank) {
   const std::vector<std::pair<std::string, double>> cases{
       {"", 2},
@@ -433,7 +504,7 @@ TEST(LoraTest, RefusesWhatIsNoPlainLora) {
                     "of the base as they are, found '" +
                         init + "'"));
   }
-  for (const std::string init : {"true", "false", "null", "\"gaussian\"", "\"eva\""}) {
+  for (const std::string init : {"true", "false", "null", "\"gaussian\"", "\"eva\"", "\"mica\""}) {
     std::string message;
     try {
       open(R"({"peft_type": "LORA", "lora_alpha": 1, "init_lora_weights": )" + init + "}")();
