@@ -25,6 +25,7 @@ std::map<std::string, std::string> texts_of(const Value& index) {
     const auto& name = *key.get_if<std::string>();
     if (name == "total_size") continue;
     const auto* text = item.get_if<std::string>();
+    if (name == "total_parameters" && text == nullptr) continue;
     texts.emplace(name, text == nullptr ? value_to_json(item) : *text);
   }
   return texts;
@@ -141,6 +142,22 @@ void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
     return;
   }
   require_contained(fs, shown_directory(directory), name);
+}
+
+void refuse_file_beside_index(const std::string& directory, const std::vector<std::string>& names,
+                              const std::string& index,
+                              const std::vector<std::string>& files_of_index,
+                              const ShardNaming& naming) {
+  const std::string file =
+      index.substr(0, index.size() - naming.index_suffix.size()) + std::string(naming.file_suffix);
+  if (std::ranges::find(names, file) == names.end() ||
+      std::ranges::binary_search(files_of_index, file)) {
+    return;
+  }
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.path = directory}, "models", "the files of one model",
+      "'" + printable(file) + "' and '" + printable(index) + "', which does not name that file",
+      "one is from another save; give the path of the file or of the index");
 }
 
 std::string some_of(const std::vector<std::string>& names) {

@@ -60,6 +60,16 @@ void require_all_shards(const std::string& directory, const std::vector<std::str
 void require_in_checkpoint(const FileSystem& fs, const std::string& directory,
                            const std::string& name);
 
+/// Throws Error(invalid_argument) if `names`, the files of a directory, has a model in one file
+/// beside an index that does not name this file: `model.safetensors` beside
+/// `model.safetensors.index.json`. One of them may be from an earlier save, and programs differ in
+/// which one they read (transformers the file, vLLM what the index names). `files_of_index`:
+/// sorted.
+void refuse_file_beside_index(const std::string& directory, const std::vector<std::string>& names,
+                              const std::string& index,
+                              const std::vector<std::string>& files_of_index,
+                              const ShardNaming& naming);
+
 /// Returns the names of the first files for a message, and the number of the others:
 /// `a.safetensors, b.safetensors, c.safetensors and 4 more`.
 std::string some_of(const std::vector<std::string>& names);
@@ -70,7 +80,8 @@ struct ShardIndex {
 
   std::unordered_map<std::string, std::string> weight_map{};  // tensor to file
   std::vector<std::string> names{};                           // of the files, sorted
-  /// The entries of `metadata`, except `total_size`. An entry that is not a text is here as its
+  /// The entries of `metadata`, except `total_size`, and except a number `total_parameters`: both
+  /// count what the files have, which a move may change. An entry that is not a text is here as its
   /// JSON text.
   std::map<std::string, std::string> texts{};
   Value whole{};  // the JSON document

@@ -97,6 +97,13 @@ TEST_F(BinTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
               testing::ElementsAre(testing::Pair("note", "mine")));
 }
 
+TEST_F(BinTest, AModelInOneFileBesideAnIndexIsRefused) {
+  write("pytorch_model.bin",
+        read_file(FileSystem::posix(), test::fixture("torch_zip/valid/shared.pt"), 1 << 20));
+  EXPECT_THAT([&] { open(directory_.path()); },
+              ThrowsError(ErrorKind::invalid_argument, "found 'pytorch_model.bin' and '"));
+}
+
 TEST_F(BinTest, WhatAnIndexSaysWronglyOrBesideTheFilesIsTold) {
   EXPECT_THAT(open(directory_.path())->contents().opening_findings, testing::IsEmpty());
   std::string index = read_file(FileSystem::posix(), directory_ / kIndex, 1 << 20);

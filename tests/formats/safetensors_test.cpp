@@ -376,10 +376,28 @@ TEST_F(SafetensorsTest, TextsOfAnIndexAreThoseOfTheCheckpoint) {
   put_safetensors("d/one.safetensors", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
                   1);
   put("d/model.safetensors.index.json",
-      R"({"metadata":{"total_size":1,"note":"mine","total_parameters":7},)"
+      R"({"metadata":{"total_size":1,"note":"mine","epoch":7,"total_parameters":1},)"
       R"("weight_map":{"a":"one.safetensors"}})");
-  const std::map<std::string, std::string> texts{{"note", "mine"}, {"total_parameters", "7"}};
+  const std::map<std::string, std::string> texts{{"note", "mine"}, {"epoch", "7"}};
   EXPECT_EQ(open(tmp_ / "d")->contents().annotations, texts);
+}
+
+TEST_F(SafetensorsTest, AModelInOneFileBesideAnIndexIsRefused) {
+  std::filesystem::create_directory(tmp_ / "d");
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  put_safetensors("d/model-00001-of-00001.safetensors", header, 1);
+  put_safetensors("d/model.safetensors", header, 1);
+  put("d/model.safetensors.index.json",
+      R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  EXPECT_THAT([&] { open(tmp_ / "d"); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "models: expected the files of one model, found 'model.safetensors' and "
+                          "'model.safetensors.index.json', which does not name that file"));
+  EXPECT_EQ(open(tmp_ / "d/model.safetensors")->contents().tensors.size(), 1U);
+  EXPECT_EQ(open(tmp_ / "d/model.safetensors.index.json")->contents().tensors.size(), 1U);
+  std::filesystem::remove(tmp_ / "d/model.safetensors.index.json");
+  put("d/model.safetensors.index.json", R"({"weight_map":{"a":"model.safetensors"}})");
+  EXPECT_EQ(open(tmp_ / "d")->contents().tensors.size(), 1U);
 }
 
 TEST_F(SafetensorsTest, TextsOfAnIndexAreNoAliases) {

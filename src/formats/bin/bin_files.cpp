@@ -88,6 +88,7 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
     }
     detail::require_in_checkpoint(fs, path, *index);
     take_index(fs, join_path(path, *index), set);
+    detail::refuse_file_beside_index(path, names, *index, set.names, kShardNaming);
     return set;
   }
   set.names = files_of_series(path, names);

@@ -125,6 +125,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
     set.model_path = index_path.substr(0, index_path.size() - detail::kIndexSuffix.size());
     set.model_path += kFileSuffix;
     read_index(fs, index_path, set);
+    detail::refuse_file_beside_index(path, found, indexes[0], set.names, detail::kShardNaming);
     std::ranges::copy_if(found, std::back_inserter(set.unnamed), [&](const std::string& name) {
       return place_beside_index(name) && std::ranges::find(set.names, name) == set.names.end();
     });
