@@ -90,7 +90,7 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool) -> list[Result]
         Contender("cp and sync", copy, prepare=remove(moved)),
         move("ckpt-reshard"),
         move("ckpt-reshard, hf-to-megatron-llama", "--recipe", RECIPES / "hf-to-megatron-llama.json"),
-        move("ckpt-reshard, hf-to-torchtitan-llama", "--recipe", RECIPES / "hf-to-torchtitan-llama.json"),
+        move("ckpt-reshard, hf-to-meta-llama", "--recipe", RECIPES / "hf-to-meta-llama.json"),
         move("ckpt-reshard, all tensors transposed", "--recipe", turned),
     ], rounds=2 if quick else 7)
     shutil.rmtree(source)

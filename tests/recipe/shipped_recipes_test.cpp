@@ -201,10 +201,10 @@ TEST(ShippedRecipesTest, HuggingFaceToMegatronLlama) {
   EXPECT_THAT(names, Contains("decoder.layers.0.mlp.linear_fc1.weight [12, 3]"));
 }
 
-TEST(ShippedRecipesTest, HuggingFaceToTorchtitanLlama) {
+TEST(ShippedRecipesTest, HuggingFaceToMetaLlama) {
   Model model = with_attention();
   add_dense(model);
-  const Recipe recipe = shipped("hf-to-torchtitan-llama");
+  const Recipe recipe = shipped("hf-to-meta-llama");
   const RecipeOptions options{.config = config_of_attention()};
   const auto names = proved(recipe, model.source(), options);
   EXPECT_THAT(
@@ -232,6 +232,28 @@ TEST(ShippedRecipesTest, HuggingFaceToTorchtitanLlama) {
     }
     EXPECT_EQ(floats(*moved, front + "layers.1.attention.wq.weight" + state), expected);
   }
+}
+
+TEST(ShippedRecipesTest, TorchtitanHasTheTensorsOfMetaUnderOtherNames) {
+  Model model = with_attention();
+  add_dense(model);
+  const RecipeOptions options{.config = config_of_attention()};
+  const auto moved_by = [&](const char* recipe) {
+    return open_transformed(std::make_unique<MemoryCheckpoint>(model.source()), shipped(recipe),
+                            options);
+  };
+  const auto meta = moved_by("hf-to-meta-llama");
+  const auto titan = moved_by("hf-to-torchtitan-llama");
+  proved(shipped("hf-to-torchtitan-llama"), model.source(), options);
+  const std::map<std::string, std::string> others{
+      {"output.weight", "lm_head.weight"},
+      {"layers.1.attention.wq.weight", "layers.1.attention.qkv_linear.wq.weight"},
+      {"layers.1.attention.wk.weight", "layers.1.attention.qkv_linear.wk.weight"},
+      {"layers.1.attention.wv.weight", "layers.1.attention.qkv_linear.wv.weight"},
+      {"layers.1.attention.wo.weight", "layers.1.attention.wo.weight"},
+      {"layers.1.feed_forward.w3.weight", "layers.1.feed_forward.w3.weight"}};
+  for (const auto& [name, other] : others) EXPECT_EQ(floats(*meta, name), floats(*titan, other));
+  EXPECT_EQ(meta->contents().tensors.size(), titan->contents().tensors.size());
 }
 
 // Checkpoints of Megatron's older layout may have the names of TransformerEngine's layers.

@@ -170,7 +170,7 @@ def logits_of_meta(weights, ids):
 
 def test_a_model_with_metas_names_computes_what_hugging_face_does(tmp_path):
     step = hugging_face("dense", tmp_path / "hf")
-    moved = there_and_back(step, tmp_path, recipe_file("hf-to-torchtitan-llama"), HEADS)
+    moved = there_and_back(step, tmp_path, recipe_file("hf-to-meta-llama"), HEADS)
     expected = torch.load(step.parent / "logits")
     assert torch.allclose(logits_of_meta(torch.load(moved)["model"], sizes.token_ids()), expected, atol=1e-5, rtol=0)
 

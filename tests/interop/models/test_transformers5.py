@@ -96,11 +96,10 @@ def test_megatron_computes_what_transformers_5_does(saved, tmp_path):
 
 
 def test_a_dense_model_computes_the_same_in_megatron_and_with_metas_names(tmp_path):
-    """Meta's names are those of torchtitan's Llama."""
     logits = save(model_of("dense"), tmp_path)
     assert_same_tensors(load_file(tmp_path / "hub/model.safetensors"), torch.load(tmp_path / "state.pt"))
     assert_megatron_computes("dense", "hf-to-megatron-llama", tmp_path, tmp_path)
-    moved = reshard(tmp_path / "hub", tmp_path / "meta.pt", "--recipe", str(recipe_file("hf-to-torchtitan-llama")))
+    moved = reshard(tmp_path / "hub", tmp_path / "meta.pt", "--recipe", str(recipe_file("hf-to-meta-llama")))
     assert torch.allclose(logits_of_meta(torch.load(moved), sizes.token_ids()), logits, atol=1e-5, rtol=0)
 
 
