@@ -182,9 +182,9 @@ class Builder {
     if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
       refuse("no group indices (only GPTQ has them)", "a tensor of group indices");
     }
-    if (const auto low_rank = parts_.companions.find(formats::kLowRankRole);
-        low_rank != parts_.companions.end()) {
-      refuse("no low-rank part of the weight (SVDQuant)", name_of(low_rank->second));
+    if (const auto added = parts_.companions.find(formats::kLowRankRole);
+        added != parts_.companions.end()) {
+      refuse("no low-rank part of the weight (SVDQuant)", name_of(added->second));
     }
     QuantizedWeight weight = build_scheme();
     set_column_factors(weight);
