@@ -232,6 +232,10 @@ void show_local_shard(StateDict& state_dict, const std::string& fqn, const State
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn) {
   const at::NoGradGuard no_grad;
+  // Of tensors of which each rank has a copy of its own (such as buffers), the layout names rank 0
+  // alone, whose copy is saved. In a load all ranks get it.
+  const std::vector<Shard> of_rank0 = {{whole_box(wanted.shape), {0}}};
+  const bool is_on_all = wanted.layout == of_rank0;
   const std::int64_t most = most_held(wanted, world.size());
   if (most == 0) return;
   const auto options = at::TensorOptions(scalar_type_of(wanted.dtype)).device(world.device());
@@ -241,7 +245,7 @@ void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& w
     all = torch::zeros({most * world.size()}, options);
     for (int rank = 0; rank < world.size(); ++rank) {
       std::int64_t begin = rank * most;
-      for (const Region& region : regions_of_rank(wanted, rank)) {
+      for (const Region& region : regions_of_rank(wanted, is_on_all ? 0 : rank)) {
         const std::int64_t numel = numel_of(region);
         all.narrow(0, begin, numel).copy_(own_shard(*whole, region));
         begin += numel;

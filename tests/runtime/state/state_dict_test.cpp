@@ -261,6 +261,27 @@ TEST(StateDictOptionsTest, BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype)
   EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
 }
 
+// Each rank has buffers of its own, so no layout says that the others hold them.
+// Shows E7.
+TEST(LoadStateDictTest, BuffersReachAllRanksWithRank0Only) {
+  for (const bool is_replicated : {false, true}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh});
+      }
+      const at::Tensor variance = model->named_buffers()["1.running_var"];
+      variance.fill_(mesh.rank() + 3);
+      const StateDict saved = state_dict(*model, {.rank0_only = true});
+      variance.fill_(77);
+      load_state_dict(*model, saved, {.rank0_only = true});
+      EXPECT_TRUE(variance.eq(3).all().item<bool>());
+    });
+  }
+}
+
 // Shows E7.
 TEST(LoadStateDictTest, OneReportListsAllAndNothingIsReplaced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
