@@ -76,6 +76,12 @@ std::optional<Tensor> cut(const StateTensor& entry, const Region& region) {
   return wanted.tensor;
 }
 
+bool have_same_elements(const Tensor& a, const Tensor& b) {
+  const Tensor of_a = a.contiguous();
+  const Tensor of_b = b.to(a.device()).contiguous();
+  return torch::equal(bytes_of(of_a), bytes_of(of_b));
+}
+
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
   std::vector<Region> regions;
   if (entry.layout.empty()) regions.push_back(whole_box(entry.shape));

@@ -20,6 +20,9 @@ std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShar
 /// Returns nullopt if this rank does not hold all of them. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 
+/// Returns whether two tensors of one dtype have the same bits. Shapes may differ.
+bool have_same_elements(const at::Tensor& a, const at::Tensor& b);
+
 /// Returns the regions that a rank holds according to the entry's layout. An empty layout means
 /// that every rank holds everything.
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);

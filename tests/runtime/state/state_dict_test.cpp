@@ -283,6 +283,45 @@ TEST(LoadStateDictTest, BuffersReachAllRanksWithRank0Only) {
 }
 
 // Shows E7.
+TEST(LoadStateDictTest, NamesOfATiedParameterWithDifferentElementsAreRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const StateDict before = state_dict(*seeded<Transformer>());
+    Transformer plain = seeded<Transformer>();
+    Transformer sharded = test::sharded_transformer(mesh);
+    StateDict separate = before;
+    separate.set("head.weight", StateTensor::whole(before.tensor("embedding.weight").clone()));
+    StateDict different = separate;
+    different.set("head.weight", StateTensor::whole(before.tensor("embedding.weight") + 1));
+    for (Transformer& model : {std::ref(plain), std::ref(sharded)}) {
+      for (const bool rank0_only : {false, true}) {
+        const auto load = [&](const StateDict& state, bool allow_missing) {
+          const bool is_alone = model.ptr() == plain.ptr();
+          const bool sends = !rank0_only || is_alone || mesh.rank() == 0;
+          return error_of([&] {
+            load_state_dict(*model, sends ? state : StateDict(),
+                            {.allow_missing = allow_missing, .rank0_only = rank0_only});
+          });
+        };
+        EXPECT_EQ(load(separate, false), "none");
+        const std::string error = load(different, false);
+        EXPECT_THAT(error,
+                    HasSubstr("head.weight: tied tensors: expected the elements of "
+                              "embedding.weight, because both names are one tensor in the model, "
+                              "found other elements"));
+        expect_equal(state_dict(*model), before);
+        StateDict one_name = different;  // the same elements may be under the second name alone
+        one_name.erase("embedding.weight");
+        if (rank0_only) continue;
+        EXPECT_EQ(load(one_name, true), "none");
+        EXPECT_TRUE(
+            state_dict(*model).tensor("embedding.weight").equal(different.tensor("head.weight")));
+        load_state_dict(*model, before);
+      }
+    }
+  });
+}
+
+// Shows E7.
 TEST(LoadStateDictTest, OneReportListsAllAndNothingIsReplaced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     test::Mlp model = seeded<test::Mlp>();

@@ -1058,5 +1058,50 @@ TEST(TrainStateTest, ASummaryIsTold) {
       HasSubstr("bytes loaded\n" + path + ": model.bias: dtype: expected bfloat16, found float32"));
 }
 
+// Shows E7.
+TEST(TrainStateTest, NamesOfATiedParameterWithDifferentElementsInACheckpointAreRefused) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a.safetensors";
+  const auto write = [&](const at::Tensor& of_head) {
+    StateDict saved;
+    for (const StateDict::Item& item : state_dict(*test::seeded<test::Transformer>())) {
+      if (std::holds_alternative<StateTensor>(item.entry)) {
+        saved.set("model." + item.fqn, item.entry);
+      }
+    }
+    saved.set("model.head.weight", StateTensor::whole(of_head));
+    save(saved, path,
+         {.format = formats::Format::safetensors, .overwrite = OverwritePolicy::replace});
+  };
+  const at::Tensor weight = test::seeded<test::Transformer>()->embedding->weight.detach().clone();
+  const auto load_on = [&](int world_size, const LoadOptions& options, std::string expected) {
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      test::Transformer model = test::sharded_transformer(mesh);
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+      }
+      TrainState state(model);
+      EXPECT_THAT(error_of([&] { load(state, path, options); }), HasSubstr(expected));
+      if (expected != "none") return;
+      EXPECT_TRUE(state_dict(*model).tensor("head.weight").equal(weight));
+    });
+  };
+  for (const int world_size : {1, 2}) {
+    write(weight.clone());
+    load_on(world_size, {}, "none");
+    at::Tensor other = weight.clone();
+    other.view({-1})[weight.numel() - 1] += 1;
+    write(other);
+    load_on(world_size, {},
+            path +
+                ": model.head.weight: tied tensors: expected the elements of "
+                "model.embedding.weight, because both names are one tensor in the model, found "
+                "other elements (to load only the elements of model.embedding.weight, add "
+                "\"!model.head.weight\" to LoadOptions::only)");
+    load_on(world_size, {.only = {"!model.head.weight"}}, "none");
+  }
+}
+
 }  // namespace
 }  // namespace tessera
