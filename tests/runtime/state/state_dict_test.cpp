@@ -261,6 +261,66 @@ TEST(StateDictOptionsTest, BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype)
   EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
 }
 
+struct HasTable : torch::nn::Module {
+  explicit HasTable(const at::Tensor& table) {
+    register_buffer("table", table);
+    weight = register_parameter("weight", torch::ones({3}));
+  }
+  at::Tensor weight;
+};
+
+/// Modules with one buffer in common. A policy casts it in the last of them first.
+struct HasTables : torch::nn::Module {
+  HasTables() {
+    const at::Tensor table = torch::linspace(0, 1, 4);
+    register_buffer("table", table);
+    register_buffer("same_table", table);
+    first = register_module("first", std::make_shared<HasTable>(table));
+    second = register_module("second", std::make_shared<HasTable>(table));
+  }
+  std::shared_ptr<HasTable> first, second;
+};
+
+// Shows C2.
+TEST(StateDictOptionsTest, ABufferOfSeveralModulesIsSavedInItsOwnDtype) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const FullyShardOptions options{.mesh = mesh,
+                                    .mixed_precision = {.buffer_dtype = at::kBFloat16}};
+    FullyShardOptions by_policy = options;
+    by_policy.policy = ModuleWrapPolicy<HasTable>();
+    for (const bool one_by_one : {false, true}) {
+      const auto model = std::make_shared<HasTables>();
+      if (one_by_one) {
+        fully_shard(*model->second, options);
+        fully_shard(*model->first, options);
+      }
+      fully_shard(*model, one_by_one ? options : by_policy);
+      EXPECT_EQ(model->named_buffers()["table"].scalar_type(), at::kBFloat16);
+      for (const StateDictType type : {FULL, SHARDED}) {
+        const StateDict saved = state_dict(*model, {.type = type});
+        for (const char* const name : {"table", "same_table", "first.table", "second.table"}) {
+          EXPECT_EQ(saved.tensor(name).scalar_type(), at::kFloat) << name;
+        }
+      }
+      for (const auto& part : {model->first, model->second}) {
+        EXPECT_EQ(state_dict(*part).tensor("table").scalar_type(), at::kFloat);
+      }
+      StateDict saved = state_dict(*model);
+      saved.tensor("table").fill_(3);
+      load_state_dict(*model, saved);
+      EXPECT_TRUE(model->named_buffers()["table"].eq(3).all().item<bool>());
+      EXPECT_EQ(model->named_buffers()["table"].scalar_type(), at::kBFloat16);
+      StateDict untied = saved;  // as from a format that stores each name
+      for (const char* const name : {"same_table", "first.table", "second.table"}) {
+        untied.set(name, StateTensor::whole(torch::full({4}, 5.0)));
+      }
+      untied.set("table", StateTensor::whole(torch::full({4}, 5.0)));
+      load_state_dict(*model, untied);
+      EXPECT_TRUE(model->named_buffers()["table"].eq(5).all().item<bool>());
+    }
+  });
+}
+
 // Each rank has buffers of its own, so no layout says that the others hold them.
 // Shows E7.
 TEST(LoadStateDictTest, BuffersReachAllRanksWithRank0Only) {
