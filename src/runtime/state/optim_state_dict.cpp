@@ -163,8 +163,9 @@ class OptimizerWalk {
     entry = state::as_asked(std::move(entry), *mesh_.world(), options_, fqn);
     if (keeps_) result_.set(fqn, std::move(entry), {"state", parameter, name});
   }
-  void add_step(const std::string& parameter, std::int64_t step) {
+  void add_step(const std::string& parameter, std::int64_t step, std::vector<Shard> layout = {}) {
     StateTensor entry = StateTensor::whole(state::step_tensor(step));
+    entry.layout = std::move(layout);
     entry.kind = formats::StateKind::scalar_parameter;
     add(parameter, "step", std::move(entry));
   }
@@ -199,7 +200,13 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
         add(parameter.fqn, slot.name, state::laid_out_as(parameter, *slot.tensor));
       }
     }
-    if (const std::int64_t* const step = adapter.step(*it->second)) add_step(parameter.fqn, *step);
+    if (const std::int64_t* const step = adapter.step(*it->second)) {
+      // If ranks have their own copies of a parameter, rank 0's is saved, with its step.
+      const std::vector<Shard> of_rank0 = {{whole_box(parameter.layout.shape), {0}}};
+      add_step(parameter.fqn, *step,
+               parameter.layout.layout == of_rank0 ? std::vector<Shard>{{whole_box(Shape()), {0}}}
+                                                   : std::vector<Shard>());
+    }
   }
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     Value::List names;

@@ -1103,5 +1103,48 @@ TEST(TrainStateTest, NamesOfATiedParameterWithDifferentElementsInACheckpointAreR
   }
 }
 
+// Shows E13.
+TEST(TrainStateTest, OfParametersThatReplicateIgnoresRankZerosAreSaved) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    test::Mlp model = test::seeded<test::Mlp>();
+    replicate(*model, {.mesh = mesh, .ignored_states = model->middle->parameters()});
+    torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+    for (int step = 0; step < 2 + mesh.rank(); ++step) {
+      // The ignored parameters alone: the ranks step as often as they like.
+      optimizer.zero_grad();
+      model->middle->forward(torch::ones({1, 13}) * (1 + mesh.rank())).pow(2).sum().backward();
+      optimizer.step();
+    }
+    TrainState state(model, optimizer);
+    save(state, path);
+    const at::Tensor weight = model->middle->weight.detach();
+    const auto moment = [&] {
+      return optim_state_dict(*model, optimizer, {.type = LOCAL})
+          .tensor("state.middle.weight.exp_avg")
+          .clone();
+    };
+    std::vector<at::Tensor> expected = {weight.clone(), moment(), torch::tensor(2.0F)};
+    for (at::Tensor& tensor : expected) mesh.world()->broadcast(tensor, 0, "rank 0's").wait();
+    EXPECT_EQ(weight.equal(expected[0]), mesh.rank() == 0);
+    const StateDict whole = state_dict(*model, {.rank0_only = true});
+    const StateDict of_optimizer = optim_state_dict(*model, optimizer, {.rank0_only = true});
+    const auto expect_those_of_rank0 = [&] {
+      EXPECT_TRUE(weight.equal(expected[0]));
+      EXPECT_TRUE(moment().equal(expected[1]));
+      EXPECT_TRUE(optim_state_dict(*model, optimizer, {.type = LOCAL})
+                      .tensor("state.middle.weight.step")
+                      .equal(expected[2]));
+    };
+    load(state, path);
+    expect_those_of_rank0();
+    optimizer.step();
+    load_state_dict(*model, whole, {.rank0_only = true});
+    load_optim_state_dict(*model, optimizer, of_optimizer, {.rank0_only = true});
+    expect_those_of_rank0();
+  });
+}
+
 }  // namespace
 }  // namespace tessera
