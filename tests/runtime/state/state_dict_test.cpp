@@ -321,6 +321,45 @@ TEST(StateDictOptionsTest, ABufferOfSeveralModulesIsSavedInItsOwnDtype) {
   });
 }
 
+// Shows C2.
+TEST(StateDictOptionsTest, AModuleThatStandsInTheTreeTwiceIsSavedOnceAndLoadedBack) {
+  struct TwiceImpl : torch::nn::Module {
+    TwiceImpl() {
+      const torch::nn::Sequential layers(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+      first = register_module("first", layers);
+      second = register_module("second", layers);
+      last = register_module("last", torch::nn::Linear(3, 2));
+    }
+    torch::nn::Sequential first{nullptr}, second{nullptr};
+    torch::nn::Linear last{nullptr};
+  };
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    for (const bool has_unit : {false, true}) {
+      const auto unsharded = std::make_shared<TwiceImpl>();
+      for (at::Tensor& parameter : unsharded->parameters()) {
+        const at::NoGradGuard no_grad;
+        parameter.copy_(torch::arange(parameter.numel()).reshape(parameter.sizes()));
+      }
+      const auto model = std::make_shared<TwiceImpl>();
+      FullyShardOptions options{.mesh = mesh};
+      if (has_unit) options.policy = ModuleWrapPolicy<torch::nn::Sequential>();
+      fully_shard(*model, options);
+      load_state_dict(*model, state_dict(*unsharded));
+      const StateDict found = state_dict(*model);
+      expect_equal(found, state_dict(*unsharded));
+      EXPECT_THAT(keys_of(found), ::testing::Contains("second.0.weight=first.0.weight"));
+      EXPECT_THAT(keys_of(found),
+                  ::testing::Contains("second.1.running_mean=first.1.running_mean"));
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+      }
+      load_state_dict(*model, mesh.rank() == 0 ? found : StateDict(), {.rank0_only = true});
+      expect_equal(state_dict(*model), state_dict(*unsharded));
+    }
+  });
+}
+
 // Each rank has buffers of its own, so no layout says that the others hold them.
 // Shows E7.
 TEST(LoadStateDictTest, BuffersReachAllRanksWithRank0Only) {

@@ -555,6 +555,20 @@ TEST(TrainStateTest, AnOlderCheckpointThatStaysIsAWarning) {
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/step-1/notes.txt"));
 }
 
+// Shows C7.
+TEST(TrainStateTest, AGroupWithoutParametersThatFlatteningLeavesOutIsAWarning) {
+  torch::nn::Linear model(2, 2);
+  torch::optim::SGD optimizer(
+      std::vector<torch::optim::OptimizerParamGroup>{
+          {parameters(*model)}, torch::optim::OptimizerParamGroup(std::vector<at::Tensor>())},
+      torch::optim::SGDOptions(0.1));
+  const StateDict nested = optim_state_dict(*model, optimizer);
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  flatten_optim_state_dict(nested);
+  EXPECT_THAT(heard.text, HasSubstr("param_groups.1 has no parameters"));
+}
+
 // Shows E13.
 TEST(TrainStateTest, ElementsThatACastMakesZeroAreNoted) {
   const test::TemporaryDirectory directory;
@@ -1058,6 +1072,27 @@ TEST(TrainStateTest, ASummaryIsTold) {
       HasSubstr("bytes loaded\n" + path + ": model.bias: dtype: expected bfloat16, found float32"));
 }
 
+// Shows C8.
+TEST(TrainStateTest, ASeedBeyondSigned64BitsComesBackFromEveryFormat) {
+  const test::TemporaryDirectory directory;
+  for (const auto& [format, name] :
+       {std::pair{formats::Format::native, "/a"}, std::pair{formats::Format::dcp, "/b"},
+        std::pair{formats::Format::safetensors, "/a.safetensors"},
+        std::pair{formats::Format::torch_zip, "/a.pt"}}) {
+    const std::string path = directory.path() + name;
+    constexpr std::uint64_t kSeed = 0xFFFFFFFFFFFFFFF1;
+    torch::nn::Linear model(2, 2);
+    std::uint64_t seed = kSeed;
+    std::uint64_t of_rank = kSeed + 1;
+    auto state = TrainState(model).with("seed", seed).per_rank("own", of_rank);
+    save(state, path, {.format = format});
+    seed = of_rank = 0;
+    load(state, path);
+    EXPECT_EQ(seed, kSeed) << name;
+    EXPECT_EQ(of_rank, kSeed + 1) << name;
+  }
+}
+
 // Shows E7.
 TEST(TrainStateTest, NamesOfATiedParameterWithDifferentElementsInACheckpointAreRefused) {
   const test::TemporaryDirectory directory;
@@ -1144,6 +1179,68 @@ TEST(TrainStateTest, OfParametersThatReplicateIgnoresRankZerosAreSaved) {
     load_optim_state_dict(*model, optimizer, of_optimizer, {.rank0_only = true});
     expect_those_of_rank0();
   });
+}
+
+// Shows C2.
+TEST(TrainStateTest, AModuleThatStandsInTheTreeTwiceComesBack) {
+  struct TwiceInATrainerImpl : torch::nn::Module {
+    TwiceInATrainerImpl() {
+      const torch::nn::Linear linear(3, 3);
+      first = register_module("first", linear);
+      second = register_module("second", linear);
+    }
+    at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x)); }
+    torch::nn::Linear first{nullptr}, second{nullptr};
+  };
+  const test::TemporaryDirectory directory;
+  const auto run = [&](int world_size, bool is_replicated, const auto& body) {
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      std::shared_ptr<TwiceInATrainerImpl> model;
+      test::with_generator([&] {
+        torch::manual_seed(2);
+        model = std::make_shared<TwiceInATrainerImpl>();
+      });
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+      }
+      torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+      body(mesh, *model, optimizer, [&] {
+        optimizer.zero_grad();
+        forward(model, torch::ones({2, 3})).sum().backward();
+        optimizer.step();
+      });
+    });
+  };
+  for (const auto& [format, name] : {std::pair{formats::Format::native, "/a"},
+                                     std::pair{formats::Format::safetensors, "/a.safetensors"}}) {
+    for (const bool is_replicated : {false, true}) {
+      SCOPED_TRACE(std::string(name) + (is_replicated ? " replicated" : ""));
+      const std::string path = directory.path() + (is_replicated ? "/r" : "/s") + (name + 1);
+      StateDict saved;
+      StateDict of_optimizer;
+      run(2, is_replicated, [&](const dist::Mesh& mesh, auto& model, auto& optimizer, auto step) {
+        step();
+        TrainState state(model.shared_from_this(), optimizer);
+        save(state, path, {.format = format});
+        const StateDict whole = state_dict(model);
+        const StateDict whole_of_optimizer = optim_state_dict(model, optimizer);
+        if (mesh.rank() != 0) return;
+        saved = whole;
+        of_optimizer = whole_of_optimizer;
+      });
+      run(3, !is_replicated, [&](const dist::Mesh&, auto& model, auto& optimizer, auto step) {
+        step();
+        step();
+        TrainState state(model.shared_from_this(), optimizer);
+        load(state, path);
+        test::expect_same_state(state_dict(model), saved, "model");
+        test::expect_same_state(optim_state_dict(model, optimizer), of_optimizer, "optimizer");
+        step();
+      });
+    }
+  }
 }
 
 }  // namespace
