@@ -82,6 +82,10 @@ bool have_same_elements(const Tensor& a, const Tensor& b) {
   return torch::equal(bytes_of(of_a), bytes_of(of_b));
 }
 
+std::vector<Shard> layout_of_own_copies(const Shape& shape) {
+  return {{whole_box(shape), {0}}};
+}
+
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
   std::vector<Region> regions;
   if (entry.layout.empty()) regions.push_back(whole_box(entry.shape));
@@ -238,10 +242,7 @@ void show_local_shard(StateDict& state_dict, const std::string& fqn, const State
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn) {
   const at::NoGradGuard no_grad;
-  // Of tensors of which each rank has a copy of its own (such as buffers), the layout names rank 0
-  // alone, whose copy is saved. In a load all ranks get it.
-  const std::vector<Shard> of_rank0 = {{whole_box(wanted.shape), {0}}};
-  const bool is_on_all = wanted.layout == of_rank0;
+  const bool is_on_all = wanted.layout == layout_of_own_copies(wanted.shape);
   const std::int64_t most = most_held(wanted, world.size());
   if (most == 0) return;
   const auto options = at::TensorOptions(scalar_type_of(wanted.dtype)).device(world.device());

@@ -94,7 +94,7 @@ class Walk {
     }
     // If the ranks' copies may differ, rank 0's copy is saved.
     if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
-      entry.layout = {{whole_box(entry.shape), {0}}};
+      entry.layout = state::layout_of_own_copies(entry.shape);
     }
     state_dict_.set(fqn, std::move(entry));
   }

@@ -201,11 +201,11 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
       }
     }
     if (const std::int64_t* const step = adapter.step(*it->second)) {
-      // If ranks have their own copies of a parameter, rank 0's is saved, with its step.
-      const std::vector<Shard> of_rank0 = {{whole_box(parameter.layout.shape), {0}}};
+      // If each rank has its own copy of a parameter, rank 0's is saved, with its step.
+      const StateTensor& own = parameter.layout;
+      const bool is_own_copy = own.layout == state::layout_of_own_copies(own.shape);
       add_step(parameter.fqn, *step,
-               parameter.layout.layout == of_rank0 ? std::vector<Shard>{{whole_box(Shape()), {0}}}
-                                                   : std::vector<Shard>());
+               is_own_copy ? state::layout_of_own_copies({}) : std::vector<Shard>());
     }
   }
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
