@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "runtime/fsdp/flat_param_handle.h"
 #include "runtime/fsdp/touch_dispatch.h"
 #include "runtime/registry/parameter_shards.h"
 #include "tessera/base/error.h"
@@ -43,6 +44,18 @@ class Norm {
   double power_ = 0;
 };
 
+/// Throws if a parameter is within unshard_params. Its gradient is then whole or hidden, so a sum
+/// of the ranks' norms would be wrong.
+void refuse_whole_parameters(const torch::nn::Module& root) {
+  for (const auto& each : root.named_parameters()) {
+    const auto handle = fsdp::FlatParamHandle::of(each.value());
+    if (!handle || !handle->is_whole()) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = each.key()}, "clip_grad_norm_",
+                          "a call outside of unshard_params", "a call within it",
+                          "within it gradients are whole or hidden; clip before the scope begins");
+  }
+}
+
 }  // namespace
 
 double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type) {
@@ -54,6 +67,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
     throw Error::expected(ErrorKind::invalid_argument, {}, "max_norm", "a number of 0 or more",
                           std::to_string(max_norm));
   }
+  refuse_whole_parameters(root);
   const at::NoGradGuard no_grad;
   const fsdp::UntouchedScope untouched;
   // The norms of shards are added over the ranks that share a tensor. A tensor that every rank
@@ -88,7 +102,8 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   }
   const double norm = total.value();
   const double factor = max_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
-  if (factor < 1) {
+  // Also if the norm is NaN: then all gradients become NaN, as in PyTorch.
+  if (!(factor >= 1)) {
     for (at::Tensor& gradient : gradients) gradient.mul_(factor);
   }
   return norm;

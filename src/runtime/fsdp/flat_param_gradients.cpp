@@ -12,6 +12,12 @@ namespace tessera::fsdp {
 
 using at::Tensor;
 
+Tensor sharded_gradient(const FlatParamContents& contents, const Tensor& elements) {
+  Tensor gradient = torch::empty({0}, elements.options());
+  gradient.set_data(contents.is_sharded() ? with_touch_key(elements) : elements);
+  return gradient;
+}
+
 FlatParamGradients::FlatParamGradients(const FlatParamContents& contents,
                                        const FlatParamStorage& storage)
     : contents_(contents),
@@ -146,10 +152,7 @@ void FlatParamGradients::leave_pass() {
       if (gradient.defined()) {
         gradient.add_(reduced);
       } else {
-        // `set_data` makes a tensor that is not a view, because Optimizer::zero_grad cannot detach
-        // a view in place. With the touch key, a norm of the shard throws (`see_norm`).
-        gradient = torch::empty({0}, reduced.options());
-        gradient.set_data(contents_.is_sharded() ? with_touch_key(reduced) : reduced);
+        gradient = sharded_gradient(contents_, reduced);
       }
     }
     parameter.mutable_grad() = std::move(gradient);

@@ -12,6 +12,11 @@
 
 namespace tessera::fsdp {
 
+/// Returns a tensor with the memory of `elements`, this rank's shard of a gradient, for `.grad`. It
+/// is not a view, because Optimizer::zero_grad cannot detach a view in place. If the parameter is
+/// sharded, it has the touch key, so that a norm of the shard throws (`see_norm`).
+at::Tensor sharded_gradient(const FlatParamContents& contents, const at::Tensor& elements);
+
 /// Collects the gradients of one flat parameter (FlatParamHandle) from `.grad`, averages them over
 /// the ranks, and puts this rank's shard of the average into `.grad`.
 ///

@@ -70,7 +70,8 @@ void FlatParamHandle::join_root(std::weak_ptr<const void> root, const std::strin
     throw Error::expected(
         ErrorKind::invalid_argument, {.fqn = fqn}, "root of a fully sharded module", "one root",
         "a second root",
-        "was tessera::forward called on both the model and a submodule? call it on the model only");
+        "was tessera::forward or a NoSyncScope given both the model and a submodule? give them the "
+        "model only");
   }
   root_ = std::move(root);
   contents_.set_unit_name(fqn);

@@ -12,6 +12,7 @@
 #include "runtime/fsdp/unit_state_dict_hooks.h"
 #include "runtime/keep_freed_memory.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/dist/launch.h"
@@ -137,16 +138,24 @@ void cast_buffers(const ModulePtr& module, const FullyShardOptions& options) {
   const auto& dtype = options.mixed_precision.buffer_dtype;
   if (!dtype) return;
   for_each_open_module(module, options, [&](Module& each) {
-    std::map<std::string, DType> own_dtypes;
+    bool has_cast = false;
     for (auto& item : each.named_buffers(/*recurse=*/false)) {
       at::Tensor& buffer = item.value();
-      if (!buffer.defined() || !buffer.is_floating_point() || buffer.scalar_type() == *dtype) {
-        continue;
+      if (!buffer.defined() || !buffer.is_floating_point()) continue;
+      bool is_cast = registry::find_shard(buffer).has_value();  // perhaps under another name
+      if (buffer.scalar_type() != *dtype) {
+        if (!is_cast) {
+          registry::note_shard(buffer, {{item.key(),
+                                         dtype_of(buffer.scalar_type()),
+                                         {buffer.sizes().begin(), buffer.sizes().end()}},
+                                        nullptr});
+        }
+        buffer.set_data(buffer.to(*dtype));
+        is_cast = true;
       }
-      own_dtypes.emplace(item.key(), dtype_of(buffer.scalar_type()));
-      buffer.set_data(buffer.to(*dtype));
+      has_cast = has_cast || is_cast;
     }
-    if (!own_dtypes.empty()) attach_state_dict_hooks_of_cast_buffers(each, std::move(own_dtypes));
+    if (has_cast) attach_state_dict_hooks_of_cast_buffers(each);
   });
 }
 

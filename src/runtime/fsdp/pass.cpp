@@ -72,8 +72,7 @@ void Pass::take_in(Module& root) {
                           "neither");
   }
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    ShardedModule& sharded = *units[unit].sharded;
-    sharded.pass = weak_from_this();
+    const ShardedModule& sharded = *units[unit].sharded;
     for (const auto& handle : sharded.handles) {
       handle->join_root(weak_from_this(), units[unit].fqn);
       handles_.push_back(handle);
@@ -81,6 +80,8 @@ void Pass::take_in(Module& root) {
           {unit, units[unit].subtree_end, {sharded.forward_prefetch, sharded.backward_prefetch}});
     }
   }
+  // Only now, because a unit that belongs to another root has thrown above.
+  for (const UnitInTree& unit : units) unit.sharded->pass = weak_from_this();
   // Inputs of the root are cast by the settings of the root's unit; if the root is not a unit, by
   // the settings of the first unit.
   if (!units.empty()) input_precision_ = units.front().sharded->mixed_precision;

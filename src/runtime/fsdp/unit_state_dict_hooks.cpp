@@ -6,6 +6,7 @@
 
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/traversal.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
@@ -75,37 +76,63 @@ void attach_state_dict_hooks(Module& module) {
       });
 }
 
-void attach_state_dict_hooks_of_cast_buffers(Module& module,
-                                             std::map<std::string, DType> own_dtypes) {
-  registry::add_state_dict_post_hook(
-      module, [own_dtypes](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
-                           const StateDictOptions& /*options*/) {
-        for (const auto& [name, dtype] : own_dtypes) {
-          StateEntry* const entry = state_dict.find(prefix + name);
-          auto* const buffer = entry == nullptr ? nullptr : std::get_if<StateTensor>(entry);
-          if (buffer == nullptr) continue;
-          StateTensor converted =
-              StateTensor::whole(buffer->tensor(prefix + name).to(scalar_type_of(dtype)));
-          converted.layout = buffer->layout;
-          *entry = std::move(converted);
-        }
-      });
-  registry::add_load_state_dict_pre_hook(
-      module, [own_dtypes](Module& owner, StateDict& state_dict, const std::string& prefix,
-                           LoadReport& report) {
-        const auto buffers = owner.named_buffers(/*recurse=*/false);
-        for (const auto& [name, dtype] : own_dtypes) {
-          const at::Tensor* const buffer = buffers.find(name);
-          StateEntry* const entry = state_dict.find(prefix + name);
-          if (buffer == nullptr || entry == nullptr) continue;
-          const StateTensor* found =
-              find_fitting(state_dict, prefix + name, dtype,
-                           Shape(buffer->sizes().begin(), buffer->sizes().end()), report);
-          *entry = StateTensor::whole(found != nullptr && found->is_whole()
-                                          ? found->tensor(prefix + name).to(buffer->scalar_type())
-                                          : *buffer);
-        }
-      });
+namespace {
+
+/// Marks a module that has the hooks of `attach_state_dict_hooks_of_cast_buffers`.
+struct HasBufferHooks final : registry::ModuleState {};
+
+/// Calls `visit` with name, tensor and own dtype of each buffer of the module that was cast.
+template <class Visit>
+void for_each_cast_buffer(const Module& module, const Visit& visit) {
+  for (const auto& each : module.named_buffers(/*recurse=*/false)) {
+    if (!each.value().defined()) continue;
+    const auto cast = registry::find_shard(each.value());
+    if (cast) visit(each.key(), each.value(), cast->whole.dtype);
+  }
+}
+
+}  // namespace
+
+void attach_state_dict_hooks_of_cast_buffers(Module& module) {
+  if (registry::find<HasBufferHooks>(module)) return;
+  registry::attach(module, std::make_shared<HasBufferHooks>());
+  registry::add_state_dict_post_hook(module, [](Module& owner, StateDict& state_dict,
+                                                const std::string& prefix,
+                                                const StateDictOptions& /*options*/) {
+    for_each_cast_buffer(owner, [&](const std::string& name, const at::Tensor&, DType own_dtype) {
+      std::string fqn = prefix + name;
+      StateEntry* entry = state_dict.find(fqn);
+      if (entry != nullptr && std::holds_alternative<StateAlias>(*entry)) {
+        fqn = std::get<StateAlias>(*entry).target;  // maybe of a module without these hooks
+        entry = state_dict.find(fqn);
+      }
+      auto* const buffer = entry == nullptr ? nullptr : std::get_if<StateTensor>(entry);
+      if (buffer == nullptr || buffer->dtype == own_dtype) return;
+      StateTensor converted = StateTensor::whole(buffer->tensor(fqn).to(scalar_type_of(own_dtype)));
+      converted.layout = buffer->layout;
+      *entry = std::move(converted);
+    });
+  });
+  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
+                                                    const std::string& prefix, LoadReport& report) {
+    for_each_cast_buffer(owner, [&](const std::string& name, const at::Tensor& buffer,
+                                    DType own_dtype) {
+      const std::string fqn = prefix + name;
+      StateEntry* const entry = state_dict.find(fqn);
+      if (entry == nullptr) return;
+      if (const auto* const alias = std::get_if<StateAlias>(entry)) {
+        const StateEntry* const target = state_dict.find(alias->target);
+        const auto* const first = target == nullptr ? nullptr : std::get_if<StateTensor>(target);
+        // The hook for the buffer's first name may have converted it.
+        if (first != nullptr && first->dtype == dtype_of(buffer.scalar_type())) return;
+      }
+      const StateTensor* found = find_fitting(
+          state_dict, fqn, own_dtype, Shape(buffer.sizes().begin(), buffer.sizes().end()), report);
+      *entry = StateTensor::whole(found != nullptr && found->is_whole()
+                                      ? found->tensor(fqn).to(buffer.scalar_type())
+                                      : buffer);
+    });
+  });
 }
 
 }  // namespace tessera::fsdp

@@ -2,11 +2,6 @@
 
 #include <torch/nn/module.h>
 
-#include <map>
-#include <string>
-
-#include "tessera/base/dtype.h"
-
 namespace tessera::fsdp {
 
 /// Adds hooks for a new unit: state dicts get entries with the whole shapes of its parameters, and
@@ -15,9 +10,9 @@ namespace tessera::fsdp {
 /// tree of `module` whose parameters are in another unit, because they are tied, get them too.
 void attach_state_dict_hooks(torch::nn::Module& module);
 
-/// Adds hooks for buffers that mixed precision has cast: state dicts get these buffers in their own
-/// dtypes, those from before the cast, and loads read entries of these dtypes.
-void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module,
-                                             std::map<std::string, DType> own_dtypes);
+/// Adds hooks for the module's own buffers that mixed precision has cast (registry::find_shard):
+/// state dicts get them in their own dtypes, those from before the cast, and loads read entries of
+/// these dtypes. Does nothing if the module has these hooks.
+void attach_state_dict_hooks_of_cast_buffers(torch::nn::Module& module);
 
 }  // namespace tessera::fsdp

@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <utility>
+
 namespace tessera::fsdp {
 namespace {
 
@@ -13,16 +15,22 @@ using at::Tensor;
 std::optional<std::size_t> take_assigned(const FlatParamContents& contents,
                                          const WholeTensors& whole) {
   std::optional<std::size_t> unfit;
+  std::vector<std::pair<Tensor, Tensor>> assigned;  // slot in `whole.flat`, new elements
   for (std::size_t i = 0; i < whole.shown.size(); ++i) {
     const Tensor& shown = whole.shown[i];
-    if (!shown.defined() || shown.storage().is_alias_of(whole.flat.storage())) continue;
+    if (!shown.defined()) continue;
     const Tensor slot = contents.full_view(whole.flat, i);
-    if (slot.sizes() == shown.sizes()) {
-      slot.copy_(shown);
-    } else {
+    if (shown.is_set_to(slot)) continue;
+    if (slot.sizes() != shown.sizes()) {
       unfit = i;
+      continue;
     }
+    // A copy if the new tensor is another view of `whole.flat`: two parameters may have been
+    // swapped, or one transposed.
+    const bool is_in_flat = shown.storage().is_alias_of(whole.flat.storage());
+    assigned.emplace_back(slot, is_in_flat ? shown.clone() : shown);
   }
+  for (const auto& [slot, elements] : assigned) slot.copy_(elements);
   return unfit;
 }
 

@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "runtime/fsdp/flat_param_gradients.h"
 #include "runtime/fsdp/unshard_params_writeback.h"
 #include "tessera/base/error.h"
 
@@ -62,8 +63,8 @@ void WholeParameters::gather() {
   }
 }
 
-/// All-gathers a flat tensor into new memory. Returns it on ranks that show whole parameters; on
-/// the others, returns an undefined tensor.
+/// Returns a flat tensor of all ranks' shards, in new memory unless one shard is whole. Returns an
+/// undefined tensor on ranks that show no whole parameters.
 Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
   Tensor whole;
   if (contents_.is_sharded()) {
@@ -71,7 +72,10 @@ Tensor WholeParameters::gather_whole(const Tensor& flat_shard) const {
     whole = torch::empty({shard.numel() * contents_.num_shards()}, shard.options());
     contents_.shard_group().all_gather(whole, shard, contents_.display_name()).wait();
   } else if (shows_on_this_rank()) {
-    whole = flat_shard.clone();
+    // One shard is whole. If writes are kept, it is shown itself, so that writes through views that
+    // are older than the scope are kept too.
+    const bool are_kept = scope_->options.writeback && !scope_->options.rank0_only;
+    whole = are_kept ? flat_shard : flat_shard.clone();
   }
   if (!shows_on_this_rank()) return {};
   return scope_->options.offload_to_cpu ? whole.to(at::kCPU) : whole;
@@ -160,13 +164,42 @@ std::optional<std::size_t> WholeParameters::write_back_all() {
   std::optional<std::size_t> unfit =
       write_back(contents_, options, compute_device, parameters, storage_.sharded_flat_param());
   if (!options.with_grads) return unfit;
+  const std::vector<bool> has_grad = have_grads_now(gradients.shown);
   const Tensor flat_grads = flat_sharded_grads();
   const auto unfit_gradient = write_back(contents_, options, compute_device, gradients, flat_grads);
   for (std::size_t i = 0; i < contents_.num_parameters(); ++i) {
     Tensor& gradient = scope_->sharded_grads[i];
-    if (gradient.defined()) gradient.copy_(contents_.sharded_view(flat_grads, i));
+    const Tensor written = contents_.sharded_view(flat_grads, i);
+    if (!has_grad[i]) {
+      gradient = Tensor();
+    } else if (gradient.defined()) {
+      gradient.copy_(written);
+    } else {
+      gradient = sharded_gradient(contents_, written.clone());
+    }
   }
   return unfit ? unfit : unfit_gradient;
+}
+
+/// Returns for each parameter whether it has a gradient after the scope: the user may have cleared
+/// gradients or made new ones. A gradient of a wrong shape counts as unchanged. With `rank0_only`
+/// rank 0 decides for all ranks. `shown`: the gradients at the end of the scope. Collective with
+/// `rank0_only`.
+std::vector<bool> WholeParameters::have_grads_now(const std::vector<Tensor>& shown) const {
+  const auto numel = static_cast<std::int64_t>(shown.size());
+  Tensor flags = torch::zeros({numel}, at::kInt);
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    const bool fits =
+        shown[i].defined() && shown[i].sizes() == contents_.unit().parameters[i].shape;
+    flags.data_ptr<int>()[i] = fits || (shown[i].defined() && scope_->has_grad[i]) ? 1 : 0;
+  }
+  if (scope_->options.rank0_only) {
+    dist::Group& world = *contents_.options().world_group;
+    flags = flags.to(world.device());
+    world.broadcast(flags, 0, contents_.display_name()).wait();
+    flags = flags.to(at::kCPU);
+  }
+  return std::vector<bool>(flags.data_ptr<int>(), flags.data_ptr<int>() + numel);
 }
 
 }  // namespace tessera::fsdp

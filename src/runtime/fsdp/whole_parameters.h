@@ -47,6 +47,7 @@ class WholeParameters {
   at::Tensor gather_whole(const at::Tensor& flat_shard) const;
   at::Tensor flat_sharded_grads() const;
   std::vector<bool> have_grads() const;
+  std::vector<bool> have_grads_now(const std::vector<at::Tensor>& shown) const;
   void show_gathered();
   std::optional<std::size_t> write_back_all();
 

@@ -10,10 +10,10 @@
 
 namespace tessera::registry {
 
-/// Describes a parameter that holds only one shard of a tensor: of an embedding table, or of a
-/// parameter under `fully_shard`.
+/// Describes a parameter that holds only one shard of a tensor (of an embedding table, or of a
+/// parameter under `fully_shard`), or a buffer that mixed precision has cast.
 struct ParameterShard {
-  TensorMeta whole;  // the name is relative to the parameter's module
+  TensorMeta whole;  // the name is relative to the module; the dtype is that of state dicts
   /// The ranks that together hold each element once; null if each rank holds all elements.
   std::shared_ptr<dist::Group> group;
 };

@@ -76,6 +76,16 @@ std::optional<Tensor> cut(const StateTensor& entry, const Region& region) {
   return wanted.tensor;
 }
 
+bool have_same_elements(const Tensor& a, const Tensor& b) {
+  const Tensor of_a = a.contiguous();
+  const Tensor of_b = b.to(a.device()).contiguous();
+  return torch::equal(bytes_of(of_a), bytes_of(of_b));
+}
+
+std::vector<Shard> layout_of_own_copies(const Shape& shape) {
+  return {{whole_box(shape), {0}}};
+}
+
 std::vector<Region> regions_of_rank(const StateTensor& entry, int rank) {
   std::vector<Region> regions;
   if (entry.layout.empty()) regions.push_back(whole_box(entry.shape));
@@ -232,6 +242,7 @@ void show_local_shard(StateDict& state_dict, const std::string& fqn, const State
 void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& world,
              const std::string& fqn) {
   const at::NoGradGuard no_grad;
+  const bool is_on_all = wanted.layout == layout_of_own_copies(wanted.shape);
   const std::int64_t most = most_held(wanted, world.size());
   if (most == 0) return;
   const auto options = at::TensorOptions(scalar_type_of(wanted.dtype)).device(world.device());
@@ -241,7 +252,7 @@ void scatter(const StateTensor* whole, const StateTensor& wanted, dist::Group& w
     all = torch::zeros({most * world.size()}, options);
     for (int rank = 0; rank < world.size(); ++rank) {
       std::int64_t begin = rank * most;
-      for (const Region& region : regions_of_rank(wanted, rank)) {
+      for (const Region& region : regions_of_rank(wanted, is_on_all ? 0 : rank)) {
         const std::int64_t numel = numel_of(region);
         all.narrow(0, begin, numel).copy_(own_shard(*whole, region));
         begin += numel;

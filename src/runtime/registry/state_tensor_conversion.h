@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/runtime/dist/group.h"
 #include "tessera/runtime/registry/state_dict.h"
@@ -19,6 +20,13 @@ std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShar
 /// Returns the elements of a region, as a view of a local shard if possible, else as a copy.
 /// Returns nullopt if this rank does not hold all of them. Shape: `[numel]`.
 std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
+
+/// Returns whether two tensors of one dtype have the same bits. Shapes may differ.
+bool have_same_elements(const at::Tensor& a, const at::Tensor& b);
+
+/// Returns the layout of a tensor of which each rank has a copy of its own, such as a buffer. It
+/// names rank 0 alone, whose copy is saved. A load gives it to all ranks.
+std::vector<Shard> layout_of_own_copies(const Shape& shape);
 
 /// Returns the regions that a rank holds according to the entry's layout. An empty layout means
 /// that every rank holds everything.

@@ -24,6 +24,14 @@ void add_unexpected(const StateDict::Item& item, LoadReport& report) {
              std::string(kFound[item.entry.index()]));
 }
 
+formats::Finding tied_problem(const std::string& fqn, const std::string& first) {
+  return {formats::Finding::Severity::error,
+          "tied tensors",
+          {.fqn = fqn},
+          "the elements of " + first + ", because both names are one tensor in the model",
+          "other elements"};
+}
+
 std::string line_of(const formats::Finding& finding, const LoadSides& sides) {
   if (finding.rule != "unexpected") return formats::finding_to_string(finding);
   const std::string_view to = sides.to.empty() ? owner_of(finding.where.fqn) : sides.to;

@@ -24,6 +24,10 @@ inline constexpr LoadSides kStateDictOfOptimizer{"the state dict", "the optimize
 /// Reports an entry that has no destination.
 void add_unexpected(const StateDict::Item& item, LoadReport& report);
 
+/// Returns a problem: the source has other elements for `fqn` than for `first`, although both are
+/// names of one tensor in the model.
+formats::Finding tied_problem(const std::string& fqn, const std::string& first);
+
 /// Returns the line of a problem or note. With the rule `unexpected` (Finding::rule): `<name>:
 /// unexpected: the checkpoint has a tensor of this name, but the model does not`. With any other
 /// rule: the line of `finding_to_string`.

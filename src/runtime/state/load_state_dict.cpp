@@ -19,9 +19,16 @@ namespace {
 using torch::nn::Module;
 
 struct Assignment {
+  std::string fqn;
+  const StateTensor* entry;
   at::Tensor to;
   at::Tensor from;
 };
+
+/// Returns whether `other` has the elements of `first` if both are loaded as `dtype`.
+bool are_tied(const at::Tensor& first, const at::Tensor& other, at::ScalarType dtype) {
+  return state::have_same_elements(first.to(dtype), other.to(dtype));
+}
 
 class LoadWalk {
  public:
@@ -73,22 +80,49 @@ class LoadWalk {
     const StateTensor* entry =
         find_fitting(state_dict_, fqn, dtype_of(tensor.scalar_type()),
                      Shape(tensor.sizes().begin(), tensor.sizes().end()), report_);
-    if (entry == nullptr || !taken_.insert(tensor.unsafeGetTensorImpl()).second) return;
+    if (entry == nullptr) return;
+    const auto tied = assigned_.find(tensor.unsafeGetTensorImpl());
+    const Assignment* const first = tied == assigned_.end() ? nullptr : &assignments_[tied->second];
+    if (first != nullptr && first->entry == entry) return;
     const auto whole = state::cut(*entry, whole_box(entry->shape));
     if (!whole) {
       report_.add("hole", fqn, "every element", "shards that do not cover the tensor");
-      return;
+    } else if (first == nullptr) {
+      assigned_.emplace(tensor.unsafeGetTensorImpl(), assignments_.size());
+      assignments_.push_back({fqn, entry, tensor, whole->view(tensor.sizes())});
+    } else if (!are_tied(first->from, *whole, tensor.scalar_type())) {
+      report_.problems.push_back(state::tied_problem(fqn, first->fqn));
     }
-    assignments_.push_back({tensor, whole->view(tensor.sizes())});
   }
 
   StateDict& state_dict_;
   LoadReport& report_;
   std::unordered_set<std::string> wanted_;
-  std::unordered_set<const at::TensorImpl*> taken_;
   std::vector<Assignment> assignments_;
+  std::unordered_map<const at::TensorImpl*, std::size_t> assigned_;  // index in assignments_
   std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
+
+using FoundTensors = std::unordered_map<std::string, const StateTensor*>;
+
+/// Reports the second name of a tied tensor if `sent` has other elements for it than for the first
+/// name. `alias`: an entry of `wanted`. `found`: what `sent` has for the names before it.
+void check_alias(const StateDict::Item& alias, const StateDict& wanted, const FoundTensors& found,
+                 StateDict& sent, LoadReport& report) {
+  const std::string& first = std::get<StateAlias>(alias.entry).target;
+  const StateEntry* const target = wanted.find(first);
+  const auto* const own = target == nullptr ? nullptr : std::get_if<StateTensor>(target);
+  const auto it = found.find(first);
+  if (own == nullptr || it == found.end() || !sent.contains(alias.fqn)) return;
+  const StateTensor* const second = find_fitting(sent, alias.fqn, own->dtype, own->shape, report);
+  if (second == nullptr || second == it->second) return;
+  const auto elements = state::cut(*second, whole_box(own->shape));
+  const auto of_first = state::cut(*it->second, whole_box(own->shape));
+  if (!elements || !of_first) return;  // the load reports holes of the first name
+  if (!are_tied(*of_first, *elements, scalar_type_of(own->dtype))) {
+    report.problems.push_back(state::tied_problem(alias.fqn, first));
+  }
+}
 
 /// Returns this rank's shards of the tensors in rank 0's state dict.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
@@ -99,10 +133,14 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
   std::string failure;
   std::string missing;  // keys, one per line
   StateDict sent = of_first;
-  std::unordered_map<std::string, const StateTensor*> found_here;
+  FoundTensors found_here;
   if (world.rank() == 0) {
     LoadReport report{options};
     for (const StateDict::Item& item : wanted) {
+      if (std::holds_alternative<StateAlias>(item.entry)) {
+        check_alias(item, wanted, found_here, sent, report);
+        continue;
+      }
       const auto* tensor = std::get_if<StateTensor>(&item.entry);
       if (tensor == nullptr) continue;
       const StateTensor* found = find_fitting(sent, item.fqn, tensor->dtype, tensor->shape, report);

@@ -5,6 +5,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "tessera/base/error.h"
@@ -51,7 +52,10 @@ class Walk {
       for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
-      take(prefix + each.key(), each.value(), options, parameters);
+      // `replicate` does not keep the parameters of ignored_states equal; they lack its hook.
+      const bool is_kept_equal =
+          each.value().defined() && registry::gradient_hook(each.value()) != nullptr;
+      take(prefix + each.key(), each.value(), options, is_kept_equal ? parameters : Copies::own);
     }
     // Each rank has its own buffers, such as BatchNorm's running statistics.
     for (const auto& each : module.named_buffers(/*recurse=*/false)) {
@@ -90,7 +94,7 @@ class Walk {
     }
     // If the ranks' copies may differ, rank 0's copy is saved.
     if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
-      entry.layout = {{whole_box(entry.shape), {0}}};
+      entry.layout = state::layout_of_own_copies(entry.shape);
     }
     state_dict_.set(fqn, std::move(entry));
   }

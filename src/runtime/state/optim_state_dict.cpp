@@ -163,8 +163,9 @@ class OptimizerWalk {
     entry = state::as_asked(std::move(entry), *mesh_.world(), options_, fqn);
     if (keeps_) result_.set(fqn, std::move(entry), {"state", parameter, name});
   }
-  void add_step(const std::string& parameter, std::int64_t step) {
+  void add_step(const std::string& parameter, std::int64_t step, std::vector<Shard> layout = {}) {
     StateTensor entry = StateTensor::whole(state::step_tensor(step));
+    entry.layout = std::move(layout);
     entry.kind = formats::StateKind::scalar_parameter;
     add(parameter, "step", std::move(entry));
   }
@@ -199,7 +200,13 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
         add(parameter.fqn, slot.name, state::laid_out_as(parameter, *slot.tensor));
       }
     }
-    if (const std::int64_t* const step = adapter.step(*it->second)) add_step(parameter.fqn, *step);
+    if (const std::int64_t* const step = adapter.step(*it->second)) {
+      // If each rank has its own copy of a parameter, rank 0's is saved, with its step.
+      const StateTensor& own = parameter.layout;
+      const bool is_own_copy = own.layout == state::layout_of_own_copies(own.shape);
+      add_step(parameter.fqn, *step,
+               is_own_copy ? state::layout_of_own_copies({}) : std::vector<Shard>());
+    }
   }
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     Value::List names;
@@ -318,6 +325,10 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
                             "parameters of a group", "a list of names",
                             params == nullptr ? "none" : "an entry that is not a list");
     }
+    if (names->empty()) {
+      TORCH_WARN("flatten_optim_state_dict: ", group,
+                 " has no parameters, so the flattened state dict lacks its fields");
+    }
     for (const Value& each : *names) {
       const auto* const name = each.get_if<std::string>();
       if (name == nullptr) {
@@ -334,6 +345,19 @@ StateDict flatten_optim_state_dict(const StateDict& state_dict) {
   }
   return result;
 }
+
+namespace {
+
+/// Says whether `key` is `param_groups.<number>.<field>`, and the group has `params`: the flattened
+/// form has names of parameters in place of numbers.
+bool is_in_numbered_group(const std::string& key, const StateDict& state_dict) {
+  const std::size_t begin = std::strlen("param_groups.");
+  const std::string number = key.substr(begin, key.find('.', begin) - begin);
+  return !number.empty() && number.find_first_not_of("0123456789") == std::string::npos &&
+         state_dict.contains("param_groups." + number + ".params");
+}
+
+}  // namespace
 
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const Module& model, const Optimizer& optimizer) {
@@ -363,6 +387,12 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
         path[1] = *formats::dict_key(static_cast<std::int64_t>(std::stoll(renamed_to)));
       result.set("state." + renamed_to + "." + name, item.entry, std::move(path));
       continue;
+    }
+    if (item.fqn.starts_with("param_groups.") && !is_in_numbered_group(item.fqn, state_dict)) {
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = item.fqn},
+                            "key of a parameter group", "the number of a group that has params",
+                            "another key",
+                            "was flatten_optim_state_dict called before? call it afterwards");
     }
     StateEntry entry = item.entry;
     if (item.fqn.ends_with(".params")) {

@@ -7,9 +7,12 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <c10/util/Type.h>
+
 #include <algorithm>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 
 #include "tessera/base/error.h"
 
@@ -171,7 +174,11 @@ class AdapterOf final : public OptimizerAdapter {
         python_fields_(std::move(python_fields)),
         makes_state_at_once_(makes_state_at_once) {}
 
+  /// Says whether the optimizer is of this class itself. A derived class may have state of its own.
   bool fits(const optim::Optimizer& optimizer) const {
+    return typeid(optimizer) == typeid(Optimizer);
+  }
+  bool fits_base_of(const optim::Optimizer& optimizer) const {
     return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
   }
 
@@ -273,11 +280,22 @@ const OptimizerAdapter& OptimizerAdapter::of(const optim::Optimizer& optimizer) 
   if (adamw.fits(optimizer)) return adamw;
   if (adagrad.fits(optimizer)) return adagrad;
   if (rmsprop.fits(optimizer)) return rmsprop;
+  const bool is_derived = sgd.fits_base_of(optimizer) || adam.fits_base_of(optimizer) ||
+                          adamw.fits_base_of(optimizer) || adagrad.fits_base_of(optimizer) ||
+                          rmsprop.fits_base_of(optimizer);
   const bool is_lbfgs = dynamic_cast<const optim::LBFGS*>(&optimizer) != nullptr;
+  const std::string name = c10::demangle(typeid(optimizer).name());
   throw Error::expected(
       ErrorKind::unsupported, {}, "optimizer",
       "SGD, Adam, AdamW, Adagrad or RMSprop of torch::optim",
-      is_lbfgs ? "LBFGS, whose state belongs to no single parameter" : "another class");
+      is_lbfgs     ? "LBFGS, whose state belongs to no single parameter"
+      : is_derived ? name + ", a class derived from one of them"
+                   : name,
+      is_derived
+          ? "state that the class adds would be lost; make torch's optimizer a member of the "
+            "class, give TrainState this member, and give with() an object with state_dict() "
+            "and load_state_dict(const Value&) for the added state"
+          : "");
 }
 
 }  // namespace tessera::state

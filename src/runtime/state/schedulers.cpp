@@ -149,9 +149,10 @@ Value state_of(const Plateau& scheduler) {
   }
   const Value default_min_lr =
       is_one_min_lr ? Value(static_cast<double>(min_lrs.front())) : Value();
-  // Before the first step, `best` is a finite float in libtorch, and infinite in Python.
+  // Before the first step, `best` is a finite float in libtorch, and infinite in Python. With the
+  // mode max, libtorch's is positive: then metrics below it are no improvement, so it is kept.
   const bool is_new = scheduler.*members.best == scheduler.*members.mode_worse;
-  const double best = is_new ? infinity_of(mode) : scheduler.*members.best;
+  const double best = is_new && mode == Plateau::min ? infinity_of(mode) : scheduler.*members.best;
   const auto integer = [](int number) { return Value(static_cast<std::int64_t>(number)); };
   return Value::Dict{
       {"mode", kModes[mode]},

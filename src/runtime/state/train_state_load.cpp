@@ -9,6 +9,7 @@
 #include "formats/checkpoint_identity.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/load_renames.h"
@@ -167,6 +168,23 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
   return copies;
 }
 
+/// Returns the index of the source's tensor by renamed name, for all names that are selected.
+std::map<std::string, std::size_t> tensor_indices(const CheckpointContents& source,
+                                                  const std::vector<reshard::Rename>& renames,
+                                                  const NameSelection& only) {
+  std::map<std::string, std::size_t> indices;
+  const auto add = [&](const std::string& fqn, std::size_t index) {
+    std::string name = renamed(fqn, renames);
+    if (only.selects(name)) indices.emplace(std::move(name), index);
+  };
+  for (std::size_t i = 0; i < source.tensors.size(); ++i) add(source.tensors[i].meta.fqn, i);
+  for (const formats::Alias& alias : source.aliases) {
+    const formats::TensorEntry* const target = source.find_tensor(alias.target);
+    add(alias.fqn, static_cast<std::size_t>(target - source.tensors.data()));
+  }
+  return indices;
+}
+
 /// Sets a value from the checkpoint. Adds the value's name to errors about the value.
 void load_into(const std::string& name, const Stateful& object, const Value& saved) {
   try {
@@ -200,7 +218,19 @@ class TrainState::Impl::Load {
   LoadSummary summary() &&;
 
  private:
+  /// A name of a tied tensor that the checkpoint stores with elements of its own. They are read
+  /// into `copies` and compared with the elements of another name, which the model's tensor gets.
+  struct OtherName {
+    std::string fqn;
+    std::string first;                  // the other name
+    std::string target;                 // the name under which the model's tensor is loaded
+    std::vector<LocalShard> of_target;  // the model's tensor, shard by shard
+    std::vector<LocalShard> copies;     // parallel to of_target
+  };
+
   LiveState want();
+  void want_other_names(StateDict& all);
+  void check_other_names() const;
   void want_values();
   reshard::LoadPlanOptions plan_options() const;
   void read_values();
@@ -230,6 +260,7 @@ class TrainState::Impl::Load {
   CheckpointContents wanted_;
   std::vector<std::vector<LocalShard>> local_shards_;  // memory to read into, by tensor of the plan
   StateDict copies_;  // copies of model entries; `take_over` loads them into the model
+  std::vector<OtherName> other_names_;
 };
 
 void TrainState::Impl::Load::prepare() {
@@ -260,6 +291,7 @@ LiveState TrainState::Impl::Load::want() {
   StateDict all;
   state::add_under(kModelName, state::sharded_state_dict(*state_.model_), all);
   copies_ = copied_entries(*state_.model_, all);
+  want_other_names(all);
   if (state_.has_optimizer_state()) {
     optimizer_load_.emplace(*state_.model_, state_.optimizer_);
     StateDict of_optimizer =
@@ -272,6 +304,52 @@ LiveState TrainState::Impl::Load::want() {
   wanted_.units.clear();
   want_values();
   return live;
+}
+
+/// If the checkpoint stores tensors of their own for several names of a tied tensor, wants all but
+/// the first of them as tensors too, in new memory, for `check_other_names`.
+void TrainState::Impl::Load::want_other_names(StateDict& all) {
+  std::map<std::string, std::map<std::string, StateDict::Item*>> aliases;  // by target, by name
+  for (StateDict::Item& item : all) {
+    if (const auto* const alias = std::get_if<StateAlias>(&item.entry)) {
+      aliases[alias->target].emplace(item.fqn, &item);
+    }
+  }
+  if (aliases.empty()) return;
+  const auto indices = tensor_indices(reader_->contents(), options_.renames, only_);
+  for (const auto& [target, others] : aliases) {
+    const auto& own = std::get<StateTensor>(*all.find(target));
+    auto first = indices.find(target);  // the name whose tensor is loaded, as in plan_load
+    for (const auto& [fqn, item] : others) {
+      const auto other = indices.find(fqn);
+      if (other == indices.end()) continue;
+      if (first == indices.end()) first = other;
+      if (other->second == first->second) continue;
+      StateTensor copy = own;
+      for (LocalShard& local : copy.local_shards) local.tensor = torch::empty_like(local.tensor);
+      other_names_.push_back({fqn, first->first, target, own.local_shards, copy.local_shards});
+      item->entry = std::move(copy);
+    }
+  }
+}
+
+/// Throws: Error(mismatch) if the checkpoint has other elements for another name of a tied tensor
+/// than those that were read into the tensor.
+void TrainState::Impl::Load::check_other_names() const {
+  const auto is_read = [&](const std::string& fqn) {
+    return plan_.destination.find_tensor(fqn) != nullptr;
+  };
+  for (const OtherName& other : other_names_) {
+    if (!is_read(other.fqn) || !is_read(other.target)) continue;
+    for (std::size_t i = 0; i < other.copies.size(); ++i) {
+      if (state::have_same_elements(other.copies[i].tensor, other.of_target[i].tensor)) continue;
+      const formats::Finding problem = state::tied_problem(other.fqn, other.first);
+      throw Error::expected(ErrorKind::mismatch, {.path = path_, .fqn = other.fqn}, problem.rule,
+                            problem.expected, problem.found,
+                            "to load only the elements of " + other.first + ", add \"!" +
+                                other.fqn + "\" to LoadOptions::only");
+    }
+  }
 }
 
 /// Adds the values that this TrainState has to the list of entries to load. (`check` reports values
@@ -453,6 +531,7 @@ void TrainState::Impl::Load::read() {
   reshard::execute(plan_, *reader_, writer,
                    {.memory_nbytes = options_.memory_nbytes, .underflowed = note});
   files_.require_unchanged();
+  check_other_names();
 }
 
 void TrainState::Impl::Load::take_over() {

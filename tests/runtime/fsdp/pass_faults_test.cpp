@@ -265,6 +265,52 @@ TEST(PassFaultsAloneTest, TheGreatestOfGradientsThatAreNoNumbersIsNone) {
   });
 }
 
+// As torch.nn.utils.clip_grad_norm_: an infinite norm makes finite gradients zero, NaN makes all
+// NaN. Shows B12.
+TEST(PassFaultsAloneTest, ClippingByANormThatIsNoNumberLeavesNoGradientUnclipped) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+      forward(model, mlp_input()).sum().backward();
+      if (mesh.rank() == 0) {
+        const at::NoGradGuard no_grad;
+        model->up->weight.mutable_grad().select(0, 0).fill_(bad);
+      }
+      const double norm = clip_grad_norm_(*model, 1);
+      EXPECT_EQ(std::isnan(norm), std::isnan(bad));
+      const at::NoGradGuard no_grad;
+      const at::Tensor gradient = model->down->weight.grad();
+      ASSERT_GT(gradient.numel(), 0);
+      EXPECT_TRUE((std::isnan(bad) ? gradient.isnan() : gradient.eq(0)).all().item<bool>());
+    }
+  });
+}
+
+// A part of a model would reduce its gradients without the rest.
+// Shows B21.
+TEST(PassFaultsAloneTest, NoSyncScopeOfAPartOfTheModelIsRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp unsharded = seeded<test::Mlp>();
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    const at::Tensor loss = forward(model, mlp_input()).sum();
+    EXPECT_THAT(error_of([&] { const NoSyncScope no_sync(*model->up); }),
+                HasSubstr("expected one root, found a second root (was tessera::forward or a "
+                          "NoSyncScope given both the model and a submodule?"));
+    EXPECT_TRUE(is_in_pass(*model->up));  // the refusal has not taken the unit from its root
+    loss.backward();
+    EXPECT_FALSE(is_in_pass(*model->up));
+    unsharded->forward(mlp_input()).sum().backward();
+    expect_gradients_of(*unsharded, *model, mesh);
+  });
+  test::on_ranks(1, [](const dist::Mesh& mesh) {
+    test::Mlp model = sharded_mlp(mesh, FULL_SHARD);
+    { const NoSyncScope no_sync(*model->up); }  // before the first forward: this is the root
+    EXPECT_THAT(error_of([&] { forward(model, mlp_input()); }),
+                HasSubstr("expected one root, found a second root"));
+  });
+}
+
 // Shows B22.
 TEST(PassFaultsAloneTest, AReplacedModuleIsNamed) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

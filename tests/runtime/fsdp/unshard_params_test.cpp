@@ -138,6 +138,82 @@ TEST_P(UnshardParamsTest, AlsoAfterAnExceptionInTheScope) {
   });
 }
 
+// Other views of a unit's memory are new data too: here two parameters exchange theirs.
+// Shows C4.
+TEST_P(UnshardParamsTest, DataFromAnotherParameterIsWrittenBack) {
+  for (const bool rank0_only : {false, true}) {
+    on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& unsharded) {
+      const auto block = model->blocks[1]->as<Block>();
+      const auto expected = Transformer(unsharded)->blocks[1]->as<Block>();
+      at::Tensor norm = block->norm->weight;
+      at::Tensor down = block->down->bias;
+      norm.requires_grad_(false);  // set_data of a leaf that requires a gradient is an error in
+      down.requires_grad_(false);  // some releases
+      {
+        const auto scope = unshard_params(*model, {.rank0_only = rank0_only});
+        if (mesh.rank() == 0 || !rank0_only) {
+          const at::Tensor of_norm = norm.detach();
+          norm.set_data(down.detach());
+          down.set_data(of_norm);
+        }
+      }
+      const auto scope = unshard_params(*model, {.writeback = false});
+      EXPECT_TRUE(norm.equal(expected->down->bias));
+      EXPECT_TRUE(down.equal(expected->norm->weight));
+    });
+  }
+}
+
+// Shows C4.
+TEST_P(UnshardParamsTest, ClearedAndNewGradientsAreWrittenBack) {
+  for (const bool rank0_only : {false, true}) {
+    on_sharded([&](const dist::Mesh& mesh, Transformer& model, const Transformer& /*unsharded*/) {
+      const auto first = model->blocks[0]->as<Block>();
+      const auto norm = model->norm;
+      forward(model, some_ids()).sum().backward();
+      first->up->weight.mutable_grad() = at::Tensor();
+      const UnshardParamsOptions options = {.rank0_only = rank0_only, .with_grads = true};
+      const at::Tensor given = torch::arange(300, at::kFloat).reshape({30, 10});
+      {
+        const auto scope = unshard_params(*model, options);
+        if (mesh.rank() == 0 || !rank0_only) {
+          EXPECT_TRUE(norm->weight.grad().defined());
+          EXPECT_FALSE(first->up->weight.grad().defined());
+          norm->weight.mutable_grad() = at::Tensor();
+          first->up->weight.mutable_grad() = given.clone();
+        }
+      }
+      EXPECT_FALSE(norm->weight.grad().defined());
+      EXPECT_TRUE(norm->bias.grad().defined());
+      const at::Tensor shard = first->up->weight.grad();
+      ASSERT_TRUE(shard.defined());
+      EXPECT_EQ(shard.sizes(), first->up->weight.sizes());
+      {
+        const auto scope = unshard_params(*model, {.writeback = false, .with_grads = true});
+        EXPECT_TRUE(first->up->weight.grad().equal(given));
+        EXPECT_FALSE(norm->weight.grad().defined());
+      }
+      torch::optim::SGD(parameters(*model), 0.1).zero_grad(/*set_to_none=*/false);
+      forward(model, some_ids()).sum().backward();
+      EXPECT_TRUE(norm->weight.grad().defined());
+    });
+  }
+}
+
+// Shows C4.
+TEST_P(UnshardParamsTest, ClippingGradientsInTheScopeIsRefused) {
+  on_sharded([](const dist::Mesh&, Transformer& model, const Transformer&) {
+    forward(model, some_ids()).sum().backward();
+    for (const bool with_grads : {false, true}) {
+      const auto scope = unshard_params(*model, {.with_grads = with_grads});
+      EXPECT_THAT(error_of([&] { clip_grad_norm_(*model, 1); }),
+                  HasSubstr("embedding.weight: clip_grad_norm_: expected a call outside of "
+                            "unshard_params, found a call within it"));
+    }
+    EXPECT_GT(clip_grad_norm_(*model, 1), 0);
+  });
+}
+
 // Shows C4.
 TEST_P(UnshardParamsTest, GradientsAreWholeAndWrittenBack) {
   for (const bool rank0_only : {false, true}) {
@@ -279,6 +355,54 @@ TEST(UnshardParamsScopeTest, WritingBackFromRankZeroTakesNoMoreMemoryThanNot) {
     };
     EXPECT_LE(peak_of(true), peak_of(false));
   });
+}
+
+// Shows C4.
+TEST(UnshardParamsScopeTest, ATransposedParameterIsWrittenBackOrRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Linear model{nullptr};
+    test::with_generator([&] {
+      torch::manual_seed(3);
+      model = torch::nn::Linear(5, 5);
+    });
+    const at::Tensor before = model->weight.detach().clone();
+    fully_shard(*model, {.mesh = mesh});
+    {
+      const auto scope = unshard_params(*model);
+      model->weight.set_data(model->weight.detach().t());
+    }
+    const std::string error = error_of([&] {
+      const auto scope = unshard_params(*model);
+      model->bias.set_data(model->bias.detach().view({5, 1}));
+    });
+    EXPECT_THAT(error, HasSubstr("bias"));
+    EXPECT_THAT(error, HasSubstr("data of another shape"));
+    const auto scope = unshard_params(*model, {.writeback = false});
+    EXPECT_TRUE(model->weight.equal(before.t()));
+  });
+}
+
+// With one shard, views of parameters stay valid, so writes through them must not be lost.
+// Shows C4.
+TEST(UnshardParamsScopeTest, WritesThroughAViewFromBeforeTheScopeAreKeptIfOneRankHoldsAll) {
+  for (const int world_size : {1, 2}) {
+    test::on_ranks(world_size, [](const dist::Mesh& mesh) {
+      test::Mlp model = test::sharded_mlp(mesh, NO_SHARD);
+      const at::Tensor older = model->up->bias.detach();
+      {
+        const auto scope = unshard_params(*model);
+        older.fill_(5);
+        EXPECT_TRUE(model->up->bias.eq(5).all().item<bool>());
+      }
+      EXPECT_TRUE(model->up->bias.eq(5).all().item<bool>());
+      {
+        const auto scope = unshard_params(*model, {.writeback = false});
+        const at::NoGradGuard no_grad;
+        model->up->bias.fill_(7);
+      }
+      EXPECT_TRUE(model->up->bias.eq(5).all().item<bool>());
+    });
+  }
 }
 
 }  // namespace

@@ -192,6 +192,12 @@ TEST(OptimStateDictFormTest, KeysByNumberAndBack) {
   EXPECT_THAT(
       error_of([&] { rekey_optim_state_dict(by_id, OptimStateKey::param_id, *model, *optimizer); }),
       HasSubstr("the name of a parameter"));
+  // Groups of the flattened form would keep their names beside numbered state.
+  EXPECT_THAT(error_of([&] {
+                rekey_optim_state_dict(flatten_optim_state_dict(by_name), OptimStateKey::param_id,
+                                       *model, *optimizer);
+              }),
+              HasSubstr("was flatten_optim_state_dict called before? call it afterwards"));
 }
 
 // Shows C7.
@@ -292,6 +298,27 @@ TEST(OptimStateDictFaultTest, WhatDoesNotFitIsNamed) {
   wrong = good;
   wrong.set("param_groups.0.lr", Value("fast"));
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
+}
+
+/// An Adam with state of its own, which Tessera does not know.
+struct AdamWithMore : torch::optim::Adam {
+  using torch::optim::Adam::Adam;
+  at::Tensor average = torch::zeros({3});
+};
+
+// Shows C7.
+TEST(OptimStateDictFaultTest, AClassDerivedFromAnOptimizerIsRefused) {
+  test::Mlp model = seeded<test::Mlp>();
+  AdamWithMore optimizer(parameters(*model), torch::optim::AdamOptions(0.1));
+  torch::optim::Adam plain(parameters(*model), torch::optim::AdamOptions(0.1));
+  const StateDict good = optim_state_dict(*model, plain);
+  for (const std::string& error :
+       {error_of([&] { TrainState(model, optimizer); }),
+        error_of([&] { optim_state_dict(*model, optimizer); }),
+        error_of([&] { load_optim_state_dict(*model, optimizer, good); })}) {
+    EXPECT_THAT(error, HasSubstr("AdamWithMore, a class derived from one of them"));
+    EXPECT_THAT(error, HasSubstr("make torch's optimizer a member of the class"));
+  }
 }
 
 // Shows C7.

@@ -261,6 +261,165 @@ TEST(StateDictOptionsTest, BuffersThatMixedPrecisionCastAreSavedInTheirOwnDtype)
   EXPECT_EQ(model->named_buffers()["1.running_var"].scalar_type(), at::kBFloat16);
 }
 
+struct HasTable : torch::nn::Module {
+  explicit HasTable(const at::Tensor& table) {
+    register_buffer("table", table);
+    weight = register_parameter("weight", torch::ones({3}));
+  }
+  at::Tensor weight;
+};
+
+/// Modules with one buffer in common. A policy casts it in the last of them first.
+struct HasTables : torch::nn::Module {
+  HasTables() {
+    const at::Tensor table = torch::linspace(0, 1, 4);
+    register_buffer("table", table);
+    register_buffer("same_table", table);
+    first = register_module("first", std::make_shared<HasTable>(table));
+    second = register_module("second", std::make_shared<HasTable>(table));
+  }
+  std::shared_ptr<HasTable> first, second;
+};
+
+// Shows C2.
+TEST(StateDictOptionsTest, ABufferOfSeveralModulesIsSavedInItsOwnDtype) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const FullyShardOptions options{.mesh = mesh,
+                                    .mixed_precision = {.buffer_dtype = at::kBFloat16}};
+    FullyShardOptions by_policy = options;
+    by_policy.policy = ModuleWrapPolicy<HasTable>();
+    for (const bool one_by_one : {false, true}) {
+      const auto model = std::make_shared<HasTables>();
+      if (one_by_one) {
+        fully_shard(*model->second, options);
+        fully_shard(*model->first, options);
+      }
+      fully_shard(*model, one_by_one ? options : by_policy);
+      EXPECT_EQ(model->named_buffers()["table"].scalar_type(), at::kBFloat16);
+      for (const StateDictType type : {FULL, SHARDED}) {
+        const StateDict saved = state_dict(*model, {.type = type});
+        for (const char* const name : {"table", "same_table", "first.table", "second.table"}) {
+          EXPECT_EQ(saved.tensor(name).scalar_type(), at::kFloat) << name;
+        }
+      }
+      for (const auto& part : {model->first, model->second}) {
+        EXPECT_EQ(state_dict(*part).tensor("table").scalar_type(), at::kFloat);
+      }
+      StateDict saved = state_dict(*model);
+      saved.tensor("table").fill_(3);
+      load_state_dict(*model, saved);
+      EXPECT_TRUE(model->named_buffers()["table"].eq(3).all().item<bool>());
+      EXPECT_EQ(model->named_buffers()["table"].scalar_type(), at::kBFloat16);
+      StateDict untied = saved;  // as from a format that stores each name
+      for (const char* const name : {"same_table", "first.table", "second.table"}) {
+        untied.set(name, StateTensor::whole(torch::full({4}, 5.0)));
+      }
+      untied.set("table", StateTensor::whole(torch::full({4}, 5.0)));
+      load_state_dict(*model, untied);
+      EXPECT_TRUE(model->named_buffers()["table"].eq(5).all().item<bool>());
+    }
+  });
+}
+
+// Shows C2.
+TEST(StateDictOptionsTest, AModuleThatStandsInTheTreeTwiceIsSavedOnceAndLoadedBack) {
+  struct TwiceImpl : torch::nn::Module {
+    TwiceImpl() {
+      const torch::nn::Sequential layers(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+      first = register_module("first", layers);
+      second = register_module("second", layers);
+      last = register_module("last", torch::nn::Linear(3, 2));
+    }
+    torch::nn::Sequential first{nullptr}, second{nullptr};
+    torch::nn::Linear last{nullptr};
+  };
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    for (const bool has_unit : {false, true}) {
+      const auto unsharded = std::make_shared<TwiceImpl>();
+      for (at::Tensor& parameter : unsharded->parameters()) {
+        const at::NoGradGuard no_grad;
+        parameter.copy_(torch::arange(parameter.numel()).reshape(parameter.sizes()));
+      }
+      const auto model = std::make_shared<TwiceImpl>();
+      FullyShardOptions options{.mesh = mesh};
+      if (has_unit) options.policy = ModuleWrapPolicy<torch::nn::Sequential>();
+      fully_shard(*model, options);
+      load_state_dict(*model, state_dict(*unsharded));
+      const StateDict found = state_dict(*model);
+      expect_equal(found, state_dict(*unsharded));
+      EXPECT_THAT(keys_of(found), ::testing::Contains("second.0.weight=first.0.weight"));
+      EXPECT_THAT(keys_of(found),
+                  ::testing::Contains("second.1.running_mean=first.1.running_mean"));
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+      }
+      load_state_dict(*model, mesh.rank() == 0 ? found : StateDict(), {.rank0_only = true});
+      expect_equal(state_dict(*model), state_dict(*unsharded));
+    }
+  });
+}
+
+// Each rank has buffers of its own, so no layout says that the others hold them.
+// Shows E7.
+TEST(LoadStateDictTest, BuffersReachAllRanksWithRank0Only) {
+  for (const bool is_replicated : {false, true}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh});
+      }
+      const at::Tensor variance = model->named_buffers()["1.running_var"];
+      variance.fill_(mesh.rank() + 3);
+      const StateDict saved = state_dict(*model, {.rank0_only = true});
+      variance.fill_(77);
+      load_state_dict(*model, saved, {.rank0_only = true});
+      EXPECT_TRUE(variance.eq(3).all().item<bool>());
+    });
+  }
+}
+
+// Shows E7.
+TEST(LoadStateDictTest, NamesOfATiedParameterWithDifferentElementsAreRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const StateDict before = state_dict(*seeded<Transformer>());
+    Transformer plain = seeded<Transformer>();
+    Transformer sharded = test::sharded_transformer(mesh);
+    StateDict separate = before;
+    separate.set("head.weight", StateTensor::whole(before.tensor("embedding.weight").clone()));
+    StateDict different = separate;
+    different.set("head.weight", StateTensor::whole(before.tensor("embedding.weight") + 1));
+    for (Transformer& model : {std::ref(plain), std::ref(sharded)}) {
+      for (const bool rank0_only : {false, true}) {
+        const auto load = [&](const StateDict& state, bool allow_missing) {
+          const bool is_alone = model.ptr() == plain.ptr();
+          const bool sends = !rank0_only || is_alone || mesh.rank() == 0;
+          return error_of([&] {
+            load_state_dict(*model, sends ? state : StateDict(),
+                            {.allow_missing = allow_missing, .rank0_only = rank0_only});
+          });
+        };
+        EXPECT_EQ(load(separate, false), "none");
+        const std::string error = load(different, false);
+        EXPECT_THAT(error,
+                    HasSubstr("head.weight: tied tensors: expected the elements of "
+                              "embedding.weight, because both names are one tensor in the model, "
+                              "found other elements"));
+        expect_equal(state_dict(*model), before);
+        StateDict one_name = different;  // the same elements may be under the second name alone
+        one_name.erase("embedding.weight");
+        if (rank0_only) continue;
+        EXPECT_EQ(load(one_name, true), "none");
+        EXPECT_TRUE(
+            state_dict(*model).tensor("embedding.weight").equal(different.tensor("head.weight")));
+        load_state_dict(*model, before);
+      }
+    }
+  });
+}
+
 // Shows E7.
 TEST(LoadStateDictTest, OneReportListsAllAndNothingIsReplaced) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

@@ -220,5 +220,66 @@ TEST(StatefulTest, ASchedulersEpochThatMakesNoSenseIsRefused) {
   EXPECT_THAT(load(epoch(-2)), HasSubstr("-2"));
 }
 
+/// One group with learning rate 1, which halves after two metrics without improvement.
+struct RisingSchedule {
+  torch::optim::SGD optimizer{{torch::ones({1})}, torch::optim::SGDOptions(1)};
+  Plateau scheduler{optimizer, Plateau::max, 0.5, 1};
+
+  double step(float metric) {
+    scheduler.step(metric);
+    return optimizer.param_groups()[0].options().get_lr();
+  }
+};
+
+// Also with metrics below 0, which libtorch never takes for an improvement at first.
+// Shows C8.
+TEST(StatefulTest, APlateauSchedulerOfModeMaxGoesOnWhereItStopped) {
+  constexpr int kNumSteps = 10;
+  for (const float first_metric : {0.5F, -8.0F}) {
+    const auto metric_of = [&](int step) {
+      return first_metric + static_cast<float>(step < 3 ? step : 3);
+    };
+    std::vector<double> stayed;
+    RisingSchedule in_one_go;
+    for (int step = 0; step < kNumSteps; ++step) stayed.push_back(in_one_go.step(metric_of(step)));
+    EXPECT_LT(stayed.back(), 1);
+    for (int num_before = 0; num_before <= kNumSteps; ++num_before) {
+      SCOPED_TRACE(num_before);
+      RisingSchedule first;
+      std::vector<double> moved;
+      for (int step = 0; step < num_before; ++step) moved.push_back(first.step(metric_of(step)));
+      RisingSchedule second;
+      second.optimizer.param_groups()[0].options().set_lr(
+          first.optimizer.param_groups()[0].options().get_lr());
+      stateful(second.scheduler).load_state_dict(stateful(first.scheduler).state_dict());
+      for (int step = num_before; step < kNumSteps; ++step) {
+        moved.push_back(second.step(metric_of(step)));
+      }
+      EXPECT_EQ(moved, stayed);
+    }
+  }
+}
+
+// Shows C8.
+TEST(StatefulTest, AnUnsignedNumberBeyondSigned64BitsIsKept) {
+  std::uint64_t seed = std::numeric_limits<std::uint64_t>::max();
+  const Value saved = stateful(seed).state_dict();
+  EXPECT_EQ(saved, Value(Value::BigInt{"18446744073709551615"}));
+  seed = 0;
+  stateful(seed).load_state_dict(saved);
+  EXPECT_EQ(seed, std::numeric_limits<std::uint64_t>::max());
+  seed = 7;
+  EXPECT_EQ(stateful(seed).state_dict(), Value(7));
+  std::int64_t number = 0;
+  EXPECT_THAT(test::error_of([&] { stateful(number).check(saved); }),
+              HasSubstr("expected a number that the variable can hold, found "
+                        "18446744073709551615"));
+  const Value too_big = Value::BigInt{"18446744073709551616"};
+  EXPECT_THAT(test::error_of([&] { stateful(seed).check(too_big); }),
+              HasSubstr("expected a number that the variable can hold"));
+  EXPECT_THAT(test::error_of([&] { stateful(seed).check(Value(-1)); }),
+              HasSubstr("expected a number that the variable can hold"));
+}
+
 }  // namespace
 }  // namespace tessera

@@ -555,6 +555,20 @@ TEST(TrainStateTest, AnOlderCheckpointThatStaysIsAWarning) {
   EXPECT_TRUE(std::filesystem::exists(directory.path() + "/step-1/notes.txt"));
 }
 
+// Shows C7.
+TEST(TrainStateTest, AGroupWithoutParametersThatFlatteningLeavesOutIsAWarning) {
+  torch::nn::Linear model(2, 2);
+  torch::optim::SGD optimizer(
+      std::vector<torch::optim::OptimizerParamGroup>{
+          {parameters(*model)}, torch::optim::OptimizerParamGroup(std::vector<at::Tensor>())},
+      torch::optim::SGDOptions(0.1));
+  const StateDict nested = optim_state_dict(*model, optimizer);
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  flatten_optim_state_dict(nested);
+  EXPECT_THAT(heard.text, HasSubstr("param_groups.1 has no parameters"));
+}
+
 // Shows E13.
 TEST(TrainStateTest, ElementsThatACastMakesZeroAreNoted) {
   const test::TemporaryDirectory directory;
@@ -1056,6 +1070,177 @@ TEST(TrainStateTest, ASummaryIsTold) {
   EXPECT_THAT(
       summary_to_string(load(state, path, {.allow_cast = true})),
       HasSubstr("bytes loaded\n" + path + ": model.bias: dtype: expected bfloat16, found float32"));
+}
+
+// Shows C8.
+TEST(TrainStateTest, ASeedBeyondSigned64BitsComesBackFromEveryFormat) {
+  const test::TemporaryDirectory directory;
+  for (const auto& [format, name] :
+       {std::pair{formats::Format::native, "/a"}, std::pair{formats::Format::dcp, "/b"},
+        std::pair{formats::Format::safetensors, "/a.safetensors"},
+        std::pair{formats::Format::torch_zip, "/a.pt"}}) {
+    const std::string path = directory.path() + name;
+    constexpr std::uint64_t kSeed = 0xFFFFFFFFFFFFFFF1;
+    torch::nn::Linear model(2, 2);
+    std::uint64_t seed = kSeed;
+    std::uint64_t of_rank = kSeed + 1;
+    auto state = TrainState(model).with("seed", seed).per_rank("own", of_rank);
+    save(state, path, {.format = format});
+    seed = of_rank = 0;
+    load(state, path);
+    EXPECT_EQ(seed, kSeed) << name;
+    EXPECT_EQ(of_rank, kSeed + 1) << name;
+  }
+}
+
+// Shows E7.
+TEST(TrainStateTest, NamesOfATiedParameterWithDifferentElementsInACheckpointAreRefused) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a.safetensors";
+  const auto write = [&](const at::Tensor& of_head) {
+    StateDict saved;
+    for (const StateDict::Item& item : state_dict(*test::seeded<test::Transformer>())) {
+      if (std::holds_alternative<StateTensor>(item.entry)) {
+        saved.set("model." + item.fqn, item.entry);
+      }
+    }
+    saved.set("model.head.weight", StateTensor::whole(of_head));
+    save(saved, path,
+         {.format = formats::Format::safetensors, .overwrite = OverwritePolicy::replace});
+  };
+  const at::Tensor weight = test::seeded<test::Transformer>()->embedding->weight.detach().clone();
+  const auto load_on = [&](int world_size, const LoadOptions& options, std::string expected) {
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      test::Transformer model = test::sharded_transformer(mesh);
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& parameter : model->parameters()) parameter.fill_(7);
+      }
+      TrainState state(model);
+      EXPECT_THAT(error_of([&] { load(state, path, options); }), HasSubstr(expected));
+      if (expected != "none") return;
+      EXPECT_TRUE(state_dict(*model).tensor("head.weight").equal(weight));
+    });
+  };
+  for (const int world_size : {1, 2}) {
+    write(weight.clone());
+    load_on(world_size, {}, "none");
+    at::Tensor other = weight.clone();
+    other.view({-1})[weight.numel() - 1] += 1;
+    write(other);
+    load_on(world_size, {},
+            path +
+                ": model.head.weight: tied tensors: expected the elements of "
+                "model.embedding.weight, because both names are one tensor in the model, found "
+                "other elements (to load only the elements of model.embedding.weight, add "
+                "\"!model.head.weight\" to LoadOptions::only)");
+    load_on(world_size, {.only = {"!model.head.weight"}}, "none");
+  }
+}
+
+// Shows E13.
+TEST(TrainStateTest, OfParametersThatReplicateIgnoresRankZerosAreSaved) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    test::Mlp model = test::seeded<test::Mlp>();
+    replicate(*model, {.mesh = mesh, .ignored_states = model->middle->parameters()});
+    torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+    for (int step = 0; step < 2 + mesh.rank(); ++step) {
+      // The ignored parameters alone: the ranks step as often as they like.
+      optimizer.zero_grad();
+      model->middle->forward(torch::ones({1, 13}) * (1 + mesh.rank())).pow(2).sum().backward();
+      optimizer.step();
+    }
+    TrainState state(model, optimizer);
+    save(state, path);
+    const at::Tensor weight = model->middle->weight.detach();
+    const auto moment = [&] {
+      return optim_state_dict(*model, optimizer, {.type = LOCAL})
+          .tensor("state.middle.weight.exp_avg")
+          .clone();
+    };
+    std::vector<at::Tensor> expected = {weight.clone(), moment(), torch::tensor(2.0F)};
+    for (at::Tensor& tensor : expected) mesh.world()->broadcast(tensor, 0, "rank 0's").wait();
+    EXPECT_EQ(weight.equal(expected[0]), mesh.rank() == 0);
+    const StateDict whole = state_dict(*model, {.rank0_only = true});
+    const StateDict of_optimizer = optim_state_dict(*model, optimizer, {.rank0_only = true});
+    const auto expect_those_of_rank0 = [&] {
+      EXPECT_TRUE(weight.equal(expected[0]));
+      EXPECT_TRUE(moment().equal(expected[1]));
+      EXPECT_TRUE(optim_state_dict(*model, optimizer, {.type = LOCAL})
+                      .tensor("state.middle.weight.step")
+                      .equal(expected[2]));
+    };
+    load(state, path);
+    expect_those_of_rank0();
+    optimizer.step();
+    load_state_dict(*model, whole, {.rank0_only = true});
+    load_optim_state_dict(*model, optimizer, of_optimizer, {.rank0_only = true});
+    expect_those_of_rank0();
+  });
+}
+
+// Shows C2.
+TEST(TrainStateTest, AModuleThatStandsInTheTreeTwiceComesBack) {
+  struct TwiceInATrainerImpl : torch::nn::Module {
+    TwiceInATrainerImpl() {
+      const torch::nn::Linear linear(3, 3);
+      first = register_module("first", linear);
+      second = register_module("second", linear);
+    }
+    at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x)); }
+    torch::nn::Linear first{nullptr}, second{nullptr};
+  };
+  const test::TemporaryDirectory directory;
+  const auto run = [&](int world_size, bool is_replicated, const auto& body) {
+    test::on_ranks(world_size, [&](const dist::Mesh& mesh) {
+      std::shared_ptr<TwiceInATrainerImpl> model;
+      test::with_generator([&] {
+        torch::manual_seed(2);
+        model = std::make_shared<TwiceInATrainerImpl>();
+      });
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh, .policy = ModuleWrapPolicy<torch::nn::Linear>()});
+      }
+      torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+      body(mesh, *model, optimizer, [&] {
+        optimizer.zero_grad();
+        forward(model, torch::ones({2, 3})).sum().backward();
+        optimizer.step();
+      });
+    });
+  };
+  for (const auto& [format, name] : {std::pair{formats::Format::native, "/a"},
+                                     std::pair{formats::Format::safetensors, "/a.safetensors"}}) {
+    for (const bool is_replicated : {false, true}) {
+      SCOPED_TRACE(std::string(name) + (is_replicated ? " replicated" : ""));
+      const std::string path = directory.path() + (is_replicated ? "/r" : "/s") + (name + 1);
+      StateDict saved;
+      StateDict of_optimizer;
+      run(2, is_replicated, [&](const dist::Mesh& mesh, auto& model, auto& optimizer, auto step) {
+        step();
+        TrainState state(model.shared_from_this(), optimizer);
+        save(state, path, {.format = format});
+        const StateDict whole = state_dict(model);
+        const StateDict whole_of_optimizer = optim_state_dict(model, optimizer);
+        if (mesh.rank() != 0) return;
+        saved = whole;
+        of_optimizer = whole_of_optimizer;
+      });
+      run(3, !is_replicated, [&](const dist::Mesh&, auto& model, auto& optimizer, auto step) {
+        step();
+        step();
+        TrainState state(model.shared_from_this(), optimizer);
+        load(state, path);
+        test::expect_same_state(state_dict(model), saved, "model");
+        test::expect_same_state(optim_state_dict(model, optimizer), of_optimizer, "optimizer");
+        step();
+      });
+    }
+  }
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ struct UnshardParamsOptions {
   bool rank0_only = false;
   /// Whether whole parameters are on the CPU, to save device memory.
   bool offload_to_cpu = false;
-  /// Whether gradients are also shown whole and written back. False: `.grad` is undefined within
-  /// the scope.
+  /// Whether gradients are also shown whole and written back: a gradient that is cleared in the
+  /// scope stays cleared, a new one is kept. False: `.grad` is undefined within the scope.
   bool with_grads = false;
 };
 

@@ -51,7 +51,8 @@ struct LoadStateDictOptions {
 /// All problems found in a state dict.
 struct LoadReport {
   const LoadStateDictOptions& options;
-  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `shard`, `hole`, `meta`, `groups`.
+  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `shard`, `hole`, `meta`, `groups`,
+  /// `tied tensors`.
   std::vector<formats::Finding> problems{};
   /// Adds a problem. `rule`: see `problems`.
   void add(std::string rule, std::string fqn, std::string expected, std::string found);

@@ -15,7 +15,7 @@ namespace tessera {
 /// entries; frozen parameters with state have them. Parameters that a module updates during the
 /// backward (fused tables) are included, in groups of their own after the groups of the optimizer.
 ///
-/// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim.
+/// Optimizers: SGD, Adam, AdamW, Adagrad, RMSprop of torch::optim, not classes derived from them.
 /// Collective over the model's mesh for FULL.
 /// Throws:
 /// - Error(unsupported) naming an optimizer of another class;
@@ -48,7 +48,8 @@ void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict
 /// Returns `state_dict` with the fields of groups repeated for each parameter:
 /// `param_groups.<fqn>.lr` instead of `param_groups.0.lr` and `param_groups.0.params`. Each name is
 /// one key, dots included. Thus the optimizers of several parts of a model (pipeline stages) can
-/// save into one checkpoint. Not collective. Throws: Error(invalid_argument) if a group does not
+/// save into one checkpoint. The fields of a group without parameters are left out, with a warning
+/// (TORCH_WARN). Not collective. Throws: Error(invalid_argument) if a group does not
 /// name its parameters. Source: `flatten_optimizer_state_dict` of
 /// torch.distributed.checkpoint.state_dict.
 StateDict flatten_optim_state_dict(const StateDict& state_dict);
@@ -62,7 +63,8 @@ enum class OptimStateKey {
 /// Returns `state_dict`, whose keys are of the other kind, with keys of the kind `key`. The numbers
 /// of `param_id` follow the order of `optimizer`'s groups. Not collective. Throws:
 /// Error(invalid_argument) naming a key that is of the kind `key` already or belongs to no
-/// parameter. Source: FullyShardedDataParallel.rekey_optim_state_dict.
+/// parameter, or if the state dict is flattened (see `flatten_optim_state_dict`). Source:
+/// FullyShardedDataParallel.rekey_optim_state_dict.
 StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKey key,
                                  const torch::nn::Module& model,
                                  const torch::optim::Optimizer& optimizer);

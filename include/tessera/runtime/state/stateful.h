@@ -3,12 +3,14 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
+#include <charconv>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -42,9 +44,22 @@ std::string text_in(const Value& value);
 
 namespace detail {
 [[noreturn]] void refuse_number(const Value& value);
+/// Returns an integer as a value: a BigInt if it is beyond 64 bits with a sign.
+template <class T>
+Value integer_value(T integer) {
+  if (std::in_range<std::int64_t>(integer)) return Value(static_cast<std::int64_t>(integer));
+  return Value::BigInt{std::to_string(integer)};
+}
 /// Returns the integer in a value. Throws: Error(mismatch) if it is not an integer that T can hold.
 template <class T>
 T integer_as(const Value& value) {
+  if (const auto* const big = value.get_if<Value::BigInt>()) {
+    T integer{};
+    const char* const end = big->decimal.data() + big->decimal.size();
+    const auto [last, error] = std::from_chars(big->decimal.data(), end, integer);
+    if (error != std::errc() || last != end) refuse_number(value);
+    return integer;
+  }
   const std::int64_t integer = integer_in(value);
   if (!std::in_range<T>(integer)) refuse_number(value);
   return static_cast<T>(integer);
@@ -90,7 +105,7 @@ Stateful stateful(T& object) {
             {},
             [](const Value& value) { flag_in(value); }};
   } else if constexpr (std::is_integral_v<T>) {
-    return {[&object] { return Value(static_cast<std::int64_t>(object)); },
+    return {[&object] { return detail::integer_value(object); },
             [&object](const Value& value) { object = detail::integer_as<T>(value); },
             {},
             [](const Value& value) { detail::integer_as<T>(value); }};

@@ -206,13 +206,14 @@ void save(const StateDict& state_dict, const std::string& path,
           const formats::CreateOptions& options = {});
 
 /// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
-/// Checks everything before it replaces anything, except the optimizer's `step` and each Stateful
-/// without `check`. If reading then fails (damage, disk failure), tensors may be partly old and
-/// partly new; all else is unchanged. Collective. If a rank fails, all throw an error of its kind.
-/// Throws:
+/// Checks everything before it replaces anything, except the optimizer's `step`, each Stateful
+/// without `check`, and whether all names of a tied tensor have the same elements. If reading then
+/// fails (damage, disk failure), tensors may be partly old and partly new; all else is unchanged.
+/// Collective. If a rank fails, all throw an error of its kind. Throws:
 /// - Error(mismatch) that lists everything that is missing, unexpected or does not fit, with hints
 ///   at useful options;
-/// - Error(mismatch) if ranks opened different checkpoints;
+/// - Error(mismatch) if ranks opened different checkpoints, or if the checkpoint has different
+///   elements for two names of a tied tensor;
 /// - Error(not_found) if there is no checkpoint; Error(corruption) if it is damaged;
 /// - Error(invalid_argument) if the model was sharded after the TrainState was made;
 /// - Error(io) if reading or a rank fails.
