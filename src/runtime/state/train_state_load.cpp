@@ -56,8 +56,9 @@ OpenedCheckpoint opened_from_json(const std::string& text) {
 /// Throws if ranks have opened different checkpoints. Copies of one checkpoint may have different
 /// names. `by_rank`: each rank's OpenedCheckpoint, as JSON.
 void check_same_checkpoint(const std::vector<std::string>& by_rank) {
-  const OpenedCheckpoint first = opened_from_json(by_rank.front());
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank] == by_rank.front()) continue;
+    const OpenedCheckpoint first = opened_from_json(by_rank.front());
     const auto [identity, name] = opened_from_json(by_rank[rank]);
     if (identity == first.identity) continue;
     throw Error::expected(
