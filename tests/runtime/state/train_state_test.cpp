@@ -435,6 +435,7 @@ TEST(TrainStateTest, RanksThatLoadDifferentCheckpointsAreRefused) {
   on(kFullOn2, [&](const dist::Mesh& mesh, Trainer& trainer) {
     TrainState state(trainer.model, *trainer.optimizer);
     save(state, directory.path() + "/step-1");
+    trainer.train(1);
     save(state, directory.path() + "/step-2");
     const std::string own = mesh.rank() == 0 ? "/step-2" : "/step-1";
     const std::string error = error_of([&] { load(state, directory.path() + own); });
