@@ -4,6 +4,7 @@
 
 #include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
+#include "tessera/layout/table_plan.h"
 
 namespace tessera::recipe {
 namespace {
@@ -20,9 +21,11 @@ std::vector<std::size_t> suffix_begins(std::string_view name) {
   return begins;
 }
 
-/// Returns what follows the first component `state`, or else `param_groups`; nothing without one.
-std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
-  if (const auto rest = reshard::behind_state(name)) return rest;
+/// Returns what follows an optimizer's `state`, or else the first component `param_groups`; nothing
+/// without one.
+std::optional<std::string_view> behind_optimizer_key(std::string_view name,
+                                                     const reshard::StateRoots& states) {
+  if (const auto rest = states.behind_state(name)) return rest;
   constexpr std::string_view kGroups = "param_groups";
   const auto root = reshard::before_component(name, kGroups);
   if (!root || name.size() <= root->size() + kGroups.size()) return std::nullopt;
@@ -31,10 +34,19 @@ std::optional<std::string_view> behind_optimizer_key(std::string_view name) {
 
 /// Returns the name of the state with its dot, if it is before the parameter's name: `exp_avg.` of
 /// `exp_avg.layers.0.weight`. Returns an empty text if it is not.
-std::string_view leading_key(std::string_view fqn, std::string_view rest) {
-  if (!reshard::behind_state(fqn)) return {};
+std::string_view leading_key(std::string_view fqn, std::string_view rest,
+                             const reshard::StateRoots& states) {
+  if (!states.behind_state(fqn)) return {};
   const auto leading = reshard::parse_leading_state_key(rest);
   return leading ? rest.substr(0, leading->name.size() + 1) : std::string_view();
+}
+
+/// Returns `name.rest` for the new parameter.
+std::string rest_of_state(const StateName& name, const std::string& new_parameter) {
+  const auto table = table_of_weight(name.parameter);
+  const auto new_table = table_of_weight(new_parameter);
+  if (!table || !new_table || !name.rest.starts_with("." + *table + ".")) return name.rest;
+  return "." + *new_table + name.rest.substr(table->size() + 1);
 }
 
 }  // namespace
@@ -46,7 +58,8 @@ std::string_view StateName::state() const {
 }
 
 StateNames::StateNames(const formats::CheckpointContents& contents,
-                       const std::vector<std::size_t>& parameters) {
+                       const std::vector<std::size_t>& parameters)
+    : states_(contents) {
   constexpr std::size_t kMaxRemoved = 4;
   const auto add = [&](std::string_view name, std::size_t tensor) {
     names_[tensor].push_back(name);
@@ -67,7 +80,7 @@ StateNames::StateNames(const formats::CheckpointContents& contents,
 }
 
 std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t parameter) const {
-  const auto rest = behind_optimizer_key(fqn);
+  const auto rest = behind_optimizer_key(fqn, states_);
   const auto names = names_.find(parameter);
   if (!rest || names == names_.end()) return std::nullopt;
   for (const std::string_view name : names->second) {
@@ -81,7 +94,7 @@ std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t par
                        begin, std::string(rest->substr(suffix.size()))};
     }
   }
-  const std::string_view key = leading_key(fqn, *rest);
+  const std::string_view key = leading_key(fqn, *rest, states_);
   if (key.empty()) return std::nullopt;
   const std::string_view parameter_name = rest->substr(key.size());
   for (const std::string_view name : names->second) {
@@ -95,7 +108,7 @@ std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t par
 }
 
 std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
-  const auto rest = behind_optimizer_key(name);
+  const auto rest = behind_optimizer_key(name, states_);
   if (!rest) return std::nullopt;
   for (std::size_t dot = rest->rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest->rfind('.', dot - 1)) {
@@ -105,7 +118,7 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
     if (!split_name) continue;
     return Found{*std::move(split_name), found->parameter};
   }
-  const std::string_view key = leading_key(name, *rest);
+  const std::string_view key = leading_key(name, *rest, states_);
   if (key.empty()) return std::nullopt;
   const auto found = find_parameter(rest->substr(key.size()), name);
   if (!found) return std::nullopt;
@@ -144,6 +157,10 @@ std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn
   return fqn.substr(removed.size());
 }
 
+std::string name_of_state(const StateName& name, const std::string& new_parameter) {
+  return name.root + new_parameter + rest_of_state(name, new_parameter);
+}
+
 KeyPath path_of_new_name(const KeyPath& path, const std::string& old_name,
                          const std::string& new_name) {
   if (path.empty() || formats::spell(path) != old_name) return {};
@@ -168,6 +185,8 @@ KeyPath path_of_state(const KeyPath& path, const StateName& name,
   if (path.size() < 2 || formats::spell({path[path.size() - 2]}) != name.parameter) return {};
   KeyPath result = path;
   result[path.size() - 2] = new_parameter;
+  const std::string rest = rest_of_state(name, new_parameter);
+  if (rest != name.rest) result.back() = rest.substr(1);
   return result;
 }
 

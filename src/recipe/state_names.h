@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "recipe/wrappers.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::recipe {
@@ -54,6 +55,7 @@ class StateNames {
   std::optional<Found> find_parameter(std::string_view name, std::string_view entry) const;
 
  private:
+  reshard::StateRoots states_;
   std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
   // Names of a tensor: its own, its aliases.
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;
@@ -64,6 +66,11 @@ class StateNames {
 std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
                               const StateName& name, const Wrappers& wrappers);
 
+/// Returns the name of optimizer state after the optimizer's name of its parameter has become
+/// `new_parameter`. torchrec's names have the table's name once more after the parameter
+/// (`.t.momentum1`), which changes too if the new parameter is a table.
+std::string name_of_state(const StateName& name, const std::string& new_parameter);
+
 /// Returns the key path for `new_name`. Its first keys are those string keys of `path` that
 /// `new_name` begins with; the rest of `new_name` becomes one last key. For a path of
 /// the keys `model` and `a.w`, the new name `model.b.w` gives the keys `model` and `b.w`. Returns
@@ -71,7 +78,7 @@ std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 
-/// Returns the key path of optimizer state after its parameter was renamed to `new_parameter`.
+/// Returns the key path for `name_of_state(name, new_parameter)`; `path` is that of the old name.
 /// Returns an empty path if `path` does not spell the parts of `name`.
 formats::KeyPath path_of_state(const formats::KeyPath& path, const StateName& name,
                                const std::string& new_parameter);

@@ -385,7 +385,7 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
     }
     if (have_same_blocks(tensor, other) || targets.empty()) continue;
     const std::string target =
-        first.name.root + called_by_optimizer(first, targets.front()) + first.name.rest;
+        name_of_state(first.name, called_by_optimizer(first, targets.front()));
     result_.requirements.push_back({target, rule.number, {other, tensor}});
   }
   for (const std::string& target : targets) add_state(rule, first, target, tensor);
@@ -398,8 +398,7 @@ void Transformer::add_state(const Rule& rule, const State& like, const std::stri
   const TensorEntry& old = contents_.tensors[like.tensor];
   const std::string called = called_by_optimizer(like, parameter);
   Target target{.entry = {}, .tensor = std::move(tensor), .rule = rule.number};
-  target.entry.meta = {like.name.root + called + like.name.rest, target.tensor.dtype,
-                       target.tensor.shape};
+  target.entry.meta = {name_of_state(like.name, called), target.tensor.dtype, target.tensor.shape};
   target.entry.kind = like.kind;
   target.entry.parameter = parameter;
   target.entry.key_path = path_of_state(old.key_path, like.name, called);
@@ -435,9 +434,9 @@ void Transformer::keep_input(const Input& input) {
 void Transformer::keep_state(const State& state, const std::string& parameter) {
   const TensorEntry& old = contents_.tensors[state.tensor];
   const bool has_new_name = parameter != contents_.tensors[state.parameter].meta.fqn;
-  const std::string name =
-      has_new_name ? state.name.root + called_by_optimizer(state, parameter) + state.name.rest
-                   : old.meta.fqn;
+  const std::string name = has_new_name
+                               ? name_of_state(state.name, called_by_optimizer(state, parameter))
+                               : old.meta.fqn;
   add_kept(state.tensor, old.meta.fqn, old.key_path, name);
   TensorEntry& entry = result_.targets.back().entry;
   if (!has_new_name) return;
@@ -474,7 +473,7 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
     for (const std::string& target : targets->second) {
       const std::string called =
           optimizer_name_of(target, old_parameter, state->name, rules_.wrappers);
-      add_value(state->name.root + called + state->name.rest,
+      add_value(name_of_state(state->name, called),
                 path_of_state(value.key_path, state->name, called), v);
     }
     return;

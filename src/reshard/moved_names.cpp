@@ -322,14 +322,15 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
 void note_groups_with_old_names(const CheckpointContents& source, const MovedNames& moved,
                                 const PlanOptions& options, PlanReport& report) {
   if (options.renames.empty()) return;
+  const StateRoots states(source);
   std::set<std::string> roots;  // parts of names before `state`, where what follows it changes
   const auto add_root = [&](const std::string& name) {
     const auto own = formats::parse_per_rank_name(name);
-    const auto before = behind_state(name);
+    const auto before = states.behind_state(name);
     const std::string new_name = renamed(own ? own->name : name, options.renames);
     if (!before || !behind_state(new_name)) return;
     const bool is_same = new_name.ends_with("state." + std::string(*before));
-    if (!is_same) roots.emplace(*before_component(name, "state"));
+    if (!is_same) roots.emplace(*states.root_of(name));
   };
   for (const MovedTensor& tensor : moved.tensors) add_root(*tensor.source_name);
   for (const MovedValue& value : moved.values) add_root(source.values[value.source_value].name);

@@ -296,6 +296,7 @@ std::vector<const TensorEntry*> find_parameters(const CheckpointContents& conten
                                                 const std::vector<std::string>& names) {
   CheckpointContents probe;  // all tensors, and an entry `state.<name>.step` for each name
   probe.aliases = contents.aliases;
+  probe.values.push_back({.name = root + "param_groups"});  // makes the entries optimizer state
   const OptimizerEntries of_optimizers(contents);
   for (const TensorEntry& tensor : contents.tensors) {
     if (!of_optimizers.contain(tensor.meta.fqn)) probe.tensors.push_back(tensor);

@@ -29,6 +29,11 @@ constexpr std::string_view kPointwiseNames[] = {
     "square_avg", "grad_avg",   "acc_delta",      "sum",
     "exp_inf",    "prev",       "step_size",      "ax",
     "fp32_param", "param"};
+/// Names of state that no parameter or buffer of a model has, so that they prove a name to be state
+/// even if its parameter is not in the checkpoint.
+constexpr std::string_view kNamesOfStateOnly[] = {
+    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
+    "grad_avg", "acc_delta",  "fp32_param",     "row_sum",         "row_exp_avg_sq"};
 constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
@@ -46,15 +51,15 @@ struct FoundParameter {
 /// without its first components (`model.`, `app.model.`).
 class ParameterNames {
  public:
-  explicit ParameterNames(const CheckpointContents& contents) {
+  ParameterNames(const CheckpointContents& contents, const StateRoots& states) {
     for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
       const TensorEntry& tensor = contents.tensors[i];
-      if (behind_state(tensor.meta.fqn) || tensor.kind != StateKind::plain) continue;
+      if (states.behind_state(tensor.meta.fqn) || tensor.kind != StateKind::plain) continue;
       add(tensor.meta.fqn, i);
     }
     for (const formats::Alias& alias : contents.aliases) {
       const TensorEntry* target = contents.find_tensor(alias.target);
-      if (target == nullptr || behind_state(alias.fqn)) continue;
+      if (target == nullptr || states.behind_state(alias.fqn)) continue;
       add(alias.fqn, static_cast<std::size_t>(target - contents.tensors.data()));
     }
     for (auto& [name, named] : by_name_) std::stable_sort(named.begin(), named.end());
@@ -217,9 +222,71 @@ bool is_dict_of_optimizer(std::string_view root) {
   });
 }
 
+bool is_known_name(std::string_view name) {
+  return contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
+         contains(kScalarNames, name);
+}
+
+/// Returns the part of a name before `state.<rest>`.
+std::string_view before_state(std::string_view fqn, std::string_view rest) {
+  return fqn.substr(0, fqn.size() - rest.size() - kStateComponent.size() - 1);
+}
+
+/// Returns whether a name proves that the `state` before its part `rest` is an optimizer's.
+bool proves_state(const TensorEntry& tensor, std::string_view rest,
+                  const ParameterNames& parameters) {
+  if (!tensor.parameter.empty()) return true;
+  const auto leading = parse_leading_state_key(rest);
+  if (leading && contains(kNamesOfStateOnly, leading->name)) return true;
+  const std::string_view fqn = tensor.meta.fqn;
+  const ParameterState split = split_state_name(fqn, rest, parameters);
+  if (!split.parameter)
+    return rest.find('.') != std::string_view::npos && contains(kNamesOfStateOnly, split.name);
+  const std::string_view parameter = split.parameter->fqn;
+  // `state.fc.weight.absmax` beside `state.fc.weight`: all of it is a model.
+  if (parameter.starts_with(fqn.substr(0, fqn.size() - rest.size()))) return false;
+  if (is_known_name(split.name) || rest.starts_with(parameter)) return true;
+  const auto table = table_of_weight(parameter);
+  return table && split.name.starts_with(*table + ".");
+}
+
 }  // namespace
 
+StateRoots::StateRoots(const CheckpointContents& contents) {
+  const auto add_root_of_groups = [&](std::string_view name) {
+    if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);
+  };
+  for (const TensorEntry& tensor : contents.tensors) add_root_of_groups(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) add_root_of_groups(value.name);
+  std::optional<ParameterNames> parameters;  // only if there are names to prove
+  for (const TensorEntry& tensor : contents.tensors) {
+    const std::string_view fqn = tensor.meta.fqn;
+    if (behind_state(fqn)) continue;
+    for (auto rest = reshard::behind_state(fqn); rest; rest = reshard::behind_state(*rest)) {
+      if (!parameters) parameters.emplace(contents, *this);
+      if (!proves_state(tensor, *rest, *parameters)) continue;
+      roots_.insert(before_state(fqn, *rest));
+      break;
+    }
+  }
+}
+
+std::optional<std::string_view> StateRoots::behind_state(std::string_view fqn) const {
+  for (auto rest = reshard::behind_state(fqn); rest; rest = reshard::behind_state(*rest)) {
+    const std::string_view root = before_state(fqn, *rest);
+    if (is_dict_of_optimizer(root) || roots_.contains(root)) return rest;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> StateRoots::root_of(std::string_view fqn) const {
+  const auto rest = behind_state(fqn);
+  if (!rest) return std::nullopt;
+  return before_state(fqn, *rest);
+}
+
 std::vector<StateRole> classify_state(const CheckpointContents& contents) {
+  const StateRoots states(contents);
   std::optional<ParameterNames> parameters;  // only if there is state that needs them
   std::vector<StateRole> roles(contents.tensors.size());
   for (std::size_t i = 0; i < roles.size(); ++i) {
@@ -232,8 +299,8 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents) {
           roles[i].parameter_index = static_cast<std::size_t>(parameter - contents.tensors.data());
         }
       }
-    } else if (const auto rest = behind_state(tensor.meta.fqn)) {
-      if (!parameters) parameters.emplace(contents);
+    } else if (const auto rest = states.behind_state(tensor.meta.fqn)) {
+      if (!parameters) parameters.emplace(contents, states);
       roles[i] = role_by_name(contents, tensor, *rest, *parameters);
     }
   }
@@ -248,9 +315,7 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {
   const std::size_t dot = rest.find('.');
   if (dot == std::string_view::npos || dot + 1 == rest.size()) return std::nullopt;
   const std::string_view name = rest.substr(0, dot);
-  const bool is_known = contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
-                        contains(kScalarNames, name);
-  if (!is_known) return std::nullopt;
+  if (!is_known_name(name)) return std::nullopt;
   return LeadingStateKey{name, rest.substr(dot + 1)};
 }
 
@@ -260,6 +325,7 @@ bool is_copy_of_parameter(std::string_view name) {
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
+  const StateRoots states(contents);
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
     // A name alone does not prove that a tensor is optimizer state: a model may have a module
@@ -269,7 +335,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
                           (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;
     by_role_.insert(tensor.meta.fqn);
-    if (const auto root = before_component(tensor.meta.fqn, kStateComponent)) roots_.insert(*root);
+    if (const auto root = states.root_of(tensor.meta.fqn)) roots_.insert(*root);
   }
   const auto add_root_of_groups = [&](const std::string& name) {
     if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "tessera/formats/checkpoint.h"
@@ -22,10 +23,36 @@ struct StateRole {
   bool is_misnamed = false;
 };
 
+/// The places in a checkpoint's names where the `state` of an optimizer is. A module, a table or a
+/// dict may be called `state` too (`enc.state.weight`), so the name alone does not tell. A `state`
+/// is an optimizer's if it is in a dict `optim` or `optimizer`, if `param_groups` is beside it, or
+/// if a name in it is that of state:
+///
+/// - `<parameter>.<name>` or `<name>.<parameter>` with a parameter of the checkpoint, and a name
+///   that classify_state knows; any name after the parameter's full name;
+/// - anything that begins or ends with a name of state that no module has, such as `exp_avg`;
+/// - a name for which the checkpoint records the parameter.
+///
+/// Everything else in this `state` is optimizer state then too. Keeps views of the names in
+/// `contents`, which must outlive it. Thread-safe.
+class StateRoots {
+ public:
+  explicit StateRoots(const formats::CheckpointContents& contents);
+  /// Returns the part of the name of optimizer state after the optimizer's `state`: `w.exp_avg` for
+  /// `optim.state.w.exp_avg`. Returns nothing for every other name.
+  std::optional<std::string_view> behind_state(std::string_view fqn) const;
+  /// Returns the part of the same name before `state`, with the last dot: `optim.`
+  std::optional<std::string_view> root_of(std::string_view fqn) const;
+
+ private:
+  std::unordered_set<std::string_view> roots_;
+};
+
 /// Returns the role of every tensor, parallel to `contents.tensors`.
 ///
 /// If the checkpoint records a kind, that kind is used. Other projects' formats record none; for
-/// them the kind follows from the name `<prefix>state.<parameter>.<name>`, if the shape fits it:
+/// them the kind follows from the name `<prefix>state.<parameter>.<name>`, if this is the `state`
+/// of an optimizer (StateRoots) and the shape fits the name:
 ///
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
 ///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param, param;
@@ -55,8 +82,8 @@ struct LeadingStateKey {
   std::string_view name;       // `exp_avg`
   std::string_view parameter;  // everything after the name
 };
-/// Splits a text that `behind_state` has returned. Returns nothing if it does not begin with a
-/// known name of state, such as `exp_avg`.
+/// Splits a text that StateRoots::behind_state has returned. Returns nothing if it does not begin
+/// with a known name of state, such as `exp_avg`.
 std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
 
 /// Returns whether state of this name is a copy of its parameter in float32.

@@ -39,12 +39,14 @@ std::size_t count_components(std::string_view beginning) {
 
 std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn) {
   const std::size_t last = fqn.rfind('.');
-  if (last == std::string_view::npos || !behind_state(fqn)) return std::nullopt;
+  if (last == std::string_view::npos) return std::nullopt;
   const std::string_view rest = fqn.substr(0, last);
   for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest.rfind('.', dot - 1)) {
     const auto table = table_of_weight(rest.substr(0, dot));
     if (table && *table == rest.substr(dot + 1)) {
+      const std::size_t module_nbytes = dot - table->size() - std::string_view(".weight").size();
+      if (!behind_state(rest.substr(0, module_nbytes))) return std::nullopt;
       return FusedStateKey{rest.substr(0, dot), rest.substr(dot + 1), fqn.substr(last + 1)};
     }
   }

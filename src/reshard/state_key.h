@@ -7,7 +7,8 @@
 namespace tessera::reshard {
 
 /// Returns the part of a key after its first component `state`: `w.exp_avg` for
-/// `optim.state.w.exp_avg`. Returns nothing if there is no such component, or nothing after it.
+/// `optim.state.w.exp_avg`. Returns nothing if there is no such component, or nothing after it. A
+/// module or a table may have this name too, so only StateRoots knows what is optimizer state.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
 /// Returns the part of a key before the first component that equals `component`, with the last dot:
@@ -18,8 +19,8 @@ std::optional<std::string_view> before_component(std::string_view fqn, std::stri
 /// those of wrapper modules (`module`, `_orig_mod`), which optimizers leave out of names.
 std::size_t count_components(std::string_view beginning);
 
-/// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`.
-/// Views of the key.
+/// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`. The component
+/// `state` is before the table's module, because a table may have this name too. Views of the key.
 struct FusedStateKey {
   std::string_view weight;  // `<prefix>state.<fqn>`
   std::string_view table;

@@ -112,9 +112,21 @@ std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState s
 bool is_fused(const std::string& table, const TableState& state, const TablePlan* plan) {
   if (plan != nullptr) {
     const auto rule = plan->tables.find(table);
-    if (rule != plan->tables.end()) return rule->second.sharding != TableSharding::data_parallel;
+    return rule != plan->tables.end() && rule->second.sharding != TableSharding::data_parallel;
   }
   return !(state.contains("sum") && state.contains("step"));
+}
+
+/// Returns whether state is that of a matrix. If its weight is not in the checkpoint, the shape of
+/// `sum` or `exp_avg` tells; without them, the state is one number for each row.
+bool is_of_matrix(const TableState& state, const CheckpointContents& contents,
+                  const std::vector<StateRole>& roles) {
+  const auto weight = roles[state.begin()->second].parameter_index;
+  if (weight) return contents.tensors[*weight].meta.shape.size() == 2;
+  return std::ranges::all_of(state, [&](const auto& each) {
+    const auto& [name, tensor] = each;
+    return (name != "sum" && name != "exp_avg") || contents.tensors[tensor].meta.shape.size() == 2;
+  });
 }
 
 }  // namespace
@@ -161,11 +173,12 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
 }
 
 std::vector<StateName> torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
+  const StateRoots states(contents);
   std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const std::string_view fqn = contents.tensors[i].meta.fqn;
     const std::size_t dot = fqn.rfind('.');
-    if (dot == std::string_view::npos || !behind_state(fqn)) continue;
+    if (dot == std::string_view::npos || !states.behind_state(fqn)) continue;
     if (table_of_weight(fqn.substr(0, dot)))
       tables[fqn.substr(0, dot)].emplace(fqn.substr(dot + 1), i);
   }
@@ -175,10 +188,12 @@ std::vector<StateName> torchrec_names(const CheckpointContents& contents, const 
     add_rules_for_tied_tables(table_names(contents), *tied_plan);
     plan = &*tied_plan;
   }
+  if (tables.empty()) return {};
+  const std::vector<StateRole> roles = classify_state(contents);
   Names names(contents);
   for (const auto& [weight, state] : tables) {
     const std::string table = *table_of_weight(weight);
-    if (!is_fused(table, state, plan)) continue;
+    if (!is_fused(table, state, plan) || !is_of_matrix(state, contents, roles)) continue;
     for (const auto& [tensor_index, end] : torchrec_ends(state)) {
       const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
       names.replace_end(tensor_index, key_size - weight.size() - 1, table + "." + std::string(end));

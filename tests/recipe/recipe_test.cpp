@@ -322,6 +322,47 @@ TEST(RecipeTest, RefusesRowWiseStateBelowOperations) {
               ElementsAre("optim.state.u.row_sum [2]", "u [2, 3]"));
 }
 
+// torchrec's names of state have the name of the table a second time.
+TEST(RecipeTest, StateOfARenamedTableHasItsNewNameTwice) {
+  MemoryCheckpoint source;
+  const std::string old = "ebc.embedding_bags.a.b.weight";
+  source.add({"model." + old, DType::float32, {2, 3}}, numbers(6));
+  source.add({"optim.state." + old + ".a.b.iter", DType::float32, {1}}, numbers(1)).key_path = {
+      "optim", "state." + old + ".a.b.iter"};
+  source.add({"optim.state." + old + ".a.b.momentum1", DType::float32, {2}}, numbers(2))
+      .key_path = {"optim", "state", old, "a.b.momentum1"};
+  source.add_value("optim.state." + old + ".a.b.lr", 1);
+  const auto moved = applied(
+      source, parsed(R"({"from": "ebc.embedding_bags.a.b.weight", "to": "embeddings.zip.weight"})"),
+      with_prefix());
+  EXPECT_THAT(names(*moved), ElementsAre("model.embeddings.zip.weight [2, 3]",
+                                         "optim.state.embeddings.zip.weight.zip.iter [1]",
+                                         "optim.state.embeddings.zip.weight.zip.momentum1 [2]"));
+  EXPECT_EQ(moved->contents().tensors[2].key_path,
+            (formats::KeyPath{"optim", "state", "embeddings.zip.weight", "zip.momentum1"}));
+  EXPECT_EQ(moved->contents().values[0].name, "optim.state.embeddings.zip.weight.zip.lr");
+  const auto no_table =
+      applied(source, parsed(R"({"from": "ebc.embedding_bags.a.b.weight", "to": "head.weight"})"),
+              with_prefix());
+  EXPECT_THAT(names(*no_table), Contains("optim.state.head.weight.a.b.momentum1 [2]"));
+}
+
+// A module `state` beside the optimizer's.
+TEST(RecipeTest, StateOfAParameterInAModuleCalledStateFollowsIt) {
+  MemoryCheckpoint source;
+  source.add({"model.enc.state.w", DType::float32, {2}}, numbers(2));
+  source.add({"optim.state.enc.state.w.exp_avg", DType::float32, {2}}, numbers(2, 10));
+  source.add_value("optim.param_groups.0.params", Value::List{"enc.state.w"});
+  source.add_value("optim.param_groups.enc.state.w.lr", 1);  // as PyTorch flattens groups
+  source.add_value("optim.state.enc.state.w.step", 7);
+  const auto moved =
+      applied(source, parsed(R"({"from": "enc.state.w", "to": "enc.st.w"})"), with_prefix());
+  EXPECT_THAT(names(*moved), ElementsAre("model.enc.st.w [2]", "optim.state.enc.st.w.exp_avg [2]"));
+  EXPECT_EQ(moved->read_value(0), Value(Value::List{"enc.st.w"}));
+  EXPECT_EQ(moved->contents().values[1].name, "optim.param_groups.enc.st.w.lr");
+  EXPECT_EQ(moved->contents().values[2].name, "optim.state.enc.st.w.step");
+}
+
 TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint source = with_adam({7, 7});
   source.add_value("optim.param_groups.0.params", Value::List{"a", "b"});

@@ -547,6 +547,7 @@ TEST(OptimizerParamsTest, AutoNamesAreRelativeToTheModel) {
       {"app.model.", "app.optim", "b"},
       {"", "optim", "b"},
       {"net.", "optim", "net.b"},
+      {"state.", "optim", "state.b"},
       {"model.", "app.optim", "b"},
   };
   for (const auto& [prefix, root, expected] : cases) {

@@ -163,6 +163,68 @@ TEST(OptimizerRulesTest, ARecordedKindIsTakenAsItIs) {
   EXPECT_EQ(roles[1].parameter_index, 0U);
 }
 
+/// Returns the kind of each tensor, all of them of shape [4, 2].
+std::vector<StateKind> kinds_of(const std::vector<std::string>& names,
+                                std::vector<std::string> values = {}) {
+  std::vector<std::pair<std::string, Shape>> tensors;
+  for (const std::string& name : names) tensors.emplace_back(name, Shape{4, 2});
+  CheckpointContents contents = contents_of(std::move(tensors));
+  for (std::string& value : values) contents.values.push_back({.name = std::move(value)});
+  std::vector<StateKind> kinds;
+  for (const StateRole& role : classify_state(contents)) kinds.push_back(role.kind);
+  return kinds;
+}
+
+TEST(StateRootsTest, AModuleOrDictCalledStateIsNoOptimizerState) {
+  constexpr auto kPlain = StateKind::plain;
+  constexpr auto kPointwise = StateKind::pointwise;
+  EXPECT_THAT(kinds_of({"enc.state.weight", "optim.state.enc.state.weight.exp_avg"}),
+              ElementsAre(kPlain, kPointwise));
+  EXPECT_THAT(kinds_of({"enc.state.weight", "state.enc.state.weight.exp_avg"}),
+              ElementsAre(kPlain, kPointwise));
+  EXPECT_THAT(kinds_of({"state.fc.weight", "state.fc.weight.absmax", "state.step"}),
+              ElementsAre(kPlain, kPlain, kPlain));
+  // The model and the optimizer in one dict `state`, as composer has them.
+  EXPECT_THAT(kinds_of({"state.model.fc.weight", "state.optimizers.AdamW.state.fc.weight.sum"},
+                       {"state.optimizers.AdamW.param_groups"}),
+              ElementsAre(kPlain, kPointwise));
+  // Another module has a parameter that ends like the name before the last component.
+  EXPECT_THAT(kinds_of({"dec.fc.weight", "enc.state.fc.weight.absmax"}),
+              ElementsAre(kPlain, kPlain));
+}
+
+TEST(StateRootsTest, ATableCalledStateIsNoOptimizerState) {
+  auto contents = contents_of({{"ebc.embedding_bags.state.weight", {6, 8}},
+                               {"state.ebc.embedding_bags.state.weight.state.momentum1", {6}}});
+  const auto roles = classify_state(contents);
+  EXPECT_EQ(roles[0].kind, StateKind::plain);
+  EXPECT_EQ(roles[1].kind, StateKind::row_wise);
+  EXPECT_EQ(roles[1].parameter_index, 0U);
+}
+
+TEST(StateRootsTest, OneNameProvesTheWholeStateOfAnOptimizer) {
+  constexpr auto kPlain = StateKind::plain;
+  EXPECT_THAT(
+      kinds_of({"fc.w", "opt.state.fc.w.exp_avg", "opt.state.fc.w.odd", "opt.state.lost.odd"}),
+      ElementsAre(kPlain, StateKind::pointwise, StateKind::opaque, StateKind::opaque));
+  EXPECT_THAT(kinds_of({"opt.state.fc.w.odd"}, {"opt.param_groups.0.lr"}),
+              ElementsAre(StateKind::opaque));
+  EXPECT_THAT(kinds_of({"opt.state.lost.w.exp_avg"}), ElementsAre(StateKind::pointwise));
+  EXPECT_THAT(kinds_of({"fc.w", "opt.state.fc.w.odd"}), ElementsAre(kPlain, StateKind::opaque))
+      << "the parameter's full name";
+  EXPECT_THAT(kinds_of({"model.fc.w", "opt.state.exp_avg.fc.w"}),
+              ElementsAre(kPlain, StateKind::pointwise));
+}
+
+TEST(StateRootsTest, ARecordedParameterProvesState) {
+  auto contents = contents_of({{"fc.w", {4}}, {"opt.state.x", {4}}});
+  EXPECT_FALSE(StateRoots(contents).behind_state("opt.state.y"));
+  contents.tensors[1].kind = StateKind::pointwise;
+  contents.tensors[1].parameter = "fc.w";
+  EXPECT_EQ(StateRoots(contents).behind_state("opt.state.y"), "y");
+  EXPECT_EQ(StateRoots(contents).root_of("opt.state.y"), "opt.");
+}
+
 std::vector<std::string> of_optimizers(const CheckpointContents& contents) {
   const OptimizerEntries entries(contents);
   std::vector<std::string> names;
@@ -196,6 +258,12 @@ TEST(OptimizerEntriesTest, AnOptimizerAloneOrWithoutStateIsKnownToo) {
   auto without_state = contents_of({{"model.a", {4}}});
   without_state.values = {{"sgd.param_groups", {}}, {"sgd.state", {}}};
   EXPECT_THAT(of_optimizers(without_state), ElementsAre("sgd.param_groups", "sgd.state"));
+}
+
+TEST(OptimizerEntriesTest, AModuleCalledStateIsNotTheOptimizers) {
+  EXPECT_THAT(
+      of_optimizers(contents_of({{"enc.state.w", {4}}, {"optim.state.enc.state.w.exp_avg", {4}}})),
+      ElementsAre("optim.state.enc.state.w.exp_avg"));
 }
 
 // Megatron keeps the loss scale in `optimizer`, also if the state is in `optim`.

@@ -117,6 +117,23 @@ TEST(TorchrecNamesTest, StateUnderTheAliasOfATiedTableIsNamedToo) {
               ElementsAre(Pair("t.momentum1", "row_sum")));
 }
 
+TEST(TorchrecNamesTest, OnlyTablesAreNamed) {
+  const std::vector<std::pair<std::string, Shape>> adam{{"exp_avg", {8}}, {"exp_avg_sq", {8}}};
+  CheckpointContents norm = table_with(adam);  // `embeddings.LayerNorm.weight` of BERT
+  norm.tensors[0].meta.shape = {8};
+  EXPECT_THAT(torchrec_names(norm, nullptr), IsEmpty());
+  norm.tensors[0].meta.fqn = "another";  // the optimizer without the model
+  EXPECT_THAT(torchrec_names(norm, nullptr), IsEmpty());
+  CheckpointContents rows = table_with({{"row_sum", {6}}});
+  rows.tensors[0].meta.fqn = "another";
+  EXPECT_THAT(torchrec_names(rows, nullptr), ::testing::SizeIs(1));
+
+  const TablePlan plan{.world_size = 2, .tables = {{"u", {TableSharding::row_wise, {0, 1}}}}};
+  EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"exp_avg_sq", {6, 8}}}), ::testing::SizeIs(2));
+  EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"exp_avg_sq", {6, 8}}}, &plan), IsEmpty())
+      << "not a table of the plan";
+}
+
 TEST(TorchrecNamesTest, KeyPathsKeepTheirKeys) {
   CheckpointContents contents = table_with({{"t.momentum1", {6}}});
   KeyPath& path = contents.tensors[1].key_path.edit();
@@ -143,6 +160,8 @@ TEST(TorchrecNamesTest, ANameOfTorchrecHoldsItsTableTwice) {
   EXPECT_FALSE(has_torchrec_name(kState + "u.momentum1"));
   EXPECT_FALSE(has_torchrec_name(kTable));
   EXPECT_FALSE(has_torchrec_name("model.ebc.embedding_bags.t.weight.t.momentum1"));  // no state
+  EXPECT_FALSE(has_torchrec_name("embedding_bags.state.weight.state.momentum1"));    // no state
+  EXPECT_TRUE(has_torchrec_name("state.embedding_bags.state.weight.state.momentum1"));
 }
 
 }  // namespace
