@@ -175,6 +175,11 @@ bool Server::is_missing(const HttpResponse& response) const {
 std::optional<FoundObject> Server::find(const std::string& url) {
   Retries retries(RetryPolicy::of_process());
   std::vector<std::string> headers{range_header(0, kBeginNbytes)};
+  const auto version_of = [&](const HttpResponse& response, std::uint64_t nbytes) {
+    auto own = own_etag(url);
+    return own ? ObjectVersion{.nbytes = nbytes, .etag = *std::move(own)}
+               : version_in(response, nbytes);
+  };
   for (int num_lessons = 0;;) {
     FoundObject found;
     const HttpResponse response =
@@ -194,7 +199,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
       continue;
     }
     if (response.status == 416) {
-      found.version = version_in(response, range ? range->total : 0);
+      found.version = version_of(response, range ? range->total : 0);
       return found;
     }
     std::optional<std::uint64_t> nbytes;
@@ -207,7 +212,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     }
     if (nbytes) {
       has_shown_object_ = true;
-      found.version = version_in(response, *nbytes);
+      found.version = version_of(response, *nbytes);
       if (found.begin.size() > *nbytes) found.begin.clear();
       return found;
     }

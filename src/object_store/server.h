@@ -71,6 +71,9 @@ class Server {
   bool is_missing(const HttpResponse& response) const;
   /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;
+  /// Returns the text that versions of an object have in place of the server's ETag; nothing to
+  /// keep the ETag.
+  virtual std::optional<std::string> own_etag(const std::string& /*url*/) { return std::nullopt; }
   /// Whether reads send the expected ETag (If-Match). False if redirects lead to servers with other
   /// ETags.
   virtual bool sends_if_match() const { return true; }
