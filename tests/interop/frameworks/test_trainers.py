@@ -126,6 +126,21 @@ def ddp(folder):
     assert begin + end == whole
 
 
+def test_lightning_passes_urls_on_and_makes_no_folders_of_them(monkeypatch, tmp_path):
+    import tessera.lightning
+
+    monkeypatch.chdir(tmp_path)
+    saved = []
+    monkeypatch.setattr(tessera.lightning, "save", lambda state, path, **_: saved.append(path))
+    plugin = tessera.lightning.CheckpointIO()
+    plugin.save_checkpoint({"epoch": 1}, "s3://bucket/run/epoch=1.ckpt")
+    assert saved == ["s3://bucket/run/epoch=1.ckpt"]
+    for call in (lambda path: plugin.save_checkpoint({"epoch": 1}, path), plugin.load_checkpoint, plugin.remove_checkpoint):
+        with pytest.raises(ValueError, match="expected a local path, or s3://BUCKET/PREFIX, found 'gs://bucket/last.ckpt'"):
+            call("gs://bucket/last.ckpt")
+    assert os.listdir(tmp_path) == []
+
+
 def test_lightning_with_ddp_on_two_ranks(tmp_path):
     program = f"import sys; sys.path[:0] = {sys.path!r}; import test_trainers; test_trainers.ddp({str(tmp_path / 'run')!r})"
     run_program([sys.executable, "-B", "-c", program], 2)

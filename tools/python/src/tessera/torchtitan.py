@@ -39,6 +39,8 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
     def __init__(self, config: Config, **kwargs: Any):
         self._options = {"format": config.format, "compress": config.compress}
         super().__init__(config, **kwargs)
+        if config.enable and "://" in self.folder:  # torchtitan lists and removes steps on a local disk
+            raise ValueError(f"folder: expected a local path, found {self.folder!r}")
         if config.enable:
             self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
 
