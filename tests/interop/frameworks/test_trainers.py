@@ -328,6 +328,15 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
 
 
+def titan_refuses_urls():
+    with pytest.raises(ValueError, match="folder: expected a local path, found 's3://bucket/run'"):
+        titan_manager(titan_job(1), "s3://bucket/run")
+
+
+def test_torchtitan_refuses_a_url_as_its_folder():
+    run_function(titan_refuses_urls, 1)
+
+
 def titan_example(folder):
     os.chdir(folder)
     exec(compile(example("torchtitan.md"), "torchtitan.md", "exec"), titan_job(1))
