@@ -40,12 +40,21 @@ const std::string* text_in(const Value& object, std::string_view key) {
   return found == nullptr ? nullptr : found->get_if<std::string>();
 }
 
-/// Returns the URL in `Link: <https://…>; rel="next"`; an empty text on the last page.
+/// Returns the URL in `Link: <https://…>; rel="next"`, also if it is written without blanks or
+/// quotes; an empty text on the last page.
 std::string next_page(const HttpResponse& response) {
   const std::string link = response.header("link");
-  const std::size_t end = link.find(">; rel=\"next\"");
-  const std::size_t begin = end == std::string::npos ? end : link.rfind('<', end);
-  return begin == std::string::npos ? "" : link.substr(begin + 1, end - begin - 1);
+  for (std::size_t begin = link.find('<'); begin != std::string::npos;) {
+    const std::size_t end = std::min(link.find('>', begin), link.size());
+    const std::size_t next = link.find('<', end);
+    std::string parameters = link.substr(end, next == std::string::npos ? next : next - end);
+    std::erase_if(parameters, [](char c) { return c == ' ' || c == '\t' || c == '"'; });
+    if (parameters.find(";rel=next") != std::string::npos) {
+      return link.substr(begin + 1, end - begin - 1);
+    }
+    begin = next;
+  }
+  return {};
 }
 
 /// Returns the ETag of all files of a commit.
@@ -183,7 +192,8 @@ std::optional<std::vector<Entry>> HubServer::list(const std::string& url) {
                             "at most " + std::to_string(kMaxHubPages) + " pages", "more");
     }
     const auto [response, body] = ask(url, {{kApi, page_url}}, kMaxAnswerNbytes);
-    if (response.status == 404) return entries;
+    if (response.status == 404 && page == 0) return entries;
+    if (response.status == 404) throw error_for(url, response);
     const Value answer = parse_json(body, url);
     const auto* items = answer.get_if<Value::List>();
     if (items == nullptr) {

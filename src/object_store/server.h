@@ -20,7 +20,7 @@ namespace tessera::object_store {
 /// noticed.
 struct ObjectVersion {
   std::uint64_t nbytes = 0;
-  std::string etag{};           // with quotes; empty if the server does not state it
+  std::string etag{};  // with quotes if the server sends them; empty if it does not state it
   std::string last_modified{};  // set only if there is no etag
 
   /// Returns the size, and the ETag or date, in words. The text of a changed object differs from

@@ -277,7 +277,7 @@ void Spool::require_own_names(const std::vector<FilePointer>& files) {
 std::optional<ObjectVersion> Spool::left_version(const std::string& url,
                                                  const std::string& etag) const {
   const ObjectVersion& left = left_.at(url);
-  if (!etag.empty() && left.etag == '"' + etag + '"') return left;
+  if (!etag.empty() && without_quotes(left.etag) == etag) return left;
   throw Error::expected(ErrorKind::already_exists, {.path = url}, "object to resume",
                         etag.empty() ? "an object whose ETag is an MD5 digest"
                                      : "the bytes that this run writes: ETag \"" + etag + '"',

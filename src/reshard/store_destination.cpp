@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "formats/index_names.h"
 #include "formats/staging/extra_copies.h"
@@ -40,6 +43,17 @@ std::string left_line(const object_store::LeftOnServer& left, const std::string&
   }
   if (what.empty() && left.has_begun_to_replace) what = "the rest of the old checkpoint";
   return what.empty() ? what : "kept: " + what + " at " + printable(url);
+}
+
+/// Returns the rule for the index of a new checkpoint. An extra file such as `voices.index.json`
+/// has a name like an index; it must not appear after the index.
+std::function<bool(const std::string&)> is_index_unless_extra(
+    const std::vector<formats::ExtraFile>& extra_files) {
+  std::set<std::string> extra;
+  for (const formats::ExtraFile& file : extra_files) extra.insert(file.name);
+  return [extra = std::move(extra)](const std::string& name) {
+    return formats::is_index_name(name) && !extra.contains(name);
+  };
 }
 
 /// Whether a folder is what a run that replaces a checkpoint left when it was interrupted: files
@@ -79,7 +93,7 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   object_store::forget(url);
   object_store::SpoolOptions spool{.url = url,
                                    .staging_suffix = std::string(StagedDestination::kSuffix),
-                                   .is_index = formats::is_index_name,
+                                   .is_index = is_index_unless_extra(options.extra_files),
                                    .needs_index = formats::needs_index,
                                    .resumes = options.kept_work == KeptWork::resume,
                                    .discards = options.kept_work == KeptWork::discard};

@@ -457,6 +457,14 @@ def test_a_checkpoint_on_a_store_does_not_replace_itself(resume, proxy, keys):  
     assert writes(proxy) == []
 
 
+def test_the_index_appears_after_extra_files_with_names_like_an_index(proxy, keys, tmp_path):  # noqa: F811
+    source = write_shards(tmp_path / "source", 1)
+    (source / "voices.index.json").write_text(json.dumps({"voices": "x" * 5000}))
+    succeed(proxy, "ckpt-reshard", source, "s3://checkpoints/new/voices", "--to", "safetensors", "--max-shard-size", 20000)
+    put = [request.path.rsplit("/", 1)[1] for request in writes(proxy) if request.method == "PUT"]
+    assert "voices.index.json" in put and put[-1] == "model.safetensors.index.json"
+
+
 def test_an_object_and_a_folder_of_one_name_are_not_replaced(proxy, keys, bucket):  # noqa: F811
     url = "s3://checkpoints/new/both"
     succeed(proxy, "ckpt-reshard", SOURCE, url)
