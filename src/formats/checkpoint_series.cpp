@@ -187,7 +187,9 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
     object_store::remove_objects(*beside, object_store::list_objects(*beside),
                                  [](const std::string&) { return true; });
   }
-  const object_store::StoredObjects objects = object_store::list_objects(path);
+  object_store::StoredObjects objects = object_store::list_objects(path);
+  // Lists show only the folder if there is an object of the same name: the object was not examined.
+  if (objects.size() > 1) objects.erase("");
   object_store::remove_objects(path, objects, is_index_name);
   object_store::remove_objects(path, objects,
                                [](const std::string& name) { return !is_index_name(name); });

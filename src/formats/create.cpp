@@ -5,8 +5,10 @@
 
 #include "base/named_object.h"
 #include "base/utf8.h"
+#include "formats/source_overlap.h"
 #include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/url.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/format_writer.h"
 
@@ -72,9 +74,8 @@ void check_staging(FileSystem& fs, const std::string& destination,
   writer_of(options.format).check_staging(fs, destination, contents, values, options);
 }
 
-void check_destination(const FileSystem& fs, const std::string& source,
-                       const std::string& destination, OverwritePolicy overwrite,
-                       const std::string& option, const std::vector<ExtraFile>& extra_files) {
+void require_apart(const FileSystem& fs, const std::string& source,
+                   const std::string& destination) {
   const std::string from = resolved(fs, source) + "/";
   const std::string to = resolved(fs, destination) + "/";
   if (from != to && (from.starts_with(to) || to.starts_with(from))) {
@@ -83,12 +84,24 @@ void check_destination(const FileSystem& fs, const std::string& source,
         "a path that is not inside the source and does not contain it",
         from.starts_with(to) ? "a folder that contains the source" : "a path inside the source");
   }
+  if (from == to && object_store::is_url(destination)) {
+    throw Error::expected(ErrorKind::invalid_argument, {.path = destination}, "destination",
+                          "a URL other than that of the source", "the same URL",
+                          "a store replaces a checkpoint file by file, so an interruption would "
+                          "lose the old one and the new one; write to another URL");
+  }
   const std::string staging = StagedDestination::staging_path_of(to) + "/";
   if (from.starts_with(staging)) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = source}, "source",
                           "a path other than DST.partial, which is needed while DST is written",
                           "DST.partial, or a path inside it", "rename it first");
   }
+}
+
+void check_destination(const FileSystem& fs, const std::string& source,
+                       const std::string& destination, OverwritePolicy overwrite,
+                       const std::string& option, const std::vector<ExtraFile>& extra_files) {
+  require_apart(fs, source, destination);
   tessera::detail::require_storage(without_trailing_slashes(destination));
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;

@@ -8,4 +8,9 @@ namespace tessera::formats {
 /// `.metadata`, `metadata.pkl`, or an index of Hugging Face. It is written last and removed first.
 bool is_index_name(const std::string& name);
 
+/// Whether Tessera writes files of that name for a format whose files cannot be read without their
+/// index. A folder of such files without an index is no checkpoint. A lone `model.safetensors` is
+/// one.
+bool needs_index(const std::string& name);
+
 }  // namespace tessera::formats

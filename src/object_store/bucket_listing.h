@@ -13,7 +13,7 @@ struct Entry {
   std::string name;
   bool is_folder = false;
   std::uint64_t nbytes = 0;  // of a file
-  std::string etag{};        // of a file, with quotes; empty if the server does not state it
+  std::string etag{};        // of a file, as the server writes it; empty if it does not state it
 
   friend bool operator==(const Entry&, const Entry&) = default;
 };

@@ -296,7 +296,14 @@ bool Retries::wait_after(const HttpResponse& response) {
   thread_local std::minstd_rand random{std::random_device{}()};
   wait = wait / 2 + wait * static_cast<int>(random() % 1000) / 2000;
   const int asked_seconds = std::atoi(response.header("retry-after").c_str());
-  if (asked_seconds > 0) wait = std::max(wait, std::chrono::milliseconds(asked_seconds * 1000L));
+  if (asked_seconds > 0) {
+    const std::chrono::milliseconds asked(asked_seconds * 1000L);
+    wait = std::max(wait, asked);
+    // The server said that this time brings no byte, so it does not count.
+    const auto free = std::min(asked, policy_.max_asked - asked_);
+    asked_ += free;
+    begin_ += free;
+  }
   if (std::chrono::steady_clock::now() + wait - begin_ > policy_.deadline) return false;
   constexpr std::chrono::milliseconds kNap{50};
   for (; wait.count() > 0 && !is_aborted; wait -= kNap) {
@@ -307,6 +314,7 @@ bool Retries::wait_after(const HttpResponse& response) {
 
 void Retries::note_progress() {
   num_without_progress_ = 0;
+  asked_ = {};
   begin_ = std::chrono::steady_clock::now();
 }
 

@@ -57,6 +57,8 @@ struct RetryPolicy {
   std::chrono::milliseconds first_wait{100};  // doubles with each attempt
   std::chrono::milliseconds max_wait{10'000};
   std::chrono::seconds deadline{120};  // since the first attempt, or the last byte that arrived
+  // The time that servers may ask for (Retry-After) in addition to `deadline`.
+  std::chrono::milliseconds max_asked{300'000};
 
   /// Returns the default policy. `max_attempts` is AWS_MAX_ATTEMPTS if that is set (1 to 100).
   static RetryPolicy of_process();
@@ -78,6 +80,7 @@ class Retries {
   RetryPolicy policy_;
   int num_attempts_ = 0;
   int num_without_progress_ = 0;
+  std::chrono::milliseconds asked_{0};  // sum of the waits that the server asked for
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -36,6 +37,9 @@ class HubServer final : public Server {
   static bool serves(const std::string& url);
 
   std::optional<std::vector<Entry>> list(const std::string& url) override;
+  /// Returns a server that knows the same commits, but asks again for that of `url`. This server
+  /// keeps its commits, so that files that are open stay files of one commit.
+  std::unique_ptr<HubServer> asking_again_for(const std::string& url);
 
  private:
   struct Place {
@@ -49,6 +53,9 @@ class HubServer final : public Server {
   HttpRequest request_for(const std::string& url, const Query& query,
                           std::vector<std::string> headers) override;
   Error error_for(const std::string& url, const HttpResponse& response) override;
+  /// Returns the commit: every file of it keeps its bytes. Redirects lead to servers with ETags of
+  /// their own.
+  std::optional<std::string> own_etag(const std::string& url) override;
   bool sends_if_match() const override { return false; }  // a commit does not change
 
   std::mutex mutex_;

@@ -40,15 +40,30 @@ const std::string* text_in(const Value& object, std::string_view key) {
   return found == nullptr ? nullptr : found->get_if<std::string>();
 }
 
-/// Returns the URL in `Link: <https://…>; rel="next"`; an empty text on the last page.
+/// Returns the URL in `Link: <https://…>; rel="next"`, also if it is written without blanks or
+/// quotes; an empty text on the last page.
 std::string next_page(const HttpResponse& response) {
   const std::string link = response.header("link");
-  const std::size_t end = link.find(">; rel=\"next\"");
-  const std::size_t begin = end == std::string::npos ? end : link.rfind('<', end);
-  return begin == std::string::npos ? "" : link.substr(begin + 1, end - begin - 1);
+  for (std::size_t begin = link.find('<'); begin != std::string::npos;) {
+    const std::size_t end = std::min(link.find('>', begin), link.size());
+    const std::size_t next = link.find('<', end);
+    std::string parameters = link.substr(end, next == std::string::npos ? next : next - end);
+    std::erase_if(parameters, [](char c) { return c == ' ' || c == '\t' || c == '"'; });
+    if (parameters.find(";rel=next") != std::string::npos) {
+      return link.substr(begin + 1, end - begin - 1);
+    }
+    begin = next;
+  }
+  return {};
 }
 
-Entry entry_of(const Value& item, std::size_t folder_nbytes, const std::string& url) {
+/// Returns the ETag of all files of a commit.
+std::string etag_of_commit(const std::string& commit) {
+  return '"' + commit + '"';
+}
+
+Entry entry_of(const Value& item, std::size_t folder_nbytes, const std::string& commit,
+               const std::string& url) {
   const std::string* type = text_in(item, "type");
   const std::string* path = text_in(item, "path");
   const Value* size = item.find("size");
@@ -66,7 +81,10 @@ Entry entry_of(const Value& item, std::size_t folder_nbytes, const std::string& 
                           "names of files in this folder", "'" + printable(name) + "'",
                           "is HF_ENDPOINT a Hugging Face hub?");
   }
-  return {std::move(name), is_folder, is_folder ? 0 : static_cast<std::uint64_t>(*nbytes)};
+  if (is_folder) return {.name = std::move(name), .is_folder = true};
+  return {.name = std::move(name),
+          .nbytes = static_cast<std::uint64_t>(*nbytes),
+          .etag = etag_of_commit(commit)};
 }
 
 }  // namespace
@@ -105,6 +123,19 @@ HubServer::Place HubServer::place_of(const std::string& url) {
   }
   if (place.model.ends_with('/') || place.revision.empty()) refuse("an empty part");
   return place;
+}
+
+std::unique_ptr<HubServer> HubServer::asking_again_for(const std::string& url) {
+  auto server = std::make_unique<HubServer>();
+  const Place place = place_of(url);
+  const std::scoped_lock lock(mutex_);
+  server->commits_ = commits_;
+  server->commits_.erase(place.model + "@" + place.revision);
+  return server;
+}
+
+std::optional<std::string> HubServer::own_etag(const std::string& url) {
+  return etag_of_commit(commit_of(url, place_of(url)));
 }
 
 /// Returns the commit that a branch or a tag names. Asks the hub only once for each.
@@ -150,8 +181,8 @@ std::optional<std::vector<Entry>> HubServer::list(const std::string& url) {
   const Place place = place_of(url);
   std::string folder = place.path;
   while (folder.ends_with('/')) folder.pop_back();
-  std::string page_url = hub() + "/api/models/" + place.model + "/tree/" +
-                         percent_encode(commit_of(url, place)) +
+  const std::string commit = commit_of(url, place);
+  std::string page_url = hub() + "/api/models/" + place.model + "/tree/" + percent_encode(commit) +
                          (folder.empty() ? "" : "/" + percent_encode(folder, "/"));
   const std::size_t folder_nbytes = folder.empty() ? 0 : folder.size() + 1;
   std::vector<Entry> entries;
@@ -161,14 +192,15 @@ std::optional<std::vector<Entry>> HubServer::list(const std::string& url) {
                             "at most " + std::to_string(kMaxHubPages) + " pages", "more");
     }
     const auto [response, body] = ask(url, {{kApi, page_url}}, kMaxAnswerNbytes);
-    if (response.status == 404) return entries;
+    if (response.status == 404 && page == 0) return entries;
+    if (response.status == 404) throw error_for(url, response);
     const Value answer = parse_json(body, url);
     const auto* items = answer.get_if<Value::List>();
     if (items == nullptr) {
       throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the hub", "a list",
                             "another JSON value");
     }
-    for (const Value& item : *items) entries.push_back(entry_of(item, folder_nbytes, url));
+    for (const Value& item : *items) entries.push_back(entry_of(item, folder_nbytes, commit, url));
     page_url = next_page(response);
   }
   std::ranges::sort(entries, {}, &Entry::name);

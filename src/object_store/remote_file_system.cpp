@@ -23,6 +23,13 @@ bool looks_like_file(const std::string& url) {
          std::ranges::all_of(suffix, is_alnum) && std::ranges::any_of(suffix, is_letter);
 }
 
+/// Returns the URL that a path names. Throws: Error(invalid_argument) for a web URL with a user
+/// name or a password, which later messages would show.
+std::string url_of_path(const std::string& path) {
+  if (path.starts_with("http://") || path.starts_with("https://")) parse_url(path);
+  return without_trailing_slashes(path);
+}
+
 bool is_root(const std::string& url) {
   return url.find('/', url.find("://") + 3) == std::string::npos;
 }
@@ -118,7 +125,9 @@ void RemoteFileSystem::forget(const std::string& path) {
   ++num_forgets_;
   // Make new servers: the user's keys may have changed, or a branch may name another commit.
   retire_s3_servers();
-  old_servers_.push_back(std::exchange(hub_, std::make_unique<HubServer>()));
+  if (HubServer::serves(url)) {
+    old_servers_.push_back(std::exchange(hub_, hub_->asking_again_for(url)));
+  }
 }
 
 RemoteFileSystem::Folder RemoteFileSystem::known_folder(const std::string& url) const {
@@ -187,7 +196,7 @@ RemoteFileSystem::Known RemoteFileSystem::look_at(const std::string& url) const 
 }
 
 std::optional<FileKind> RemoteFileSystem::kind_of(const std::string& path) const {
-  const std::string url = without_trailing_slashes(path);
+  const std::string url = url_of_path(path);
   if (path.ends_with('/') && url.starts_with("http") && !HubServer::serves(url)) {
     throw Error::expected(ErrorKind::unsupported, {.path = path}, "source", "the URL of one file",
                           "a folder", "an ordinary web server cannot list a folder");
@@ -198,7 +207,7 @@ std::optional<FileKind> RemoteFileSystem::kind_of(const std::string& path) const
 }
 
 std::unique_ptr<ReadableFile> RemoteFileSystem::open(const std::string& path) const {
-  const std::string url = without_trailing_slashes(path);
+  const std::string url = url_of_path(path);
   Known known = look_at(url);
   if (known.is_folder) throw missing(path, "a regular file", "a directory");
   if (!known.object) throw missing(path, "a file", "none");
@@ -207,7 +216,7 @@ std::unique_ptr<ReadableFile> RemoteFileSystem::open(const std::string& path) co
 }
 
 std::vector<std::string> RemoteFileSystem::list_directory(const std::string& path) const {
-  const std::string url = without_trailing_slashes(path);
+  const std::string url = url_of_path(path);
   const Folder entries = folder(url);
   if (entries->empty() && !is_root(url)) {
     const auto known =
@@ -221,11 +230,11 @@ std::vector<std::string> RemoteFileSystem::list_directory(const std::string& pat
 
 std::string RemoteFileSystem::resolve_links(const std::string& path) const {
   if (!kind_of(path)) throw missing(path, "an object", "none");
-  return without_trailing_slashes(path);
+  return url_of_path(path);
 }
 
 std::optional<NamedObject> RemoteFileSystem::find_name(const std::string& path) const {
-  const Known known = look_at(without_trailing_slashes(path));
+  const Known known = look_at(url_of_path(path));
   if (known.is_folder) return NamedObject{NamedObject::Kind::folder, 0, "a directory"};
   if (!known.object) return std::nullopt;
   const ObjectVersion& version = known.object->version;

@@ -16,6 +16,7 @@
 namespace tessera::object_store {
 
 class HttpServer;
+class HubServer;
 class S3Server;
 
 /// The files at URLs, as a read-only file system without links. A folder is listed once. Sizes
@@ -71,7 +72,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   // By endpoint. Made at the first use, because that reads the user's settings.
   mutable std::map<std::string, std::unique_ptr<S3Server>> s3_;
   std::unique_ptr<HttpServer> http_;
-  std::unique_ptr<Server> hub_;
+  std::unique_ptr<HubServer> hub_;
   mutable std::map<std::string, Folder> folders_;  // empty list: no such folder
   mutable std::map<std::string, std::optional<FoundObject>> objects_;
   // How often something was forgotten. An answer is not kept if this changed after its request was

@@ -20,6 +20,14 @@ constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket,
 /// body.
 constexpr std::string_view kUnsignedBody = "UNSIGNED-PAYLOAD";
 
+/// Returns a host without the port that its scheme implies: HTTP clients leave it out of the header
+/// Host, which is signed.
+std::string without_default_port(const Url& url) {
+  const std::string_view port = url.scheme == "https" ? ":443" : ":80";
+  if (!url.host.ends_with(port)) return url.host;
+  return url.host.substr(0, url.host.size() - port.size());
+}
+
 /// Whether a bucket's name can be the first part of a host name (`BUCKET.s3.amazonaws.com`) with a
 /// valid certificate.
 bool is_host_label(const std::string& bucket) {
@@ -47,7 +55,7 @@ S3Server::Address S3Server::address_of(const std::string& bucket, const std::str
     const Url endpoint = parse_url(settings_.endpoint);
     std::string base = endpoint.path.empty() ? "" : "/" + endpoint.path;
     while (base.ends_with('/')) base.pop_back();
-    return {endpoint.scheme + "://" + endpoint.host,
+    return {endpoint.scheme + "://" + without_default_port(endpoint),
             base + "/" + percent_encode(bucket) + (key.empty() ? "" : key_path)};
   }
   const std::string domain =

@@ -48,6 +48,12 @@ std::string range_header(std::uint64_t begin, std::uint64_t end) {
   return "Range: bytes=" + std::to_string(begin) + "-" + std::to_string(end - 1);
 }
 
+/// Returns an ETag with quotes: some servers leave them out in lists, and send them in headers.
+std::string quoted(const std::string& etag) {
+  if (etag.empty() || etag.starts_with('"') || etag.starts_with("W/")) return etag;
+  return '"' + etag + '"';
+}
+
 ObjectVersion version_in(const HttpResponse& response, std::uint64_t nbytes) {
   ObjectVersion version{.nbytes = nbytes, .etag = response.header("etag")};
   if (version.etag.empty()) version.last_modified = response.header("last-modified");
@@ -121,8 +127,10 @@ class Server::RangeRead {
     }
     const ObjectVersion found = version_in(response, version_.nbytes);
     const bool is_known = !version_.etag.empty() || !version_.last_modified.empty();
-    if (server_.sends_if_match() && is_known && !found.etag.empty() &&
-        found.etag != version_.etag) {
+    const bool has_strong_etag = quoted(version_.etag).starts_with('"');
+    // An answer without an ETag may have any bytes, if the file had one when it was opened.
+    if (server_.sends_if_match() && is_known && (has_strong_etag || !found.etag.empty()) &&
+        quoted(found.etag) != quoted(version_.etag)) {
       return is_other_version_ = true, refuse;
     }
     if (!version_.last_modified.empty() && found.last_modified != version_.last_modified) {
@@ -175,6 +183,11 @@ bool Server::is_missing(const HttpResponse& response) const {
 std::optional<FoundObject> Server::find(const std::string& url) {
   Retries retries(RetryPolicy::of_process());
   std::vector<std::string> headers{range_header(0, kBeginNbytes)};
+  const auto version_of = [&](const HttpResponse& response, std::uint64_t nbytes) {
+    auto own = own_etag(url);
+    return own ? ObjectVersion{.nbytes = nbytes, .etag = *std::move(own)}
+               : version_in(response, nbytes);
+  };
   for (int num_lessons = 0;;) {
     FoundObject found;
     const HttpResponse response =
@@ -194,7 +207,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
       continue;
     }
     if (response.status == 416) {
-      found.version = version_in(response, range ? range->total : 0);
+      found.version = version_of(response, range ? range->total : 0);
       return found;
     }
     std::optional<std::uint64_t> nbytes;
@@ -207,7 +220,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     }
     if (nbytes) {
       has_shown_object_ = true;
-      found.version = version_in(response, *nbytes);
+      found.version = version_of(response, *nbytes);
       if (found.begin.size() > *nbytes) found.begin.clear();
       return found;
     }

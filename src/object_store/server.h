@@ -20,7 +20,7 @@ namespace tessera::object_store {
 /// noticed.
 struct ObjectVersion {
   std::uint64_t nbytes = 0;
-  std::string etag{};           // with quotes; empty if the server does not state it
+  std::string etag{};  // with quotes if the server sends them; empty if it does not state it
   std::string last_modified{};  // set only if there is no etag
 
   /// Returns the size, and the ETag or date, in words. The text of a changed object differs from
@@ -71,6 +71,9 @@ class Server {
   bool is_missing(const HttpResponse& response) const;
   /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;
+  /// Returns the text that versions of an object have in place of the server's ETag; nothing to
+  /// keep the ETag.
+  virtual std::optional<std::string> own_etag(const std::string& /*url*/) { return std::nullopt; }
   /// Whether reads send the expected ETag (If-Match). False if redirects lead to servers with other
   /// ETags.
   virtual bool sends_if_match() const { return true; }

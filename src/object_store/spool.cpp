@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "object_store/files.h"
+#include "object_store/md5.h"
 #include "object_store/remote_file_system.h"
 #include "object_store/url.h"
 #include "tessera/base/error.h"
@@ -18,7 +19,10 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
+// Names of uploads that have no bytes and are never completed: notes for other runs. MinIO lists an
+// upload only by its whole name.
 constexpr const char* kClaimPrefix = ".tessera-claim-";
+constexpr const char* kReplacement = ".tessera-replacement";
 
 std::string random_name() {
   std::random_device random;
@@ -77,6 +81,11 @@ Spool::~Spool() {
   ::rmdir(folder_.c_str());
 }
 
+bool Spool::has_unfinished_replacement(const std::string& url) {
+  S3Uploads uploads(RemoteFileSystem::of_process().s3(url));
+  return !uploads.list_unfinished(join_path(url, kReplacement)).empty();
+}
+
 void Spool::abort() {
   workers_.stop();
   std::map<std::string, Begun> begun;
@@ -90,7 +99,8 @@ void Spool::abort() {
 LeftOnServer Spool::keep() {
   workers_.stop();
   const std::scoped_lock lock(mutex_);
-  LeftOnServer left{.num_objects = published_.size()};
+  LeftOnServer left{.num_objects = published_.size(),
+                    .has_begun_to_replace = has_begun_to_replace_};
   for (const auto& [id, upload] : begun_) left.unfinished_nbytes += upload.nbytes;
   return left;
 }
@@ -172,16 +182,28 @@ void Spool::upload_part(SpooledFile& file, const SpooledFile::Work& work) {
 /// Uploads what is left of a file and completes the upload, so that the object appears.
 void Spool::publish_file(SpooledFile& file) {
   const Existing existing = options_.replaced ? Existing::replace : Existing::refuse;
-  ObjectVersion version;
+  std::optional<ObjectVersion> version;
+  bool is_in_parts = false;
   if (file.is_one_part() && file.upload.id.empty()) {
-    version = uploads_.put(file.url(), file.read({0, file.nbytes()}), existing);
+    const std::vector<std::byte> bytes = file.read({0, file.nbytes()});
+    if (left_.contains(file.url())) version = left_version(file.url(), Md5::of(bytes).hex());
+    if (!version) version = uploads_.put(file.url(), bytes, existing);
   } else {
+    is_in_parts = true;
     for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
-    version = uploads_.complete(file.url(), file.upload, file.uploaded_parts(), existing);
+    const std::vector<UploadedPart> parts = file.uploaded_parts();
+    if (left_.contains(file.url())) {
+      version = left_version(file.url(), etag_of_parts(parts).value_or(""));
+    }
+    if (version) {
+      uploads_.abort(file.url(), file.upload.id);
+    } else {
+      version = uploads_.complete(file.url(), file.upload, parts, existing);
+    }
   }
   const std::scoped_lock lock(mutex_);
-  begun_.erase(file.upload.id);
-  published_[file.url()] = std::move(version);
+  if (is_in_parts) begun_.erase(file.upload.id);
+  published_[file.url()] = *std::move(version);
 }
 
 /// Returns the files at a staging path in the order in which they appear: small files first, the
@@ -202,6 +224,66 @@ std::vector<Spool::FilePointer> Spool::in_order_of_publication(
   return files;
 }
 
+/// Begins an upload that readers do not see and that no run completes. Returns false if the server
+/// does not support this. (If it is down, the next request throws.)
+bool Spool::begin_note(const std::string& url) {
+  MultipartUpload upload;
+  try {
+    upload = uploads_.begin(url);
+  } catch (const Error&) {
+    return false;
+  }
+  const std::scoped_lock lock(mutex_);
+  begun_[upload.id] = {url};
+  return true;
+}
+
+/// Notes on the server that the old checkpoint is about to lose its first object, so that a run
+/// that resumes can tell what is left from other people's files. The note ends with the
+/// publication.
+void Spool::note_replacement() {
+  const std::string url = join_path(options_.url, kReplacement);
+  const std::vector<UnfinishedUpload> notes = uploads_.list_unfinished(url);  // of interrupted runs
+  {
+    const std::scoped_lock lock(mutex_);
+    has_begun_to_replace_ = true;
+    for (const UnfinishedUpload& note : notes) begun_[note.id] = {url};
+  }
+  if (notes.empty()) begin_note(url);
+}
+
+/// Throws if an object at the destination has not the name and size of a file that this run writes:
+/// then it is not from the run that this one resumes. Otherwise keeps the objects in `left_`.
+void Spool::require_own_names(const std::vector<FilePointer>& files) {
+  const StoredObjects there = list_objects(options_.url);
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [name, version] : there) {
+    const std::string url = name.empty() ? options_.url : join_path(options_.url, name);
+    const auto file = std::ranges::find(files, url, [](const auto& each) { return each->url(); });
+    if (file == files.end() || (*file)->nbytes() != version.nbytes) {
+      throw Error::expected(
+          ErrorKind::already_exists, {.path = url}, "object to resume",
+          file == files.end()
+              ? "none, because the new checkpoint has no such file"
+              : "the " + std::to_string((*file)->nbytes()) + " bytes that this run writes",
+          version.in_words(), "another checkpoint is here; nothing was changed");
+    }
+    left_[url] = version;
+  }
+}
+
+/// Returns the version of an object that the interrupted run wrote. Throws if it is not the object
+/// that this run would write. `etag`: of that object, without quotes; empty if it is not known.
+std::optional<ObjectVersion> Spool::left_version(const std::string& url,
+                                                 const std::string& etag) const {
+  const ObjectVersion& left = left_.at(url);
+  if (!etag.empty() && without_quotes(left.etag) == etag) return left;
+  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object to resume",
+                        etag.empty() ? "an object whose ETag is an MD5 digest"
+                                     : "the bytes that this run writes: ETag \"" + etag + '"',
+                        left.in_words(), "another program or run wrote it");
+}
+
 /// Throws if another program is uploading a checkpoint to the destination. Does nothing on Amazon
 /// S3, which refuses to replace objects by itself.
 ///
@@ -216,16 +298,7 @@ void Spool::claim() {
   }
   const std::string prefix = join_path(options_.url, kClaimPrefix);
   const std::string url = prefix + random_name();
-  MultipartUpload upload;
-  try {
-    upload = uploads_.begin(url);
-  } catch (const Error&) {
-    return;  // the server may not support this; if it is down, the next request throws
-  }
-  {
-    const std::scoped_lock lock(mutex_);
-    begun_[upload.id] = {url};
-  }
+  if (!begin_note(url)) return;
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
     if (other.key == parse_url(url).path) continue;  // our own; a repeated request may make two
     throw Error::expected(ErrorKind::already_exists, {.path = options_.url}, "claim",
@@ -280,6 +353,8 @@ void Spool::require_no_objects_of_others(const std::string& replaced_url) const 
   for (const auto& [name, version] : there) {
     const std::string url = join_path(options_.url, name);
     if (published_.contains(url)) continue;
+    // `publish_file` compares it with the file of this run.
+    if (left_.contains(url) && left_.at(url).in_words() == version.in_words()) continue;
     if (url != replaced_url) refuse(url, "none", version.in_words());
     const auto old = options_.replaced->find(name);
     if (old == options_.replaced->end() || old->second.in_words() != version.in_words()) {
@@ -305,8 +380,8 @@ bool Spool::replaces_one_object(const std::vector<FilePointer>& files) const {
 }
 
 /// Removes the old objects without which readers find no checkpoint, so that no reader sees a
-/// mixture of old and new files: the index if the new checkpoint has an index of the same name,
-/// else all objects. So a run that resumes finds files of one format.
+/// mixture of old and new files: the index if the new checkpoint has an index of the same name and
+/// its other files cannot be read without it, else all objects.
 void Spool::remove_old_objects_before(const std::vector<FilePointer>& files) const {
   if (replaces_one_object(files)) return;
   const auto is_index = [&](const std::string& name) {
@@ -314,7 +389,8 @@ void Spool::remove_old_objects_before(const std::vector<FilePointer>& files) con
   };
   const std::string last = files.empty() ? std::string() : name_of(*files.back());
   remove_objects(options_.url, *options_.replaced, is_index);
-  if (last.empty() || (is_index(last) && options_.replaced->contains(last))) return;
+  const bool needs_index = options_.needs_index && options_.needs_index(last);
+  if (last.empty() || (is_index(last) && needs_index && options_.replaced->contains(last))) return;
   remove_objects(options_.url, *options_.replaced, std::not_fn(is_index));
 }
 
@@ -332,11 +408,13 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   workers_.wait();
   const bool replaces = options_.replaced && path == path_;
   if (replaces) require_replaced_unchanged();
+  if (!options_.replaced && options_.resumes && path == path_) require_own_names(files);
   if (!options_.replaced && !options_.resumes) {
     claim();
     if (path == path_) require_no_objects_of_others();
   }
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
+  if (replaces && !replaces_one_object(files)) note_replacement();
   if (replaces) remove_old_objects_before(files);
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   std::uint64_t max_nbytes = 0;

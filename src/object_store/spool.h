@@ -30,6 +30,10 @@ struct SpoolOptions {
   /// Returns whether a file, given by its path relative to the destination, is an index. Without
   /// its index, a checkpoint cannot be read. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
+  /// Returns whether a file is of a format whose files cannot be read without their index. Old
+  /// files of such a format may stay until new ones replace them. Other old files are removed
+  /// before.
+  std::function<bool(const std::string& name)> needs_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
   bool resumes = false;   // uses the parts that an interrupted run has uploaded
   bool discards = false;  // removes the parts that an interrupted run has uploaded
@@ -40,6 +44,7 @@ struct SpoolOptions {
 struct LeftOnServer {
   std::size_t num_objects = 0;          // objects that have appeared at the URL
   std::uint64_t unfinished_nbytes = 0;  // of uploaded parts, which readers do not see
+  bool has_begun_to_replace = false;    // the old checkpoint is no longer complete
 };
 
 /// The local folder in which a checkpoint is written before it is at a URL (the spool).
@@ -59,6 +64,10 @@ class Spool final : public ForwardingFileSystem {
   Spool(std::string folder, SpoolOptions options);
   /// Removes the folder if it is empty.
   ~Spool() override;
+
+  /// Whether a run that replaces the checkpoint at `url` was interrupted after it had removed the
+  /// first old object. The objects there may then be a part of the old or of the new checkpoint.
+  static bool has_unfinished_replacement(const std::string& url);
 
   /// Returns the local path of the destination.
   const std::string& path() const { return path_; }
@@ -90,7 +99,11 @@ class Spool final : public ForwardingFileSystem {
   void publish(const std::string& staging_path, const std::string& path);
   void publish_file(SpooledFile& file);
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
+  bool begin_note(const std::string& url);
   void claim();
+  void note_replacement();
+  void require_own_names(const std::vector<FilePointer>& files);
+  std::optional<ObjectVersion> left_version(const std::string& url, const std::string& etag) const;
   void require_replaced_unchanged() const;
   bool replaces_one_object(const std::vector<FilePointer>& files) const;
   void remove_old_objects_before(const std::vector<FilePointer>& files) const;
@@ -107,6 +120,8 @@ class Spool final : public ForwardingFileSystem {
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   bool is_claimed_ = false;
+  bool has_begun_to_replace_ = false;
+  StoredObjects left_;       // objects of the interrupted run that this one resumes, by URL
   StoredObjects published_;  // objects that have appeared, by URL
   UploadWorkers workers_;    // destroyed first: its tasks use the other members
 };

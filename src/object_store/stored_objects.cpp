@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -43,12 +44,18 @@ void add_objects(const std::string& url, const std::string& folder, int num_fold
 
 StoredObjects list_objects(const std::string& url) {
   StoredObjects objects;
-  if (const auto found = server_of(url).find(url)) {
-    objects[""] = found->version;
-  } else {
-    add_objects(url, {}, 0, objects);
-  }
+  if (const auto found = server_of(url).find(url)) objects[""] = found->version;
+  add_objects(url, {}, 0, objects);
   return objects;
+}
+
+void require_one_kind(const std::string& url, const StoredObjects& objects) {
+  if (objects.size() < 2 || !objects.contains("")) return;
+  throw Error::expected(
+      ErrorKind::invalid_argument, {.path = url}, "destination", "an object or a folder",
+      "both: an object of this name, and " + std::to_string(objects.size() - 1) +
+          " below it, such as '" + printable(std::next(objects.begin())->first) + "'",
+      "nothing was removed; move one of them, or write elsewhere");
 }
 
 void remove_objects(const std::string& url, const StoredObjects& objects,

@@ -13,9 +13,13 @@ namespace tessera::object_store {
 /// Objects, with their paths relative to a folder as keys. For a single object, the key is empty.
 using StoredObjects = std::map<std::string, ObjectVersion>;
 
-/// Returns the object at a URL `s3://…`. If there is none, returns all objects in the folder of
-/// that name, and in the folders in it, at most 8 levels deep. Always asks the server.
+/// Returns the object at a URL `s3://…`, and all objects in the folder of that name, and in the
+/// folders in it, at most 8 levels deep. Always asks the server.
 StoredObjects list_objects(const std::string& url);
+
+/// Throws Error(invalid_argument) if both an object and a folder have this URL. Readers see one of
+/// them, so a writer would replace what the user does not see. `objects`: of `list_objects`.
+void require_one_kind(const std::string& url, const StoredObjects& objects);
 
 /// Removes each object of `objects`, in the folder `url`, if `is_removed` is true for its name.
 void remove_objects(const std::string& url, const StoredObjects& objects,

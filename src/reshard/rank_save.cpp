@@ -89,6 +89,7 @@ RankSave::RankSave(std::string path, int rank, RankSaveOptions options)
                        .options = std::move(options),
                        .directory = {}}) {
   if (!object_store::is_on_store(state_->path)) return;
+  object_store::forget(state_->path);  // the user's keys may have changed since the last save
   state_->store.emplace(state_->path, *state_->options.file_system);
 }
 

@@ -3,10 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "formats/index_names.h"
+#include "formats/staging/extra_copies.h"
+#include "formats/staging/own_files.h"
 #include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
@@ -36,7 +41,32 @@ std::string left_line(const object_store::LeftOnServer& left, const std::string&
     what += (what.empty() ? "" : ", ") + std::to_string(left.unfinished_nbytes) +
             " bytes of unfinished uploads";
   }
+  if (what.empty() && left.has_begun_to_replace) what = "the rest of the old checkpoint";
   return what.empty() ? what : "kept: " + what + " at " + printable(url);
+}
+
+/// Returns the rule for the index of a new checkpoint. An extra file such as `voices.index.json`
+/// has a name like an index; it must not appear after the index.
+std::function<bool(const std::string&)> is_index_unless_extra(
+    const std::vector<formats::ExtraFile>& extra_files) {
+  std::set<std::string> extra;
+  for (const formats::ExtraFile& file : extra_files) extra.insert(file.name);
+  return [extra = std::move(extra)](const std::string& name) {
+    return formats::is_index_name(name) && !extra.contains(name);
+  };
+}
+
+/// Whether a folder is what a run that replaces a checkpoint left when it was interrupted: files
+/// that Tessera's writers make, and extra files of the new checkpoint.
+bool is_half_replaced(const std::string& url, const std::vector<formats::ExtraFile>& extra_files) {
+  const FileSystem& fs = object_store::files();
+  if (fs.kind_of(url) != FileKind::directory) return false;
+  if (!object_store::Spool::has_unfinished_replacement(url)) return false;
+  const auto is_extra = [&](const std::string& name) {
+    const auto file = std::ranges::find(extra_files, name, &formats::ExtraFile::name);
+    return file != extra_files.end() && formats::holds_copy(fs, join_path(url, name), *file);
+  };
+  return !formats::first_foreign_entry(fs, url, formats::FileNames::of_our_writers, is_extra);
 }
 
 }  // namespace
@@ -63,7 +93,8 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   object_store::forget(url);
   object_store::SpoolOptions spool{.url = url,
                                    .staging_suffix = std::string(StagedDestination::kSuffix),
-                                   .is_index = formats::is_index_name,
+                                   .is_index = is_index_unless_extra(options.extra_files),
+                                   .needs_index = formats::needs_index,
                                    .resumes = options.kept_work == KeptWork::resume,
                                    .discards = options.kept_work == KeptWork::discard};
   if (formats::writer_of(options.format).writes_bytes_once()) {
@@ -72,10 +103,13 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
     spool.min_part_nbytes = object_store::PartSizes::kMinNbytesOfGrowing;
   }
   auto there = object_store::list_objects(url);
+  object_store::require_one_kind(url, there);
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
     // This lists the objects again, so it checks at least those in `there`.
-    formats::check_replaceable(object_store::files(), url, options.overwrite_option,
-                               options.extra_files);
+    if (options.kept_work == KeptWork::refuse || !is_half_replaced(url, options.extra_files)) {
+      formats::check_replaceable(object_store::files(), url, options.overwrite_option,
+                                 options.extra_files);
+    }
     spool.replaced = std::move(there);
   } else if (!there.empty() && !spool.resumes) {
     throw Error(ErrorKind::already_exists, {.path = url},

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "formats/index_names.h"
-#include "formats/staging/own_files.h"
 #include "object_store/files.h"
 #include "reshard/spool_folder.h"
 #include "tessera/base/error.h"
@@ -45,14 +44,12 @@ StoreSave::~StoreSave() {
 std::string StoreSave::begin(OverwritePolicy overwrite) {
   object_store::forget(url_);
   replaced_ = object_store::list_objects(url_);
-  // If there are only files of a checkpoint and no index, an interrupted save left these files.
-  const bool is_left_over =
-      std::ranges::none_of(replaced_,
-                           [](const auto& object) {
-                             return object.first.empty() || formats::is_index_name(object.first);
-                           }) &&
-      (replaced_.empty() || !formats::first_foreign_entry(object_store::files(), url_,
-                                                          formats::FileNames::of_our_writers));
+  object_store::require_one_kind(url_, replaced_);
+  // An interrupted save leaves the files of ranks without their index. Files of other formats may
+  // be a checkpoint without an index.
+  const bool is_left_over = std::ranges::all_of(replaced_, [](const auto& object) {
+    return formats::needs_index(object.first) && !formats::is_index_name(object.first);
+  });
   if (!replaced_.empty() && !is_left_over && overwrite == OverwritePolicy::refuse) {
     throw Error(ErrorKind::already_exists, {.path = url_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");

@@ -98,6 +98,16 @@ def use_every_function_with_an_endpoint(endpoint, source, folder):
     os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
 
 
+def save_with_new_keys(url):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for step, key in ((1, "FIRSTKEY"), (2, "SECONDKEY")):
+        os.environ["AWS_ACCESS_KEY_ID"] = key
+        tessera.save({f"weight{rank}": torch.arange(12.0) + step}, url % step)
+        dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary interpreter exit
+
+
 def reshard(source, url, folder):
     tessera.reshard(source, url, ranks=2, spool=folder)
 

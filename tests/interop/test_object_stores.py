@@ -248,6 +248,17 @@ def test_signatures_are_those_of_botocore(proxy, bucket):
         assert found == signature_of(request, SECRET), request.path
 
 
+def test_the_default_port_of_an_endpoint_is_not_signed(proxy):
+    """HTTP clients leave this port out of the header Host. A proxy stands in for the server."""
+    proxy.refuse = lambda request: s3_error(404, "NoSuchKey")
+    run(proxy, "ckpt-inspect", "ls", "s3://checkpoints/a.pt", AWS_ENDPOINT_URL="http://s3.example:80", http_proxy=proxy.url)
+    assert proxy.requests
+    for request in proxy.requests:
+        assert request.headers["Host"] == "s3.example"
+        request.path = request.path.removeprefix("http://s3.example:80").removeprefix("http://s3.example")
+        assert request.headers["Authorization"].endswith("Signature=" + signature_of(request, SECRET))
+
+
 def test_requests_are_not_signed_if_the_user_says_so(proxy, bucket):
     upload(bucket, CHECKPOINTS["dcp"], "public", ACL="public-read")
     succeed(proxy, "ckpt-inspect", "ls", "s3://checkpoints/public", AWS_NO_SIGN_REQUEST="1")
@@ -323,6 +334,27 @@ def test_an_object_that_changes_is_named(proxy, bucket, honours_if_match, tmp_pa
     assert not (tmp_path / "moved").exists()
 
 
+def test_an_answer_without_the_etag_of_the_list_is_not_taken(proxy):
+    def change(request, answer):
+        if request.number > 3:
+            answer.headers = {name: value for name, value in answer.headers.items() if name.lower() != "etag"}
+
+    proxy.change = change
+    error = fail(proxy, "ckpt-inspect", "hash", url_of("dcp"))
+    assert "expected the version that was opened: " in error
+
+
+def test_etags_in_lists_may_have_no_quotes(proxy):
+    def change(request, answer):
+        if request.is_list:
+            answer.body = answer.body.replace(b"<ETag>&quot;", b"<ETag>").replace(b"<ETag>\"", b"<ETag>")
+            answer.body = answer.body.replace(b"&quot;</ETag>", b"</ETag>").replace(b"\"</ETag>", b"</ETag>")
+            assert b"<ETag>&" not in answer.body and b'<ETag>"' not in answer.body
+
+    proxy.change = change
+    succeed(proxy, "ckpt-inspect", "hash", url_of("dcp"))
+
+
 def test_every_read_asks_for_the_version_that_was_listed(proxy):
     succeed(proxy, "ckpt-inspect", "verify", url_of("dcp"))
     assert all("If-Match" in request.headers for request in proxy.data_requests)
@@ -396,8 +428,9 @@ def test_an_interrupted_move_resumes_only_from_the_same_objects(proxy, bucket, t
 class RangeServer:
     """Serves a folder with ranges and ETags; also the hub's API for `/models`, if `folder` has files for it."""
 
-    def __init__(self, folder, commit="0123abc", cdn="", has_endless_list=False):
+    def __init__(self, folder, commit="0123abc", cdn="", has_endless_list=False, second_page=None):
         server = self
+        self.second_page = second_page  # the header Link to it; if it ends with "missing", there is none
         self.cdn = cdn  # the server that the hub redirects to
         self.folder, self.commit, self.requests, self.tokens = folder, commit, [], []
 
@@ -413,7 +446,14 @@ class RangeServer:
                     return self.answer(200, json.dumps({"sha": server.commit}).encode())
                 if path.startswith(f"/api/models/o/n/tree/{server.commit}"):
                     next_page = {"Link": f'<{server.url}{self.path}>; rel="next"'} if has_endless_list else {}
-                    return self.answer(200, json.dumps(server.tree()).encode(), next_page)
+                    tree = server.tree()
+                    if server.second_page:
+                        is_second = "cursor" in self.path
+                        if is_second and server.second_page.endswith("missing"):
+                            return self.answer(404, b"")
+                        tree = tree[1:] if is_second else tree[:1]
+                        next_page = {} if is_second else {"Link": f"<{server.url}{self.path}?cursor=2>{server.second_page}"}
+                    return self.answer(200, json.dumps(tree).encode(), next_page)
                 if path.startswith(f"/o/n/resolve/{server.commit}/"):
                     path = f"{server.cdn}/cdn/{path.split('/', 5)[5]}"
                     return self.answer(302, b"", {"Location": path, "ETag": '"of-the-hub"'})
@@ -518,6 +558,15 @@ def test_a_signature_in_a_query_is_sent_and_never_shown(proxy, tmp_path):
         assert "/a.pt?Signature=hidden" in server.requests
 
 
+def test_a_password_in_a_url_is_never_shown(proxy, tmp_path):
+    for url in ("http://user:hidden@127.0.0.1:9/a.pt", "https://user:hidden@127.0.0.1:9/a.pt", "http://user:hidden@127.0.0.1:9/a/"):
+        for tool, arguments in (("ckpt-inspect", ("ls", url)), ("ckpt-inspect", ("scan", url)), ("ckpt-inspect", ("diff", url, url)),
+                                ("ckpt-reshard", (url, tmp_path / "moved")), ("ckpt-reshard", ("merge", url, url, tmp_path / "moved"))):
+            process = run(proxy, tool, *arguments)
+            assert process.returncode == 2 and "a host without a user name and a password" in process.stderr, process.stderr
+            assert "hidden" not in process.stdout + process.stderr
+
+
 @pytest.mark.parametrize("by_scheme", [True, False])
 def test_a_model_of_the_hub(proxy, by_scheme):
     with RangeServer(CHECKPOINTS["safetensors"]) as server:
@@ -527,6 +576,33 @@ def test_a_model_of_the_hub(proxy, by_scheme):
         found = succeed(proxy, "ckpt-inspect", "ls", url, "--json", "--sha256", **variables)
         assert without_path(found, url) == without_path(expected, CHECKPOINTS["safetensors"])
         assert f"Bearer {SECRET}" in server.tokens
+
+
+def test_a_move_from_the_hub_does_not_mix_two_commits(proxy, tmp_path):
+    """The branch names another commit before the second worker begins. All files have equal sizes."""
+    shutil.copytree(CHECKPOINTS["safetensors"], tmp_path / "old")
+    with RangeServer(tmp_path / "old", commit="old") as server:
+        arguments = ("hf://o/n", tmp_path / "moved", "--to", "native", "--world-size", 2)
+        succeed(proxy, "ckpt-reshard", *arguments, "--part", "0/2", HF_ENDPOINT=server.url)
+        shutil.copytree(server.folder, tmp_path / "new")
+        server.folder, server.commit = tmp_path / "new", "new"
+        error = fail(proxy, "ckpt-reshard", *arguments, "--part", "1/2", HF_ENDPOINT=server.url)
+        assert 'ETag "old"' in error and 'ETag "new"' in error
+        pinned = ("hf://o/n@old", *arguments[1:])
+        server.folder, server.commit = tmp_path / "old", "old"
+        succeed(proxy, "ckpt-reshard", *pinned, "--part", "1/2", HF_ENDPOINT=server.url)
+
+
+@pytest.mark.parametrize("link", ['; rel="next"', "; rel=next", ';rel="next"', ';title=a;rel="next", <http://127.0.0.1:9>; rel="last"'])
+def test_the_second_page_of_a_list_of_the_hub(link, proxy):
+    with RangeServer(CHECKPOINTS["safetensors"], second_page=link) as server:
+        succeed(proxy, "ckpt-inspect", "verify", "hf://o/n", HF_ENDPOINT=server.url)
+        assert any("cursor=2" in path for path in server.requests)
+
+
+def test_a_missing_page_of_a_list_of_the_hub_is_an_error(proxy):
+    with RangeServer(CHECKPOINTS["safetensors"], second_page='; rel="next"; x=missing') as server:
+        assert "status 404" in fail(proxy, "ckpt-inspect", "ls", "hf://o/n", HF_ENDPOINT=server.url)
 
 
 def test_an_endless_list_of_the_hub_is_refused(proxy):
@@ -543,10 +619,96 @@ def test_a_token_is_for_the_hub_alone(proxy):
         assert set(hub.tokens) == {f"Bearer {SECRET}"}
 
 
-def test_python_opens_urls_and_sees_what_is_new(proxy, bucket):
+def package_folder():
     package = BIN.parent / "python"
     if not list(package.glob("tessera/_core*.so")):
         pytest.skip("the Python package is not built")
+    return package
+
+
+@pytest.fixture
+def steps(proxy):
+    """Returns a function that starts a Python program and yields the lines that it prints. Before it prints the next one, the
+    program waits (`input()`) until the test asks for it."""
+    started = []
+
+    def start(program):
+        variables = environment(proxy, PYTHONPATH=str(package_folder()))
+        process = subprocess.Popen([sys.executable, "-u", "-c", program], env=variables, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        while line := process.stdout.readline():
+            yield line.strip()
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        assert process.wait(60) == 0
+        process.stdout.close()
+
+
+def test_python_scans_files_again(bucket, steps):
+    names, bad = ("s3://checkpoints/scanned/a.pkl", "s3://checkpoints/others"), b"cos\nsystem\n(S'true'\ntR."
+    for key in ("scanned/a.pkl", "others/a.pkl"):
+        bucket.put_object(Bucket="checkpoints", Key=key, Body=b"N.")
+    lines = steps(f"import tessera\nfor _ in 'ab':\n  print(*(tessera.scan(name).clean for name in {names})); input()")
+    assert next(lines) == "True True"
+    for key in ("scanned/a.pkl", "others/b.pkl"):
+        bucket.put_object(Bucket="checkpoints", Key=key, Body=bad)
+    assert next(lines) == "False False"
+    assert next(lines, None) is None
+
+
+def test_python_lists_extra_files_and_layouts_again(proxy, bucket, steps, tmp_path):
+    source, url = CHECKPOINTS["native"], "s3://checkpoints/like"
+    moved = reshard(source, tmp_path / "like", "--world-size", 2)
+    upload(bucket, moved, "like")
+    bucket.put_object(Bucket="checkpoints", Key="extra/tokenizer.json", Body=b"{}")
+    lines = steps(f"""
+import tessera
+for name in "ab":
+    result = tessera.reshard({str(source)!r}, {str(tmp_path)!r} + "/" + name, like={url!r}, extra_files_from="s3://checkpoints/extra")
+    print(result.world_size, *sorted(file.name for file in result.extra_files))
+    input()
+""")
+    assert next(lines) == "2 tokenizer.json"
+    bucket.put_object(Bucket="checkpoints", Key="extra/generation_config.json", Body=b"{}")
+    shutil.rmtree(moved)
+    for file in local_files(reshard(source, moved, "--world-size", 3)):
+        bucket.put_object(Bucket="checkpoints", Key=f"like/{file.name}", Body=file.read_bytes())
+    assert next(lines) == "3 generation_config.json tokenizer.json"
+    assert next(lines, None) is None
+
+
+def test_python_shows_no_signature(proxy, tmp_path):
+    shutil.copy(CHECKPOINTS["torch"], tmp_path / "a.pt")
+    program = """
+import sys, tessera
+for name in ("a.pt", "absent.pt"):
+    url = sys.argv[1] + name + "?Signature=hidden"
+    for call in (lambda: tessera.open(url).path, lambda: tessera.open(url)["no name"], lambda: tessera.verify(url),
+                 lambda: tessera.load({"no name": 1}, url), lambda: tessera.scan(url), lambda: tessera.latest_valid(url),
+                 lambda: tessera.reshard(url, sys.argv[2] + "/moved", dry_run=True),
+                 lambda: tessera.reshard(url, sys.argv[2] + "/moved", to="safetensors", cast="int4", dry_run=True),
+                 lambda: tessera.merge({"a": url, "b": url}, sys.argv[2] + "/moved", dry_run=True),
+                 lambda: tessera.reshard(sys.argv[2] + "/a.pt", sys.argv[2] + "/moved", like=url, dry_run=True)):
+        try:
+            print(call())
+        except Exception as error:
+            print(repr(error), error, getattr(error, "path", ""))
+"""
+    with RangeServer(tmp_path) as server:
+        process = subprocess.run([sys.executable, "-c", program, server.url + "/", str(tmp_path)],
+                                 env=environment(proxy, PYTHONPATH=str(package_folder())), capture_output=True, text=True, timeout=120)
+        assert process.returncode == 0, process.stderr
+        assert "hidden" not in process.stdout + process.stderr
+        assert {"/a.pt?Signature=hidden", "/absent.pt?Signature=hidden"} <= set(server.requests)
+
+
+def test_python_opens_urls_and_sees_what_is_new(proxy, bucket):
+    package = package_folder()
     program = "import tessera; print(*(len(tessera.open('s3://checkpoints/python/a.pt')) for _ in 'ab'))"
     upload(bucket, CHECKPOINTS["torch"], "python/a.pt")
     process = subprocess.run(

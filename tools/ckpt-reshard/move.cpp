@@ -10,6 +10,7 @@
 #include "ckpt-reshard/move_summary.h"
 #include "ckpt-reshard/worker_options.h"
 #include "cli/stop_signals.h"
+#include "formats/source_overlap.h"
 #include "formats/staging/extra_copies.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
@@ -215,8 +216,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Throws if a source or DST is `-`, or if the move may not write to DST (check_destination). Null
-/// `extra_files`: not known yet; an existing directory DST is then not checked. Checks nothing for
-/// `--resume` with DST on an object store.
+/// `extra_files`: not known yet; an existing directory DST is then not checked. For `--resume` with
+/// DST on an object store, checks only that it is not a source.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   if (options.destination == "-") {
@@ -225,10 +226,15 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
   const FileSystem& fs = object_store::files();
   // What an interrupted run has left on the object store is checked later.
-  if (options.resume && object_store::is_on_store(options.destination)) return;
-  const bool may_hold_extra_files = fs.kind_of(options.destination) == FileKind::directory;
+  const bool resumes_on_store = options.resume && object_store::is_on_store(options.destination);
+  const bool may_hold_extra_files =
+      !resumes_on_store && fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {
     refuse_standard_input(path);
+    if (resumes_on_store) {
+      formats::require_apart(fs, path, options.destination);
+      continue;
+    }
     if (extra_files == nullptr && may_hold_extra_files) continue;
     formats::check_destination(fs, path, options.destination, overwrite_policy(options),
                                "--overwrite",

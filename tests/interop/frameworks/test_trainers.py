@@ -126,6 +126,21 @@ def ddp(folder):
     assert begin + end == whole
 
 
+def test_lightning_passes_urls_on_and_makes_no_folders_of_them(monkeypatch, tmp_path):
+    import tessera.lightning
+
+    monkeypatch.chdir(tmp_path)
+    saved = []
+    monkeypatch.setattr(tessera.lightning, "save", lambda state, path, **_: saved.append(path))
+    plugin = tessera.lightning.CheckpointIO()
+    plugin.save_checkpoint({"epoch": 1}, "s3://bucket/run/epoch=1.ckpt")
+    assert saved == ["s3://bucket/run/epoch=1.ckpt"]
+    for call in (lambda path: plugin.save_checkpoint({"epoch": 1}, path), plugin.load_checkpoint, plugin.remove_checkpoint):
+        with pytest.raises(ValueError, match="expected a local path, or s3://BUCKET/PREFIX, found 'gs://bucket/last.ckpt'"):
+            call("gs://bucket/last.ckpt")
+    assert os.listdir(tmp_path) == []
+
+
 def test_lightning_with_ddp_on_two_ranks(tmp_path):
     program = f"import sys; sys.path[:0] = {sys.path!r}; import test_trainers; test_trainers.ddp({str(tmp_path / 'run')!r})"
     run_program([sys.executable, "-B", "-c", program], 2)
@@ -311,6 +326,15 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     assert tessera.verify(tmp_path / "checkpoint" / "step-4") == []
     (tmp_path / "checkpoint" / "step-6").mkdir()  # left by a killed job
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
+
+
+def titan_refuses_urls():
+    with pytest.raises(ValueError, match="folder: expected a local path, found 's3://bucket/run'"):
+        titan_manager(titan_job(1), "s3://bucket/run")
+
+
+def test_torchtitan_refuses_a_url_as_its_folder():
+    run_function(titan_refuses_urls, 1)
 
 
 def titan_example(folder):

@@ -539,6 +539,13 @@ void bind_job(nb::module_& module) {
       },
       nb::arg("path"), nb::arg("endpoint"));
   module.def(
+      "keep_query",
+      [](const nb::bytes& path) {
+        const std::string kept = object_store::keep_query(string_of(path));
+        return nb::bytes(kept.data(), kept.size());
+      },
+      nb::arg("path"));
+  module.def(
       "latest_valid",
       [](const nb::bytes& directory, bool checksums) {
         const std::string path = string_of(directory);

@@ -13,6 +13,7 @@
 
 #include "bind_jobs.h"
 #include "findings.h"
+#include "formats/source_overlap.h"
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
@@ -152,7 +153,12 @@ void check_destination(const MoveRequest& request,
   // What an interrupted move has left on the object store is checked later.
   const bool resumes =
       request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
-  if (resumes && object_store::is_on_store(request.destination)) return;
+  if (resumes && object_store::is_on_store(request.destination)) {
+    for (const MergePath& source : request.sources.paths) {
+      formats::require_apart(fs, source.path, request.destination);
+    }
+    return;
+  }
   const bool may_hold_extra_files = fs.kind_of(request.destination) == FileKind::directory;
   if (extra_files == nullptr && may_hold_extra_files) return;
   for (const MergePath& source : request.sources.paths) {
@@ -199,8 +205,6 @@ Outcome run(const MoveRequest& request, Watch& watch) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = request.destination}, "spool",
                           "a destination s3://BUCKET/PREFIX", "a local one");
   }
-  object_store::forget(request.destination);
-  for (const MergePath& source : request.sources.paths) object_store::forget(source.path);
   check_destination(request, nullptr);
   const reshard::SourceFiles files;
   const formats::MergedCheckpoint source = open(request, files.file_system());
@@ -446,6 +450,11 @@ nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb:
   for (const auto& [path, prefix] : sources) paths.push_back({string_of(path), string_of(prefix)});
   const MoveOptions given = move_options(options);
   set_endpoints(paths, string_of(destination), given);
+  // Files may have changed since an earlier call.
+  for (const MergePath& source : paths) object_store::forget(source.path);
+  for (const auto& path : {string_of(destination), given.like_path, given.extra_files_folder}) {
+    object_store::forget(path);
+  }
   const MoveRequest request = make_move_request(std::move(paths), string_of(destination), given);
   Outcome outcome;
   std::atomic<bool> is_complete = false;

@@ -91,10 +91,9 @@ class TensorSource {
 /// An open checkpoint. Immutable.
 class Reader {
  public:
-  Reader(const std::string& url_or_path, const formats::OpenOptions& options,
+  Reader(const std::string& path, const formats::OpenOptions& options,
          const std::string& recipe_path, bool inverse, const std::vector<std::string>& settings) {
     const nb::gil_scoped_release without_gil;
-    const std::string path = object_store::keep_query(url_or_path);
     object_store::forget(path);
     auto opened = formats::open_checkpoint(files_->file_system(), path, options);
     formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");

@@ -46,6 +46,7 @@ nb::tuple scan(const std::vector<nb::bytes>& paths) {
   inspect::PickleScanReport report;
   {
     const nb::gil_scoped_release others_run;
+    for (const std::string& path : wanted) object_store::forget(path);
     report = inspect::scan_pickles(object_store::files(), wanted);
   }
   return nb::make_tuple(names_to_python(report.names), problems_to_python(report.problems),

@@ -27,7 +27,7 @@ def path_bytes(name: str, path: PathLike) -> bytes:
         raise ValueError(f"{name}: expected a path, found an empty one")
     if b"\0" in encoded:
         raise ValueError(f"{name}: expected no NUL byte, found {encoded!r}")
-    return encoded
+    return _core.keep_query(encoded)  # the query of a web URL may be a secret signature
 
 
 def stored_path_bytes(name: str, path: PathLike, endpoint: str | None) -> bytes:

@@ -42,9 +42,15 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         if storage_options is not None:
             raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
         self._wait()
+        options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
+        if _is_url(path):
+            if self._is_asynchronous:
+                self._saving = async_save(checkpoint, path, **options)
+            else:
+                save(checkpoint, path, **options)
+            return
         target = Path(path).absolute()  # a save in the background ends after the program may have changed its working directory
         target.parent.mkdir(parents=True, exist_ok=True)
-        options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
         end = _set_aside(target, self._options["format"])
         try:
             if self._is_asynchronous:
@@ -63,7 +69,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
                         weights_only: bool | None = None) -> dict[str, Any]:
         """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does."""
         self._wait()
-        if Path(path).is_file():
+        if not _is_url(path) and Path(path).is_file():
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
         with open_checkpoint(path) as checkpoint:
@@ -71,7 +77,9 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         self._wait()
-        if Path(path).is_dir() and not Path(path).is_symlink():
+        if _is_url(path):
+            super().remove_checkpoint(path)  # through fsspec, with which Lightning also lists such folders
+        elif Path(path).is_dir() and not Path(path).is_symlink():
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
@@ -86,6 +94,14 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         if saving is not None:
             _Background.finish(Ranks.of(_this_rank_alone()))  # and the old file is removed, or has its name back
             saving.result()
+
+
+def _is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is s3://BUCKET/KEY. Raises ValueError for other URLs: as a local path, one would name a folder such as "gs:"."""
+    text = os.fspath(path)
+    if "://" in text and not text.startswith("s3://"):
+        raise ValueError(f"path: expected a local path, or s3://BUCKET/PREFIX, found {text!r}")
+    return "://" in text
 
 
 def _set_aside(target: Path, format: str) -> Callable[[bool], None]:

@@ -38,6 +38,9 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
 
     def __init__(self, config: Config, **kwargs: Any):
         self._options = {"format": config.format, "compress": config.compress}
+        for folder in (config.folder, str(kwargs.get("base_folder", ""))):
+            if config.enable and "://" in folder:  # this class lists and removes steps on a local disk
+                raise ValueError(f"folder: expected a local path, found {folder!r}")
         super().__init__(config, **kwargs)
         if config.enable:
             self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
