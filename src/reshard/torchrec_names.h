@@ -50,8 +50,8 @@ std::vector<StateName> canonical_names(const formats::CheckpointContents& conten
 /// canonical already. These are the tables that `plan` makes data_parallel or does not name. If
 /// `plan` is nullptr, they are the tables with a `step` beside their `sum`. Leaves out weights that
 /// only have a table's name, such as the one-dimensional `bert.embeddings.LayerNorm.weight`.
-/// torchrec's state of a fused Adam has no `step`. So a `step` keeps its name, and torchrec's loader
-/// ignores it.
+/// torchrec's state of a fused Adam has no `step`. So a `step` keeps its name, and torchrec's
+/// loader ignores it.
 std::vector<StateName> torchrec_names(const formats::CheckpointContents& contents,
                                       const TablePlan* plan);
 
