@@ -43,10 +43,11 @@ std::string path_of(const Environment& environment, const std::string& variable,
 /// file is used.
 struct Profile {
   std::string name;
-  bool is_named_by_user = false;
+  std::string variable{};  // that names it; empty: the default profile
   std::map<std::string, std::string> settings{};
   bool is_found = false;
 
+  bool is_named_by_user() const { return !variable.empty(); }
   std::string get(const std::string& key) const {
     const auto found = settings.find(key);
     return found == settings.end() ? "" : found->second;
@@ -54,8 +55,12 @@ struct Profile {
 };
 
 Profile read_profile(const Environment& environment) {
-  const auto wanted = environment("AWS_PROFILE");
-  Profile profile{.name = wanted.value_or("default"), .is_named_by_user = wanted.has_value()};
+  Profile profile{.name = "default"};
+  // boto3 takes AWS_DEFAULT_PROFILE if both are set.
+  for (const char* const variable : {"AWS_PROFILE", "AWS_DEFAULT_PROFILE"}) {
+    const auto name = environment(variable);
+    if (name) profile = {.name = *name, .variable = variable};
+  }
   const std::string credentials_path =
       path_of(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials");
   const std::string config_path = path_of(environment, "AWS_CONFIG_FILE", "config");
@@ -69,13 +74,25 @@ Profile read_profile(const Environment& environment) {
   const ProfileFile config = read_profile_file(config_path);
   add(config, "profile " + profile.name);
   add(config, profile.name);
-  if (profile.is_named_by_user && !profile.is_found) {
+  if (profile.is_named_by_user() && !profile.is_found) {
     throw Error::expected(
-        ErrorKind::invalid_argument, {}, "AWS_PROFILE",
+        ErrorKind::invalid_argument, {}, profile.variable,
         "a profile in " + printable(credentials_path) + " or " + printable(config_path),
         "'" + printable(profile.name) + "', which is in neither");
   }
   return profile;
+}
+
+/// Throws if AWS's own tools would get other keys for this profile than those that it has: they
+/// would assume a role or sign in with them.
+void refuse_keys_of_other_identity(const Profile& profile) {
+  for (const char* const key : {"role_arn", "sso_session", "sso_start_url"}) {
+    if (profile.get(key).empty()) continue;
+    throw Error::expected(ErrorKind::invalid_argument, {}, "profile",
+                          "one with nothing but keys to sign with",
+                          "'" + printable(profile.name) + "' with " + key + " beside its keys",
+                          "`aws configure export-credentials` prints the keys of such a profile");
+  }
 }
 
 bool is_true(const std::optional<std::string>& text) {
@@ -87,17 +104,18 @@ void set_credentials(const Environment& environment, const Profile& profile, S3S
                    .secret_access_key = environment("AWS_SECRET_ACCESS_KEY").value_or(""),
                    .session_token = environment("AWS_SESSION_TOKEN").value_or("")};
   std::string source = "AWS_ACCESS_KEY_ID";
-  const bool is_named = profile.is_named_by_user && keys.access_key_id.empty();
+  const bool is_named = profile.is_named_by_user() && keys.access_key_id.empty();
   if ((keys.access_key_id.empty() && keys.secret_access_key.empty()) || is_named) {
     keys = {.access_key_id = profile.get("aws_access_key_id"),
             .secret_access_key = profile.get("aws_secret_access_key"),
             .session_token = profile.get("aws_session_token")};
+    if (!keys.access_key_id.empty()) refuse_keys_of_other_identity(profile);
     source = "profile '" + printable(profile.name) + "'";
   }
   if (keys.access_key_id.empty() && keys.secret_access_key.empty()) {
-    if (!profile.is_named_by_user) return;
+    if (!profile.is_named_by_user()) return;
     throw Error::expected(
-        ErrorKind::invalid_argument, {}, "AWS_PROFILE",
+        ErrorKind::invalid_argument, {}, profile.variable,
         "a profile with aws_access_key_id and aws_secret_access_key",
         "'" + printable(profile.name) + "' without them",
         "`aws configure export-credentials` prints the keys of a profile that signs "
@@ -123,6 +141,25 @@ Environment environment_of_process() {
   };
 }
 
+namespace {
+
+/// Returns the name of a section as `profile NAME`, also for `[profile  "NAME"]`.
+std::string section_name(std::string_view text) {
+  constexpr std::string_view kProfile = "profile";
+  text = without_blanks(text);
+  const std::string_view rest = text.substr(std::min(kProfile.size(), text.size()));
+  if (!text.starts_with(kProfile) || without_blanks(rest).size() == rest.size()) {
+    return std::string(text);
+  }
+  std::string_view name = without_blanks(rest);
+  const bool is_quoted = name.size() > 1 && (name.front() == '"' || name.front() == '\'') &&
+                         name.back() == name.front();
+  if (is_quoted) name = name.substr(1, name.size() - 2);
+  return std::string(kProfile) + " " + std::string(name);
+}
+
+}  // namespace
+
 ProfileFile parse_profile_file(std::string_view text) {
   ProfileFile file;
   std::map<std::string, std::string>* section = nullptr;
@@ -136,7 +173,7 @@ ProfileFile parse_profile_file(std::string_view text) {
       const std::size_t bracket = line.find(']');
       section = bracket == std::string_view::npos
                     ? nullptr
-                    : &file[std::string(without_blanks(line.substr(1, bracket - 1)))];
+                    : &file[section_name(line.substr(1, bracket - 1))];
       continue;
     }
     const bool is_nested = whole_line.front() == ' ' || whole_line.front() == '\t';

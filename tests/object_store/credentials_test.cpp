@@ -86,6 +86,30 @@ TEST_F(CredentialsTest, HalvesAndUnknownProfilesAreRefused) {
   EXPECT_THAT([&] { read(); }, ThrowsError(ErrorKind::invalid_argument, "export-credentials"));
 }
 
+TEST_F(CredentialsTest, TheDefaultProfileCanBeNamed) {
+  write("config",
+        "[default]\naws_access_key_id=d\naws_secret_access_key=d\n"
+        "[profile\t 'my team' ]\naws_access_key_id=team\naws_secret_access_key=t\n"
+        "[profile  \"mine\"]\naws_access_key_id=mine\naws_secret_access_key=m\n");
+  variables_ = {{"AWS_DEFAULT_PROFILE", "mine"}};
+  EXPECT_EQ(read().credentials->access_key_id, "mine");
+  variables_ = {{"AWS_DEFAULT_PROFILE", "my team"}, {"AWS_PROFILE", "mine"}};
+  EXPECT_EQ(read().credentials->access_key_id, "team");
+  variables_ = {{"AWS_DEFAULT_PROFILE", "absent"}};
+  EXPECT_THAT([&] { read(); },
+              ThrowsError(ErrorKind::invalid_argument, "AWS_DEFAULT_PROFILE: expected a profile"));
+}
+
+/// AWS's tools use such keys only to get those of another identity.
+TEST_F(CredentialsTest, KeysOfAProfileThatAssumesARoleAreRefused) {
+  write("credentials", "[default]\naws_access_key_id=base\naws_secret_access_key=b\n");
+  write("config", "[default]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = default\n");
+  EXPECT_THAT([&] { read(); },
+              ThrowsError(ErrorKind::invalid_argument, "'default' with role_arn beside its keys"));
+  variables_ = {{"AWS_ACCESS_KEY_ID", "var"}, {"AWS_SECRET_ACCESS_KEY", "v"}};
+  EXPECT_EQ(read().credentials->access_key_id, "var");
+}
+
 TEST(ProfileFileTest, SkipsWhatItDoesNotKnow) {
   const ProfileFile file =
       parse_profile_file("a = 1\n[s\n[t]\nno equals\n = x\nb = 2;c\n; d = 3\nb2 =\n");
