@@ -31,6 +31,11 @@ enum class JsonStyle { compact, indented };
 /// `{"$int":"<decimal>"}` above 300 characters. A string of invalid UTF-8: `{"$str":"<base64>"}`.
 std::string value_to_json(const Value& value, JsonStyle style = JsonStyle::compact);
 
+/// Returns JSON that other programs read, such as an index of Hugging Face: keys that begin with
+/// `$` are kept as they are. Requires: only dicts with text as keys, lists, text, integers, finite
+/// floats, bool and None.
+std::string document_to_json(const Value& document, JsonStyle style = JsonStyle::compact);
+
 /// Undoes `value_to_json` on parsed JSON. Throws: Error(corruption) naming `path` for a malformed
 /// `$` object.
 Value value_from_json(Value json, const std::string& path);

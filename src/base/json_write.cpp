@@ -54,9 +54,13 @@ bool is_plain_key(const Value& key) {
   return text != nullptr && !text->starts_with('$') && detail::is_valid_utf8(*text);
 }
 
+/// Whether the JSON is one of Tessera's, in which objects with a `$` key stand for other values.
+enum class Forms { yes, no };
+
 class JsonPrinter {
  public:
-  explicit JsonPrinter(JsonStyle style) : indented_(style == JsonStyle::indented) {}
+  JsonPrinter(JsonStyle style, Forms forms)
+      : indented_(style == JsonStyle::indented), has_forms_(forms == Forms::yes) {}
 
   void print(const Value& value) {
     std::visit([this](const auto& alternative) { show(alternative); }, value.storage());
@@ -96,7 +100,7 @@ class JsonPrinter {
   void show(const Value::Set& value) { show_array_form("$set", value.items); }
   void show(const Value::Dict& value) {
     for (const auto& [key, item] : value) {
-      if (!is_plain_key(key)) {
+      if (has_forms_ && !is_plain_key(key)) {
         Value::List pairs;
         pairs.reserve(value.size());
         for (const auto& [pair_key, pair_item] : value) {
@@ -161,6 +165,7 @@ class JsonPrinter {
   }
 
   bool indented_;
+  bool has_forms_;
   std::string out_;
   std::size_t depth_ = 0;
   bool is_first_item_ = true;
@@ -241,8 +246,14 @@ Value value_of_form(const std::string& form, Value json, const std::string& path
 }  // namespace
 
 std::string value_to_json(const Value& value, JsonStyle style) {
-  JsonPrinter printer(style);
+  JsonPrinter printer(style, Forms::yes);
   printer.print(value);
+  return std::move(printer).finish();
+}
+
+std::string document_to_json(const Value& document, JsonStyle style) {
+  JsonPrinter printer(style, Forms::no);
+  printer.print(document);
   return std::move(printer).finish();
 }
 

@@ -26,7 +26,7 @@ std::map<std::string, std::string> texts_of(const Value& index) {
     if (name == "total_size") continue;
     const auto* text = item.get_if<std::string>();
     if (name == "total_parameters" && text == nullptr) continue;
-    texts.emplace(name, text == nullptr ? value_to_json(item) : *text);
+    texts.emplace(name, text == nullptr ? document_to_json(item) : *text);
   }
   return texts;
 }

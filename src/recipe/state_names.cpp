@@ -112,6 +112,7 @@ std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
   if (!rest) return std::nullopt;
   for (std::size_t dot = rest->rfind('.'); dot != std::string_view::npos && dot != 0;
        dot = rest->rfind('.', dot - 1)) {
+    if (reshard::has_only_digits(rest->substr(0, dot))) continue;  // also the number of a group
     const auto found = find_parameter(rest->substr(0, dot), name);
     if (!found) continue;
     auto split_name = split(name, found->parameter);

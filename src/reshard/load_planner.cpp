@@ -16,6 +16,7 @@
 #include "reshard/row_wise_merge_plan.h"
 #include "reshard/row_wise_shards.h"
 #include "reshard/source_check.h"
+#include "reshard/state_key.h"
 #include "reshard/torchrec_names.h"
 
 namespace tessera::reshard {
@@ -206,6 +207,9 @@ class LoadPlanner {
     // counter that is also a value of the trainer.
     if (found.kind == SourceEntry::Kind::alias && wanted.meta.shape == tensor.meta.shape)
       return true;
+    // A Python job does not know all names of its checkpoint. What proves a name to be state may be
+    // a value, or not be loaded (StateRoots).
+    if (wanted.kind == StateKind::plain && behind_state(wanted.meta.fqn)) return true;
     // Opaque state may be anything, so it fits every kind. Column shards are compared later, with
     // the shape.
     if (wanted.kind == StateKind::opaque || role.kind == StateKind::opaque) return true;

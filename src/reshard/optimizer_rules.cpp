@@ -132,12 +132,6 @@ struct ParameterState {
   std::string_view name;  // `exp_avg`, or torchrec's `t0.momentum1`
 };
 
-/// Returns whether a name is a number. Then the optimizer has numbered its parameters, and a tensor
-/// that has this number as its name is not the parameter.
-bool has_only_digits(std::string_view name) {
-  return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
-}
-
 /// Splits `<parameter>.<name>` at the longest parameter that exists. If none exists, tries
 /// `<name>.<parameter>`. If that parameter does not exist either, the last component is the name.
 ParameterState split_state_name(std::string_view state, std::string_view rest,
@@ -240,8 +234,12 @@ bool proves_state(const TensorEntry& tensor, std::string_view rest,
   if (leading && contains(kNamesOfStateOnly, leading->name)) return true;
   const std::string_view fqn = tensor.meta.fqn;
   const ParameterState split = split_state_name(fqn, rest, parameters);
-  if (!split.parameter)
-    return rest.find('.') != std::string_view::npos && contains(kNamesOfStateOnly, split.name);
+  if (!split.parameter) {
+    const std::size_t dot = rest.find('.');
+    if (dot == std::string_view::npos) return false;
+    if (contains(kNamesOfStateOnly, split.name)) return true;
+    return has_only_digits(rest.substr(0, dot)) && is_known_name(rest.substr(dot + 1));
+  }
   const std::string_view parameter = split.parameter->fqn;
   // `state.fc.weight.absmax` beside `state.fc.weight`: all of it is a model.
   if (parameter.starts_with(fqn.substr(0, fqn.size() - rest.size()))) return false;

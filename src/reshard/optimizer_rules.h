@@ -31,6 +31,7 @@ struct StateRole {
 /// - `<parameter>.<name>` or `<name>.<parameter>` with a parameter of the checkpoint, and a name
 ///   that classify_state knows; any name after the parameter's full name;
 /// - anything that begins or ends with a name of state that no module has, such as `exp_avg`;
+/// - `<number>.<name>` with a name that classify_state knows;
 /// - a name for which the checkpoint records the parameter.
 ///
 /// Everything else in this `state` is optimizer state then too. Keeps views of the names in

@@ -37,6 +37,10 @@ std::size_t count_components(std::string_view beginning) {
   return count;
 }
 
+bool has_only_digits(std::string_view name) {
+  return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
+}
+
 std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn) {
   const std::size_t last = fqn.rfind('.');
   if (last == std::string_view::npos) return std::nullopt;

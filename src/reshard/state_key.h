@@ -15,6 +15,10 @@ std::optional<std::string_view> behind_state(std::string_view fqn);
 /// `optim.` for `optim.state.w` and `state`. Returns nothing if there is no such component.
 std::optional<std::string_view> before_component(std::string_view fqn, std::string_view component);
 
+/// Returns whether a name is a number. Then the optimizer has numbered its parameters, and a tensor
+/// that has this number as its name, or at its end, is not the parameter.
+bool has_only_digits(std::string_view name);
+
 /// Returns the number of components in the beginning of a name, such as `model.block.`, without
 /// those of wrapper modules (`module`, `_orig_mod`), which optimizers leave out of names.
 std::size_t count_components(std::string_view beginning);

@@ -175,7 +175,9 @@ TEST(JsonTest, WritesWhatItPromises) {
   EXPECT_EQ(value_to_json(value),
             R"({"f":1.0,"nan":{"$float":"nan"},"t":{"$tuple":[1]},"b":{"$bytes":"YWI="},)"
             R"("s":{"$symbol":"torch.float32"},"d":{"$dict":[[1,"x"],["y",null]]},"e":[]})");
-  EXPECT_EQ(value_to_json(Value(Value::Dict{{"$x", 1}})), R"({"$dict":[["$x",1]]})");
+  const Value with_dollar(Value::Dict{{"$x", 1}});
+  EXPECT_EQ(value_to_json(with_dollar), R"({"$dict":[["$x",1]]})");
+  EXPECT_EQ(document_to_json(with_dollar), R"({"$x":1})");
   EXPECT_EQ(
       value_to_json(Value(Value::Dict{{"a", Value::List{1, Value::List{}}}}), JsonStyle::indented),
       "{\n  \"a\": [\n    1,\n    []\n  ]\n}");

@@ -315,6 +315,34 @@ TEST_F(UniversalTest, ATieIsStoredUnderBothNames) {
             files.at("run/" + kZero + "/up.weight/exp_avg.pt"));
 }
 
+// Shows F2. PyTorch lists a tied weight under its first name in the module, which may be the second
+// one in the order of bytes.
+TEST_F(UniversalTest, TheOptimizerMayHaveTheSecondNameOfATiedWeight) {
+  for (const bool has_state : {true, false}) {
+    MemoryCheckpoint source;
+    add_weight(source, "head.weight", {3, 2});
+    add_weight(source, "fc", {2});
+    source.add_alias("model.wte.weight", "model.head.weight");
+    source.contents_for_change().aliases[0].key_path = {"model", "wte.weight"};
+    if (has_state) {
+      add_state(source, "wte.weight", "exp_avg", {3, 2});
+      add_state(source, "wte.weight", "exp_avg_sq", {3, 2});
+      add_state(source, "wte.weight", "step", {});
+    }
+    add_value(source, {"optim", "param_groups", 0, "params"}, Value::List{"wte.weight"});
+    write(source);
+    const auto files = all_files();
+    for (const std::string name : {"head.weight", "wte.weight"}) {
+      EXPECT_TRUE(files.contains("run/" + kZero + "/" + name + "/fp32.pt")) << name;
+    }
+    EXPECT_FALSE(files.contains("run/" + kZero + "/fc/fp32.pt")) << "fc is not trained";
+    const auto entries = told(*open());
+    EXPECT_EQ(entries.at("model.head.weight"), "alias of model.wte.weight");
+    EXPECT_EQ(entries.at("model.wte.weight"), told(source).at("model.head.weight"));
+    clear();
+  }
+}
+
 // Shows F2. Without key paths, the dots in names separate keys, as in a safetensors file.
 TEST_F(UniversalTest, SpelledPathsAreUnderstood) {
   MemoryCheckpoint source = trained();

@@ -702,6 +702,16 @@ TEST_F(SafetensorsTest, TextUnderReservedKeysIsKept) {
   }
 }
 
+TEST_F(SafetensorsTest, AnIndexHasNamesWithADollarAsTheyAre) {
+  MemoryCheckpoint source;
+  source.add({"$w", DType::float32, {2}}, bytes_of<float>({1, 2}));
+  source.add({"a", DType::float32, {2}}, bytes_of<float>({3, 4}));
+  write(source, "c", {.max_shard_nbytes = 8});
+  EXPECT_THAT(text("c/model.safetensors.index.json"),
+              HasSubstr(R"("$w": "model-00001-of-00002.safetensors")"));
+  EXPECT_EQ(open(tmp_ / "c")->contents().tensors.size(), 2U);
+}
+
 TEST_F(SafetensorsTest, TensorsWithoutValuesNeedNoSecondFile) {
   write(make_nested_checkpoint(), "a.safetensors");
   write(make_nested_checkpoint(), "b");

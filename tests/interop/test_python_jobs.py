@@ -31,6 +31,7 @@ except ImportError:  # before torch 2.6
     from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from ckpt_tools import reshard
 from on_ranks import run_function
 from python_package import tessera
 from tessera import _saved_memory
@@ -237,6 +238,25 @@ def test_a_tensor_tied_to_optimizer_state_is_loaded(tmp_path):
                     tensor.zero_()
                 tessera.load(blank, path)
                 assert_same(blank, state)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adagrad, torch.optim.AdamW])
+def test_state_of_an_optimizer_of_any_name_is_loaded(optimizer, tmp_path):
+    """The names in `state` alone say little: `optimizers.1.state.0.sum`. The groups beside it, which are values, say more."""
+    parameters = [torch.randn(3, 2, requires_grad=True), torch.randn(2, requires_grad=True)]
+    made = optimizer(parameters, lr=0.1)
+    sum(parameter.sum() for parameter in parameters).backward()
+    made.step()
+    state = {"optim_d": made.state_dict(), "optimizers": [{"lr": 1}, made.state_dict()]}
+    state["by_name"] = {"state": {"fc.w": made.state_dict()["state"][0]}, "param_groups": [{"lr": 0.1, "params": ["fc.w"]}]}
+    tessera.save(state, tmp_path / "saved")
+    tessera.save(state, tmp_path / "saved.pt", format="torch")
+    reshard(tmp_path / "saved.pt", tmp_path / "native", "--to", "native", "--world-size", "2")
+    reshard(tmp_path / "saved.pt", tmp_path / "safetensors", "--to", "safetensors")
+    for path in ("saved", "saved.pt", "native", "safetensors"):
+        blank = zeroed(state)
+        tessera.load(blank, tmp_path / path)
+        assert_same(blank, state)
 
 
 def test_elements_that_a_cast_makes_zero_are_counted(tmp_path):

@@ -363,6 +363,23 @@ TEST(RecipeTest, StateOfAParameterInAModuleCalledStateFollowsIt) {
   EXPECT_EQ(moved->contents().values[2].name, "optim.state.enc.st.w.step");
 }
 
+// A ParameterList has such names. The optimizer numbers its groups and parameters by itself.
+TEST(RecipeTest, NumbersOfGroupsAndOfStateAreNoNamesOfParameters) {
+  MemoryCheckpoint source;
+  source.add({"model.scales.0", DType::float32, {2}}, numbers(2));
+  source.add({"model.w", DType::float32, {2}}, numbers(2));
+  source.add_value("optim.param_groups.0.lr", 1);
+  source.add_value("optim.state.0.step", 7);
+  for (const std::string rule :
+       {R"({"from": "scales.0"})", R"({"from": "scales.{L}", "to": "g.{L+1}"})"}) {
+    const auto moved =
+        applied(source, parsed(rule + R"(, {"from": "w", "to": "w"})"), with_prefix());
+    ASSERT_EQ(moved->contents().values.size(), 2U) << rule;
+    EXPECT_EQ(moved->contents().values[0].name, "optim.param_groups.0.lr");
+    EXPECT_EQ(moved->contents().values[1].name, "optim.state.0.step");
+  }
+}
+
 TEST(RecipeTest, RenamesParametersInGroups) {
   MemoryCheckpoint source = with_adam({7, 7});
   source.add_value("optim.param_groups.0.params", Value::List{"a", "b"});

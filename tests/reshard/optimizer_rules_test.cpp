@@ -210,6 +210,8 @@ TEST(StateRootsTest, OneNameProvesTheWholeStateOfAnOptimizer) {
   EXPECT_THAT(kinds_of({"opt.state.fc.w.odd"}, {"opt.param_groups.0.lr"}),
               ElementsAre(StateKind::opaque));
   EXPECT_THAT(kinds_of({"opt.state.lost.w.exp_avg"}), ElementsAre(StateKind::pointwise));
+  EXPECT_THAT(kinds_of({"opt.state.0.step", "state.1.sum", "blocks.state.0.weight"}),
+              ElementsAre(StateKind::scalar_parameter, StateKind::pointwise, kPlain));
   EXPECT_THAT(kinds_of({"fc.w", "opt.state.fc.w.odd"}), ElementsAre(kPlain, StateKind::opaque))
       << "the parameter's full name";
   EXPECT_THAT(kinds_of({"model.fc.w", "opt.state.exp_avg.fc.w"}),

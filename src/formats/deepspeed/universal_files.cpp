@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -190,6 +191,7 @@ class UniversalFiles::Builder {
         contents_(contents),
         destination_(destination),
         entries_(sort_entries(contents, values, destination)) {
+    follow_names_of_optimizer();
     choose_trained();
     require_state();
   }
@@ -216,6 +218,31 @@ class UniversalFiles::Builder {
 
   const TensorMeta& meta_of(const Leaf& leaf) const {
     return contents_.tensors[*leaf.tensor()].meta;
+  }
+
+  /// If the optimizer has the second name of a tied weight, makes this name the first one.
+  void follow_names_of_optimizer() {
+    std::set<std::string> names;
+    for (const auto& [name, state] : entries_.state) names.insert(name);
+    for (const ParamGroup& group : entries_.groups) {
+      names.insert(group.params.begin(), group.params.end());
+    }
+    for (const std::string& name : names) {
+      const auto tie = entries_.ties.find(name);
+      if (tie == entries_.ties.end()) continue;
+      const auto weight = std::ranges::find_if(entries_.weights, [&](const auto& each) {
+        return each.second.tensor() != nullptr && *each.second.tensor() == tie->second;
+      });
+      if (weight == entries_.weights.end() || names.contains(weight->first)) continue;
+      Leaf leaf = weight->second;
+      leaf.path = std::exchange(entries_.tie_paths.at(name), {});
+      entries_.ties.emplace(weight->first, tie->second);
+      entries_.tie_paths.emplace(weight->first, weight->second.path);
+      entries_.weights.erase(weight);
+      entries_.weights.emplace(name, std::move(leaf));
+      entries_.ties.erase(name);
+      entries_.tie_paths.erase(name);
+    }
   }
 
   /// Decides which weights are trained: those with optimizer state; if the checkpoint has no state,

@@ -253,9 +253,9 @@ class FileLayout {
     }
     Value::Dict metadata{{"total_size", static_cast<std::int64_t>(total_nbytes())}};
     for (auto& [key, text] : values_metadata()) metadata.emplace_back(key, std::move(text));
-    return value_to_json(Value::Dict{{"metadata", std::move(metadata)},
-                                     {"weight_map", std::move(weight_map)}},
-                         JsonStyle::indented) +
+    return document_to_json(Value::Dict{{"metadata", std::move(metadata)},
+                                        {"weight_map", std::move(weight_map)}},
+                            JsonStyle::indented) +
            "\n";
   }
 
