@@ -229,7 +229,6 @@ std::string_view before_state(std::string_view fqn, std::string_view rest) {
 /// Returns whether a name proves that the `state` before its part `rest` is an optimizer's.
 bool proves_state(const TensorEntry& tensor, std::string_view rest,
                   const ParameterNames& parameters) {
-  if (!tensor.parameter.empty()) return true;
   const auto leading = parse_leading_state_key(rest);
   if (leading && contains(kNamesOfStateOnly, leading->name)) return true;
   const std::string_view fqn = tensor.meta.fqn;
@@ -250,6 +249,35 @@ bool proves_state(const TensorEntry& tensor, std::string_view rest,
 
 }  // namespace
 
+namespace {
+
+/// Returns whether `rest` is that of state of a parameter: `<parameter>.<name>` or
+/// `<name>.<parameter>`, perhaps without first components of the parameter's name.
+bool names_parameter(std::string_view rest, std::string_view parameter) {
+  const auto leading = parse_leading_state_key(rest);
+  for (;;) {
+    const bool is_first = rest.size() > parameter.size() && rest.starts_with(parameter) &&
+                          rest[parameter.size()] == '.';
+    if (is_first || (leading && leading->parameter == parameter)) return true;
+    const std::size_t dot = parameter.find('.');
+    if (dot == std::string_view::npos) return false;
+    parameter.remove_prefix(dot + 1);
+  }
+}
+
+/// Returns the part after the `state` of the optimizer in the name of a tensor with a recorded
+/// parameter: what names the parameter; else what follows the last `state`.
+std::optional<std::string_view> behind_state_of(const TensorEntry& tensor) {
+  std::optional<std::string_view> last;
+  for (auto rest = behind_state(tensor.meta.fqn); rest; rest = behind_state(*rest)) {
+    if (names_parameter(*rest, tensor.parameter)) return rest;
+    last = rest;
+  }
+  return last;
+}
+
+}  // namespace
+
 StateRoots::StateRoots(const CheckpointContents& contents) {
   const auto add_root_of_groups = [&](std::string_view name) {
     if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);
@@ -260,6 +288,10 @@ StateRoots::StateRoots(const CheckpointContents& contents) {
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string_view fqn = tensor.meta.fqn;
     if (behind_state(fqn)) continue;
+    if (!tensor.parameter.empty()) {
+      if (const auto rest = behind_state_of(tensor)) roots_.insert(before_state(fqn, *rest));
+      continue;
+    }
     for (auto rest = reshard::behind_state(fqn); rest; rest = reshard::behind_state(*rest)) {
       if (!parameters) parameters.emplace(contents, *this);
       if (!proves_state(tensor, *rest, *parameters)) continue;

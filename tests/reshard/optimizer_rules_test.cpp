@@ -227,6 +227,15 @@ TEST(StateRootsTest, ARecordedParameterProvesState) {
   EXPECT_EQ(StateRoots(contents).root_of("opt.state.y"), "opt.");
 }
 
+TEST(StateRootsTest, ARecordedParameterProvesOnlyTheStateThatNamesIt) {
+  auto contents = contents_of({{"state.model.fc.w", {4}}, {"state.opt.state.fc.w.exp_avg", {4}}});
+  contents.tensors[1].kind = StateKind::pointwise;
+  contents.tensors[1].parameter = "state.model.fc.w";
+  EXPECT_FALSE(StateRoots(contents).behind_state("state.model.fc.w"));
+  EXPECT_EQ(StateRoots(contents).root_of("state.opt.state.fc.w.exp_avg"), "state.opt.");
+  EXPECT_FALSE(OptimizerEntries(contents).contain("state.model.fc.w"));
+}
+
 std::vector<std::string> of_optimizers(const CheckpointContents& contents) {
   const OptimizerEntries entries(contents);
   std::vector<std::string> names;

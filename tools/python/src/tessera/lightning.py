@@ -69,7 +69,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
                         weights_only: bool | None = None) -> dict[str, Any]:
         """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does."""
         self._wait()
-        if not _is_url(path) and Path(path).is_file():
+        if "://" not in os.fspath(path) and Path(path).is_file():
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
         with open_checkpoint(path) as checkpoint:
