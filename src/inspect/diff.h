@@ -65,7 +65,7 @@ struct Difference {
 /// A name that is tied to other names in A than in B.
 struct Untied {
   std::string name;
-  std::string target_a{};  // the tensor that it is an alias of in A, renamed; empty if it is none
+  std::string target_a{};  // in A: the tensor of this alias, by its new name; empty for a tensor
   std::string target_b{};
 };
 

@@ -247,10 +247,6 @@ bool proves_state(const TensorEntry& tensor, std::string_view rest,
   return table && split.name.starts_with(*table + ".");
 }
 
-}  // namespace
-
-namespace {
-
 /// Returns whether `rest` is that of state of a parameter: `<parameter>.<name>` or
 /// `<name>.<parameter>`, perhaps without first components of the parameter's name.
 bool names_parameter(std::string_view rest, std::string_view parameter) {
@@ -276,14 +272,20 @@ std::optional<std::string_view> behind_state_of(const TensorEntry& tensor) {
   return last;
 }
 
+/// Adds the parts of names before `param_groups`.
+template <class Roots>
+void add_roots_of_groups(const CheckpointContents& contents, Roots& roots) {
+  const auto add = [&](std::string_view name) {
+    if (const auto root = before_component(name, kGroupsComponent)) roots.insert(*root);
+  };
+  for (const TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) add(value.name);
+}
+
 }  // namespace
 
 StateRoots::StateRoots(const CheckpointContents& contents) {
-  const auto add_root_of_groups = [&](std::string_view name) {
-    if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);
-  };
-  for (const TensorEntry& tensor : contents.tensors) add_root_of_groups(tensor.meta.fqn);
-  for (const formats::ValueEntry& value : contents.values) add_root_of_groups(value.name);
+  add_roots_of_groups(contents, roots_);
   std::optional<ParameterNames> parameters;  // only if there are names to prove
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string_view fqn = tensor.meta.fqn;
@@ -316,7 +318,11 @@ std::optional<std::string_view> StateRoots::root_of(std::string_view fqn) const 
 }
 
 std::vector<StateRole> classify_state(const CheckpointContents& contents) {
-  const StateRoots states(contents);
+  return classify_state(contents, StateRoots(contents));
+}
+
+std::vector<StateRole> classify_state(const CheckpointContents& contents,
+                                      const StateRoots& states) {
   std::optional<ParameterNames> parameters;  // only if there is state that needs them
   std::vector<StateRole> roles(contents.tensors.size());
   for (std::size_t i = 0; i < roles.size(); ++i) {
@@ -354,8 +360,8 @@ bool is_copy_of_parameter(std::string_view name) {
 }
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
-  const std::vector<StateRole> roles = classify_state(contents);
   const StateRoots states(contents);
+  const std::vector<StateRole> roles = classify_state(contents, states);
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
     // A name alone does not prove that a tensor is optimizer state: a model may have a module
@@ -367,11 +373,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
     by_role_.insert(tensor.meta.fqn);
     if (const auto root = states.root_of(tensor.meta.fqn)) roots_.insert(*root);
   }
-  const auto add_root_of_groups = [&](const std::string& name) {
-    if (const auto root = before_component(name, kGroupsComponent)) roots_.insert(*root);
-  };
-  for (const TensorEntry& tensor : contents.tensors) add_root_of_groups(tensor.meta.fqn);
-  for (const formats::ValueEntry& value : contents.values) add_root_of_groups(value.name);
+  add_roots_of_groups(contents, roots_);
 }
 
 bool OptimizerEntries::contain(std::string_view name) const {

@@ -72,6 +72,9 @@ class StateRoots {
 /// table has its own rows (row_wise_per_shard). Source: torch/optim/*.py and fbgemm_gpu's split
 /// embedding optimizers.
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents);
+/// Does the same with the StateRoots of `contents`, if the caller has them.
+std::vector<StateRole> classify_state(const formats::CheckpointContents& contents,
+                                      const StateRoots& states);
 
 /// Returns whether state of this name has one element for each element of its parameter. `exp_avg`
 /// does.

@@ -189,7 +189,7 @@ std::vector<StateName> torchrec_names(const CheckpointContents& contents, const 
     plan = &*tied_plan;
   }
   if (tables.empty()) return {};
-  const std::vector<StateRole> roles = classify_state(contents);
+  const std::vector<StateRole> roles = classify_state(contents, states);
   Names names(contents);
   for (const auto& [weight, state] : tables) {
     const std::string table = *table_of_weight(weight);

@@ -227,13 +227,17 @@ class UniversalFiles::Builder {
     for (const ParamGroup& group : entries_.groups) {
       names.insert(group.params.begin(), group.params.end());
     }
+    std::map<std::size_t, std::string> first_names;  // by tensor
+    for (const auto& [name, leaf] : entries_.weights) {
+      if (leaf.tensor() != nullptr) first_names.emplace(*leaf.tensor(), name);
+    }
     for (const std::string& name : names) {
       const auto tie = entries_.ties.find(name);
       if (tie == entries_.ties.end()) continue;
-      const auto weight = std::ranges::find_if(entries_.weights, [&](const auto& each) {
-        return each.second.tensor() != nullptr && *each.second.tensor() == tie->second;
-      });
-      if (weight == entries_.weights.end() || names.contains(weight->first)) continue;
+      const auto first = first_names.find(tie->second);
+      if (first == first_names.end() || names.contains(first->second)) continue;
+      const auto weight = entries_.weights.find(first->second);
+      first->second = name;
       Leaf leaf = weight->second;
       leaf.path = std::exchange(entries_.tie_paths.at(name), {});
       entries_.ties.emplace(weight->first, tie->second);
