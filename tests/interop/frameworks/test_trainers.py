@@ -138,7 +138,11 @@ def test_lightning_passes_urls_on_and_makes_no_folders_of_them(monkeypatch, tmp_
     for call in (lambda path: plugin.save_checkpoint({"epoch": 1}, path), plugin.load_checkpoint, plugin.remove_checkpoint):
         with pytest.raises(ValueError, match="expected a local path, or s3://BUCKET/PREFIX, found 'gs://bucket/last.ckpt'"):
             call("gs://bucket/last.ckpt")
-    assert os.listdir(tmp_path) == []
+    tessera.save({"epoch": 1}, tmp_path / "saved")
+    opened = []
+    monkeypatch.setattr(tessera.lightning, "open_checkpoint", lambda path: opened.append(path) or tessera.open(tmp_path / "saved"))
+    assert plugin.load_checkpoint("hf://owner/model") == {"epoch": 1} and opened == ["hf://owner/model"]
+    assert os.listdir(tmp_path) == ["saved"]
 
 
 def test_lightning_with_ddp_on_two_ranks(tmp_path):

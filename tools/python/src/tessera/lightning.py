@@ -69,7 +69,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
                         weights_only: bool | None = None) -> dict[str, Any]:
         """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does."""
         self._wait()
-        if "://" not in os.fspath(path) and Path(path).is_file():
+        if not _is_url(path, ("s3://", "hf://", "https://", "http://")) and Path(path).is_file():
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
         with open_checkpoint(path) as checkpoint:
@@ -96,10 +96,10 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             saving.result()
 
 
-def _is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is s3://BUCKET/KEY. Raises ValueError for other URLs: as a local path, one would name a folder such as "gs:"."""
+def _is_url(path: str | os.PathLike[str], schemes: tuple[str, ...] = ("s3://",)) -> bool:
+    """Whether a path is a URL of `schemes`. Raises ValueError for other URLs: as a local path, one would name a folder such as "gs:"."""
     text = os.fspath(path)
-    if "://" in text and not text.startswith("s3://"):
+    if "://" in text and not text.startswith(schemes):
         raise ValueError(f"path: expected a local path, or s3://BUCKET/PREFIX, found {text!r}")
     return "://" in text
 
