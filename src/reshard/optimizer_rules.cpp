@@ -30,12 +30,22 @@ constexpr std::string_view kPointwiseNames[] = {
     "exp_inf",    "prev",       "step_size",      "ax",
     "fp32_param", "param"};
 /// Names of state that no parameter or buffer of a model has, so that they prove a name to be state
-/// even if its parameter is not in the checkpoint.
+/// even if its parameter is not in the checkpoint. The last four are bitsandbytes'.
 constexpr std::string_view kNamesOfStateOnly[] = {
-    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
-    "grad_avg", "acc_delta",  "fp32_param",     "row_sum",         "row_exp_avg_sq"};
+    "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "fp32_param",
+    "row_sum",        "row_exp_avg_sq",  "absmax1",    "absmax2",  "qmap1",     "qmap2"};
+/// Other names begin with it too: `exp_avg_sq_row` of Adafactor, `exp_avg_diff` of Adan.
+constexpr std::string_view kBeginningOfStateOnly = "exp_avg";
+/// Names of bitsandbytes. A model may use them too, so they prove state only after a parameter or a
+/// number.
+constexpr std::string_view kAmbiguousNames[] = {"state1", "state2"};
 constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
+
+// Names are the user's, so their length is not bounded, and the steps below take time in proportion
+// to it. A name deeper than these limits is treated as that of no state.
+constexpr int kMaxStateComponents = 8;  // components `state` that are tried, the outermost first
+constexpr int kMaxNameComponents = 64;  // components after a parameter's name, or left out of it
 
 bool contains(std::span<const std::string_view> names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -136,12 +146,13 @@ struct ParameterState {
 /// `<name>.<parameter>`. If that parameter does not exist either, the last component is the name.
 ParameterState split_state_name(std::string_view state, std::string_view rest,
                                 const ParameterNames& parameters) {
-  for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot != 0;
-       dot = rest.rfind('.', dot - 1)) {
+  std::size_t dot = rest.rfind('.');
+  for (int i = 0; i < kMaxNameComponents && dot != std::string_view::npos && dot != 0; ++i) {
     const std::string_view parameter = rest.substr(0, dot);
+    dot = rest.rfind('.', dot - 1);
     if (has_only_digits(parameter)) continue;
     if (const auto found = parameters.find(parameter, state)) {
-      return {found, rest.substr(dot + 1)};
+      return {found, rest.substr(parameter.size() + 1)};
     }
   }
   if (const auto leading = parse_leading_state_key(rest)) {
@@ -226,32 +237,78 @@ std::string_view before_state(std::string_view fqn, std::string_view rest) {
   return fqn.substr(0, fqn.size() - rest.size() - kStateComponent.size() - 1);
 }
 
-/// Returns whether a name proves that the `state` before its part `rest` is an optimizer's.
-bool proves_state(const TensorEntry& tensor, std::string_view rest,
-                  const ParameterNames& parameters) {
-  const auto leading = parse_leading_state_key(rest);
-  if (leading && contains(kNamesOfStateOnly, leading->name)) return true;
-  const std::string_view fqn = tensor.meta.fqn;
-  const ParameterState split = split_state_name(fqn, rest, parameters);
-  if (!split.parameter) {
-    const std::size_t dot = rest.find('.');
-    if (dot == std::string_view::npos) return false;
-    if (contains(kNamesOfStateOnly, split.name)) return true;
-    return has_only_digits(rest.substr(0, dot)) && is_known_name(rest.substr(dot + 1));
+bool is_name_of_state_only(std::string_view name) {
+  return contains(kNamesOfStateOnly, name) || name.starts_with(kBeginningOfStateOnly);
+}
+
+bool is_name_of_state(std::string_view name) {
+  return is_known_name(name) || is_name_of_state_only(name) || contains(kAmbiguousNames, name);
+}
+
+/// Calls `is_it(rest)` with the part of a name after each `state`, until it returns true. Returns
+/// that part.
+template <class Predicate>
+std::optional<std::string_view> find_state(std::string_view name, const Predicate& is_it) {
+  auto rest = behind_state(name);
+  for (int i = 0; rest && i < kMaxStateComponents; ++i) {
+    if (is_it(*rest)) return rest;
+    rest = behind_state(*rest);
   }
+  return std::nullopt;
+}
+
+/// Returns the part of a name after its innermost `state`.
+std::optional<std::string_view> behind_innermost_state(std::string_view name) {
+  return find_state(name, [](std::string_view rest) { return !behind_state(rest); });
+}
+
+/// Returns whether `rest`, the part of a name after a `state`, contains the name of a parameter and
+/// proves that this `state` is an optimizer's.
+bool proves_state_of_parameter(std::string_view name, std::string_view rest,
+                               const ParameterNames& parameters) {
+  const ParameterState split = split_state_name(name, rest, parameters);
+  if (!split.parameter) return false;
   const std::string_view parameter = split.parameter->fqn;
   // `state.fc.weight.absmax` beside `state.fc.weight`: all of it is a model.
-  if (parameter.starts_with(fqn.substr(0, fqn.size() - rest.size()))) return false;
-  if (is_known_name(split.name) || rest.starts_with(parameter)) return true;
+  if (parameter.starts_with(name.substr(0, name.size() - rest.size()))) return false;
+  if (is_name_of_state(split.name) || rest.starts_with(parameter)) return true;
   const auto table = table_of_weight(parameter);
   return table && split.name.starts_with(*table + ".");
+}
+
+/// Returns whether `rest` begins with a name that only state has, or is that of state of a number.
+bool begins_like_state(std::string_view rest) {
+  const std::size_t dot = rest.find('.');
+  if (dot == std::string_view::npos) return false;
+  const std::string_view first = rest.substr(0, dot);
+  return is_name_of_state_only(first) ||
+         (has_only_digits(first) && is_name_of_state(rest.substr(dot + 1)));
+}
+
+/// Returns the part of a name after the `state` of which the name proves that it is an optimizer's.
+/// A parameter that is in the checkpoint tells which `state` that is. A name of state alone does
+/// not if it is at the end, so it proves only the innermost one.
+std::optional<std::string_view> behind_proven_state(std::string_view name,
+                                                    const ParameterNames& parameters) {
+  auto rest = find_state(name, [&](std::string_view each) {
+    return proves_state_of_parameter(name, each, parameters);
+  });
+  if (!rest) rest = find_state(name, begins_like_state);
+  if (rest) return rest;
+  rest = behind_innermost_state(name);
+  if (!rest) return std::nullopt;
+  const std::size_t dot = rest->rfind('.');
+  if (dot == std::string_view::npos || !is_name_of_state_only(rest->substr(dot + 1))) {
+    return std::nullopt;
+  }
+  return rest;
 }
 
 /// Returns whether `rest` is that of state of a parameter: `<parameter>.<name>` or
 /// `<name>.<parameter>`, perhaps without first components of the parameter's name.
 bool names_parameter(std::string_view rest, std::string_view parameter) {
   const auto leading = parse_leading_state_key(rest);
-  for (;;) {
+  for (int i = 0; i < kMaxNameComponents; ++i) {
     const bool is_first = rest.size() > parameter.size() && rest.starts_with(parameter) &&
                           rest[parameter.size()] == '.';
     if (is_first || (leading && leading->parameter == parameter)) return true;
@@ -259,17 +316,16 @@ bool names_parameter(std::string_view rest, std::string_view parameter) {
     if (dot == std::string_view::npos) return false;
     parameter.remove_prefix(dot + 1);
   }
+  return false;
 }
 
 /// Returns the part after the `state` of the optimizer in the name of a tensor with a recorded
-/// parameter: what names the parameter; else what follows the last `state`.
+/// parameter: what names the parameter; else what follows the innermost `state`.
 std::optional<std::string_view> behind_state_of(const TensorEntry& tensor) {
-  std::optional<std::string_view> last;
-  for (auto rest = behind_state(tensor.meta.fqn); rest; rest = behind_state(*rest)) {
-    if (names_parameter(*rest, tensor.parameter)) return rest;
-    last = rest;
-  }
-  return last;
+  const auto rest = find_state(tensor.meta.fqn, [&](std::string_view each) {
+    return names_parameter(each, tensor.parameter);
+  });
+  return rest ? rest : behind_innermost_state(tensor.meta.fqn);
 }
 
 /// Adds the parts of names before `param_groups`.
@@ -287,28 +343,28 @@ void add_roots_of_groups(const CheckpointContents& contents, Roots& roots) {
 StateRoots::StateRoots(const CheckpointContents& contents) {
   add_roots_of_groups(contents, roots_);
   std::optional<ParameterNames> parameters;  // only if there are names to prove
+  const auto add_root_of = [&](std::string_view name) {
+    if (!reshard::behind_state(name) || behind_state(name)) return;
+    if (!parameters) parameters.emplace(contents, *this);
+    const auto rest = behind_proven_state(name, *parameters);
+    if (rest) roots_.insert(before_state(name, *rest));
+  };
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string_view fqn = tensor.meta.fqn;
-    if (behind_state(fqn)) continue;
-    if (!tensor.parameter.empty()) {
+    if (tensor.parameter.empty()) {
+      add_root_of(fqn);
+    } else if (!behind_state(fqn)) {
       if (const auto rest = behind_state_of(tensor)) roots_.insert(before_state(fqn, *rest));
-      continue;
-    }
-    for (auto rest = reshard::behind_state(fqn); rest; rest = reshard::behind_state(*rest)) {
-      if (!parameters) parameters.emplace(contents, *this);
-      if (!proves_state(tensor, *rest, *parameters)) continue;
-      roots_.insert(before_state(fqn, *rest));
-      break;
     }
   }
+  for (const formats::ValueEntry& value : contents.values) add_root_of(value.name);
 }
 
 std::optional<std::string_view> StateRoots::behind_state(std::string_view fqn) const {
-  for (auto rest = reshard::behind_state(fqn); rest; rest = reshard::behind_state(*rest)) {
-    const std::string_view root = before_state(fqn, *rest);
-    if (is_dict_of_optimizer(root) || roots_.contains(root)) return rest;
-  }
-  return std::nullopt;
+  return find_state(fqn, [&](std::string_view rest) {
+    const std::string_view root = before_state(fqn, rest);
+    return is_dict_of_optimizer(root) || roots_.contains(root);
+  });
 }
 
 std::optional<std::string_view> StateRoots::root_of(std::string_view fqn) const {
@@ -359,19 +415,18 @@ bool is_copy_of_parameter(std::string_view name) {
   return name == "fp32_param" || name == "param";
 }
 
-OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
-  const StateRoots states(contents);
-  const std::vector<StateRole> roles = classify_state(contents, states);
+OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_(contents) {
+  const std::vector<StateRole> roles = classify_state(contents, states_);
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const TensorEntry& tensor = contents.tensors[i];
     // A name alone does not prove that a tensor is optimizer state: a model may have a module
     // `state` with a buffer `step`. A recorded kind does not prove it either, because it may come
     // from the name.
-    const bool has_role = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque &&
-                          (roles[i].parameter_index || !behind_state(tensor.meta.fqn));
+    const bool has_kind = roles[i].kind != StateKind::plain && roles[i].kind != StateKind::opaque;
+    const bool has_role = roles[i].parameter_index || (has_kind && !behind_state(tensor.meta.fqn));
     if (!has_role && tensor.parameter.empty()) continue;
     by_role_.insert(tensor.meta.fqn);
-    if (const auto root = states.root_of(tensor.meta.fqn)) roots_.insert(*root);
+    if (const auto root = states_.root_of(tensor.meta.fqn)) roots_.insert(*root);
   }
   add_roots_of_groups(contents, roots_);
 }

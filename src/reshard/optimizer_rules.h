@@ -30,12 +30,14 @@ struct StateRole {
 ///
 /// - `<parameter>.<name>` or `<name>.<parameter>` with a parameter of the checkpoint, and a name
 ///   that classify_state knows; any name after the parameter's full name;
-/// - anything that begins or ends with a name of state that no module has, such as `exp_avg`;
 /// - `<number>.<name>` with a name that classify_state knows;
+/// - anything that begins or ends with a name of state that no module has, such as `exp_avg` (the
+///   end: only for the innermost `state` of the name);
 /// - a name for which the checkpoint records the parameter.
 ///
-/// Everything else in this `state` is optimizer state then too. Keeps views of the names in
-/// `contents`, which must outlive it. Thread-safe.
+/// Names of values count like those of tensors (`opt.state.0.step`). Everything else in this
+/// `state` is optimizer state then too. Only the eight outermost components `state` of a name are
+/// tried. Keeps views of the names in `contents`, which must outlive it. Thread-safe.
 class StateRoots {
  public:
   explicit StateRoots(const formats::CheckpointContents& contents);
@@ -103,8 +105,10 @@ class OptimizerEntries {
   explicit OptimizerEntries(const formats::CheckpointContents& contents);
   /// Returns whether a tensor, a value or an alias of this name belongs to an optimizer.
   bool contain(std::string_view name) const;
+  const StateRoots& states() const { return states_; }
 
  private:
+  StateRoots states_;
   std::set<std::string_view> roots_;  // parts of names before `state` and `param_groups`: `optim.`
   std::set<std::string_view> by_role_;
 };

@@ -218,6 +218,61 @@ TEST(StateRootsTest, OneNameProvesTheWholeStateOfAnOptimizer) {
               ElementsAre(kPlain, StateKind::pointwise));
 }
 
+/// Returns for each name the part before the `state` of the optimizer; `-` for names of no state.
+std::vector<std::string> roots_of(const std::vector<std::string>& names,
+                                  std::vector<std::string> values = {}) {
+  CheckpointContents contents;
+  for (const std::string& name : names) {
+    contents.tensors.push_back({.meta = {.fqn = name, .dtype = DType::float32, .shape = {4}}});
+  }
+  for (std::string& value : values) contents.values.push_back({.name = std::move(value)});
+  const StateRoots states(contents);
+  std::vector<std::string> roots;
+  for (const std::string& name : names) roots.emplace_back(states.root_of(name).value_or("-"));
+  return roots;
+}
+
+TEST(StateRootsTest, ANameAloneProvesTheInnermostState) {
+  EXPECT_THAT(roots_of({"state.model.fc.w", "state.opt.state.fc.w.exp_avg"}),
+              ElementsAre("-", "state.opt."));
+  EXPECT_THAT(roots_of({"state.model.fc.w", "state.opt.state.lost.w.exp_avg"}),
+              ElementsAre("-", "state.opt."));
+  EXPECT_THAT(roots_of({"state.model.fc.w", "state.opt.state.0.exp_avg"}),
+              ElementsAre("-", "state.opt."));
+  EXPECT_THAT(roots_of({"state.model.fc.w", "state.opt.state.exp_avg.lost.state.w"}),
+              ElementsAre("-", "state.opt."))
+      << "the name of the state is first";
+  EXPECT_THAT(roots_of({"enc.state.w", "state.enc.state.w.exp_avg"}), ElementsAre("-", ""))
+      << "a parameter proves more than the name alone";
+}
+
+TEST(StateRootsTest, NamesOfOtherOptimizersProveStateToo) {
+  EXPECT_THAT(roots_of({"opt.state.0.exp_avg_sq_row"}), ElementsAre("opt."));  // Adafactor
+  EXPECT_THAT(roots_of({"opt.state.0.absmax1"}), ElementsAre("opt."));         // bitsandbytes
+  EXPECT_THAT(roots_of({"opt.state.0.state1"}), ElementsAre("opt."));
+  EXPECT_THAT(roots_of({"model.fc.w", "opt.state.fc.w.state2"}), ElementsAre("-", "opt."));
+  EXPECT_THAT(roots_of({"enc.state.cell.state1"}), ElementsAre("-")) << "a model's own buffer";
+}
+
+TEST(StateRootsTest, AValueProvesState) {
+  EXPECT_THAT(roots_of({"opt.state.0.odd"}, {"opt.state.0.step"}), ElementsAre("opt."));
+  EXPECT_THAT(roots_of({"model.fc.w", "opt.state.fc.w.odd"}, {"opt.state.fc.w.step"}),
+              ElementsAre("-", "opt."));
+  EXPECT_THAT(roots_of({"model.fc.w", "model.state.w"}, {"model.state.step"}),
+              ElementsAre("-", "-"));
+}
+
+TEST(StateRootsTest, ANameOfVeryManyComponentsTakesLittleTime) {
+  constexpr int kNumComponents = 100'000;  // would take hours if each `state` were tried
+  std::string name;
+  for (int i = 0; i < kNumComponents; ++i) name += "state.";
+  EXPECT_THAT(roots_of({"fc.w", name + "w"}, {name + "step"}), ElementsAre("-", "-"));
+  auto contents = contents_of({{name + "w", {4}}, {name + "w.sum", {4}}});
+  contents.tensors[1].kind = StateKind::pointwise;
+  contents.tensors[1].parameter = name + "v";
+  EXPECT_EQ(OptimizerEntries(contents).contain(name + "w"), false);
+}
+
 TEST(StateRootsTest, ARecordedParameterProvesState) {
   auto contents = contents_of({{"fc.w", {4}}, {"opt.state.x", {4}}});
   EXPECT_FALSE(StateRoots(contents).behind_state("opt.state.y"));
@@ -275,6 +330,16 @@ TEST(OptimizerEntriesTest, AModuleCalledStateIsNotTheOptimizers) {
   EXPECT_THAT(
       of_optimizers(contents_of({{"enc.state.w", {4}}, {"optim.state.enc.state.w.exp_avg", {4}}})),
       ElementsAre("optim.state.enc.state.w.exp_avg"));
+}
+
+TEST(OptimizerEntriesTest, StateOfUnknownNamesBelongsToItsOptimizer) {
+  auto contents = contents_of({{"model.fc.w", {4, 4}},
+                               {"opt.state.fc.w.exp_avg_sq_col", {4}},
+                               {"opt.state.fc.w.exp_avg_sq_row", {4}}});
+  EXPECT_THAT(of_optimizers(contents),
+              ElementsAre("opt.state.fc.w.exp_avg_sq_col", "opt.state.fc.w.exp_avg_sq_row"));
+  contents = contents_of({{"state.model.fc.w", {4}}, {"state.opt.state.fc.w.exp_avg", {4}}});
+  EXPECT_THAT(of_optimizers(contents), ElementsAre("state.opt.state.fc.w.exp_avg"));
 }
 
 // Megatron keeps the loss scale in `optimizer`, also if the state is in `optim`.
