@@ -57,8 +57,10 @@ TensorEntry entry_of(const JobTensor& tensor, int world_size, bool boxes_only,
   return entry;
 }
 
-void set_kinds_by_name(CheckpointContents& contents) {
+void set_kinds_by_name(const std::vector<std::string>& value_names, CheckpointContents& contents) {
+  for (const std::string& name : value_names) contents.values.push_back({.name = name});
   const std::vector<StateRole> roles = classify_state(contents);
+  contents.values.clear();
   for (std::size_t t = 0; t < roles.size(); ++t) {
     contents.tensors[t].kind = roles[t].kind;
     if (const auto parameter = roles[t].parameter_index) {
@@ -148,7 +150,7 @@ CheckpointContents share_out(const JobState& state, const formats::FormatTraits&
     contents.tensors.push_back(entry_of(*tensor, state.world_size, boxes_only, balance));
   }
   if (traits.holds_flat_units) contents.units = state.units;
-  if (state.has_kinds_by_name) set_kinds_by_name(contents);
+  if (state.has_kinds_by_name) set_kinds_by_name(state.value_names, contents);
   return contents;
 }
 

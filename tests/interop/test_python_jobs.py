@@ -3,6 +3,7 @@
 import collections
 import copy
 import itertools
+import json
 import math
 import os
 import random
@@ -31,7 +32,7 @@ except ImportError:  # before torch 2.6
     from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from ckpt_tools import reshard
+from ckpt_tools import reshard, succeed
 from on_ranks import run_function
 from python_package import tessera
 from tessera import _saved_memory
@@ -971,6 +972,52 @@ def test_training_goes_on_in_another_form(tmp_path, saved, loaded):
     path, losses = str(tmp_path / "state"), str(tmp_path / "losses.pt")
     run_function(train_and_save, saved[1], saved[0], path, losses)
     run_function(load_and_train, loaded[1], loaded[0], path, losses)
+
+
+def recorded_kinds(path):
+    shown = json.loads(succeed("ckpt-inspect", "show", path, "*", "--json"))
+    return {tensor["name"]: tensor["kind"] for tensor in shown["tensors"]}
+
+
+def test_a_save_records_the_same_kinds_as_a_move(tmp_path):
+    w, odd = torch.ones(3), torch.ones(2)
+    adam = {"exp_avg": w.clone(), "odd": odd.clone()}
+    states = [
+        {"state": {"model": {"fc.w": w}, "opt": {"state": {"fc.w": adam}}}},
+        {"state": {"model": {"fc.w": w}, "opt": {"state": {"x": {"odd": odd}}, "param_groups": [{"lr": 0.1}]}}},
+        {"state": {"model": {"fc.w": w}, "opt": {"state": {"x": {"odd": odd}}}}},  # the same tensors, other values
+        {"state": {"fc.w": w}, "opt": {"state": {0: {"odd": odd, "step": 3}}}},
+    ]
+    found = []
+    for i, state in enumerate(states):
+        tessera.save(state, tmp_path / f"saved-{i}")
+        torch.save(state, tmp_path / f"{i}.pt")
+        reshard(tmp_path / f"{i}.pt", tmp_path / f"moved-{i}")
+        found.append(recorded_kinds(tmp_path / f"saved-{i}"))
+        assert found[i] == recorded_kinds(tmp_path / f"moved-{i}"), i
+    assert found[0]["state.model.fc.w"] == "plain" and found[0]["state.opt.state.fc.w.exp_avg"] == "pointwise"
+    assert [kinds.get("state.opt.state.x.odd") for kinds in found[1:3]] == ["opaque", "plain"]
+    assert found[3] == {"opt.state.0.odd": "opaque", "state.fc.w": "plain"}
+
+
+def only_the_last_rank_has_groups(root):
+    start()
+    import tessera.dcp
+
+    tensors = {"model": {"w": torch.ones(2)}, "opt": {"state": {"x": {"odd": torch.ones(2)}}}}
+    for i in range(2):  # the second time with the plan of the first
+        if dist.get_rank() == dist.get_world_size() - 1:
+            tensors["opt"]["param_groups"] = [{"lr": 0.1}]
+        saved = tessera.save(tensors, f"{root}/saved", overwrite=True)
+        assert saved.has_planned == (i == 0)
+    dcp.save(tensors, storage_writer=tessera.dcp.StorageWriter(f"{root}/dcp"))
+    dist.destroy_process_group()
+
+
+def test_values_of_all_ranks_tell_kinds(tmp_path):
+    run_function(only_the_last_rank_has_groups, 2, str(tmp_path))
+    for name in ("saved", "dcp"):
+        assert recorded_kinds(tmp_path / name)["opt.state.x.odd"] == "opaque", name
 
 
 def ranks_that_differ(root):

@@ -41,6 +41,9 @@ struct JobState {
   /// If true, the kinds of optimizer state are derived from the names, as for a checkpoint without
   /// kinds. If false, JobTensor::kind and JobTensor::parameter are used.
   bool has_kinds_by_name = false;
+  /// Names of the values that are saved with the tensors. With `has_kinds_by_name`, names such as
+  /// `optim.param_groups` tell where optimizer state is.
+  std::vector<std::string> value_names{};
 };
 
 /// Decides which rank writes which piece of a job's tensors, and returns the contents of the
@@ -56,7 +59,7 @@ std::vector<FormatChangeCount> count_save_changes(const formats::CheckpointConte
                                                   std::size_t num_aliases, formats::Format format);
 
 /// Returns a SHA-256, in hex digits, of world size, tensors in their order, aliases and format (not
-/// of `units`, `has_kinds_by_name` and the keys in key paths). Ranks compare it, not the state.
+/// of `units`, the keys in key paths, and what tells kinds). Ranks compare it, not the state.
 std::string layout_digest(const JobState& state, formats::Format format);
 
 /// Returns `contents`, but with other pieces: the regions that `rank` holds. `held` is parallel to

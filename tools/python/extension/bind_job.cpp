@@ -100,9 +100,11 @@ std::vector<Rename> rules_of(const Renames& renames) {
 class Job {
  public:
   Job(int world_size, const std::vector<PythonTensor>& tensors,
-      const std::vector<std::pair<PythonPath, std::string>>& aliases) {
+      const std::vector<std::pair<PythonPath, std::string>>& aliases,
+      const std::vector<nb::bytes>& value_names) {
     state_.world_size = world_size;
     state_.has_kinds_by_name = true;
+    state_.value_names = strings_of(value_names);
     for (const auto& [path, dtype, shape, layout] : tensors) {
       reshard::JobTensor& tensor = state_.tensors.emplace_back();
       tensor.key_path = key_path_of(path);
@@ -475,8 +477,9 @@ class Load {
 void bind_job(nb::module_& module) {
   nb::class_<Job>(module, "Job")
       .def(nb::init<int, const std::vector<PythonTensor>&,
-                    const std::vector<std::pair<PythonPath, std::string>>&>(),
-           nb::arg("world_size"), nb::arg("tensors"), nb::arg("aliases"))
+                    const std::vector<std::pair<PythonPath, std::string>>&,
+                    const std::vector<nb::bytes>&>(),
+           nb::arg("world_size"), nb::arg("tensors"), nb::arg("aliases"), nb::arg("value_names"))
       .def("digest", &Job::digest, nb::arg("format"));
   nb::class_<SavePlan>(module, "SavePlan")
       .def(nb::init<const Job&, const std::string&, int, const HeldBoxes&>(), nb::arg("job"),

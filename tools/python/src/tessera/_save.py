@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
-from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, nbytes, optional_path_bytes, stored_path_bytes, text
+from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, name_bytes, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
 from ._job_state import JobState
 from ._ranks import Ranks, last_part, require_same
@@ -216,13 +216,14 @@ class _Job(SaveSteps):
         except Error:
             self._abandon()
             raise
-        digests = tuple(message["tensors"] for message in by_rank)
-        descriptions = None
-        if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
-            descriptions = self.together(lambda: describe_job(self.state))
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
             values = merged_values(self.together(self._values))
+        digests = tuple(message["tensors"] for message in by_rank)
+        self.value_names = names_that_tell_kinds(values)
+        descriptions = None
+        if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
+            descriptions = self.together(lambda: describe_job(self.state))
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
             self.plan, self.num_split_ties = self._plan(digests, descriptions)
@@ -237,7 +238,7 @@ class _Job(SaveSteps):
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
 
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
-        return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests)
+        return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests, self.value_names)
 
     def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> tuple[_core.SavePlan, int]:
         key = self._cache_key(digests)
@@ -251,7 +252,7 @@ class _Job(SaveSteps):
             else:
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
-            job = core_job(self.ranks, (tensors, aliases))
+            job = core_job(self.ranks, (tensors, aliases), self.value_names)
             found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -427,10 +428,16 @@ def names_digest(state: JobState) -> str:
     return hashlib.sha256(repr(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def core_job(ranks: Ranks, described: Description) -> _core.Job:
+def names_that_tell_kinds(values: list[tuple[list[Any], Any]]) -> tuple[str, ...]:
+    """Returns the names of values that may tell which tensors are optimizer state, such as `optim.param_groups`."""
+    names = (_core.spell_path(path) for path, _ in values)
+    return tuple(sorted(name for name in names if not {"state", "param_groups"}.isdisjoint(name.split("."))))
+
+
+def core_job(ranks: Ranks, described: Description, value_names: Sequence[str] = ()) -> _core.Job:
     tensors, aliases = described
     return _core.Job(ranks.size, [(path, dtype, shape, layout or []) for path, dtype, shape, layout in tensors.values()],
-                     list(aliases.values()))
+                     list(aliases.values()), [name_bytes("name", name) for name in value_names])
 
 
 def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:

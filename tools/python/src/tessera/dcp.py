@@ -31,7 +31,7 @@ from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same_checkpoint
-from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values
+from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values, names_that_tell_kinds
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -240,13 +240,14 @@ class _PlannedSave(SaveSteps):
 
         by_rank = self.together(begin)
         try:
-            job = core_job(ranks, (_joined([pieces for pieces, _, _ in by_rank]), {}))
+            values = merged_values([values for _, values, _ in by_rank])
+            job = core_job(ranks, (_joined([pieces for pieces, _, _ in by_rank]), {}), names_that_tell_kinds(values))
             held = {name: pieces[3] for name, pieces in by_rank[ranks.rank][0].items()}
             self.plan = _core.SavePlan(job, "native", ranks.rank, held)
             self.boxes = {name: list(tensors) for name, tensors in self._tensors.items()}
             directory = by_rank[0][2]
             assert directory is not None
-            self.save.set_contents(self.plan, directory, merged_values([values for _, values, _ in by_rank]))
+            self.save.set_contents(self.plan, directory, values)
         except BaseException as error:
             self.failure = error
 
