@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/size_text.h"
 #include "base/unused_patterns.h"
 #include "formats/per_rank.h"
 #include "reshard/key_path_rename.h"
@@ -22,9 +23,6 @@ using formats::CheckpointContents;
 using formats::KeyPath;
 using formats::TensorEntry;
 
-/// New names of tensors of the source, by index of the tensor.
-using StateNames = std::map<std::size_t, StateName>;
-
 CheckpointContents renamed_contents(const CheckpointContents& source,
                                     const std::vector<Rename>& renames) {
   CheckpointContents contents = source;
@@ -40,18 +38,26 @@ CheckpointContents renamed_contents(const CheckpointContents& source,
   return contents;
 }
 
+/// New names of tensors of the source, by index of the tensor.
+struct StateNames {
+  std::map<std::size_t, StateName> by_tensor;
+  std::vector<std::size_t> without_rule{};  // as in TorchrecNames
+};
+
 /// Returns the new names of optimizer state that PlanOptions::optimizer_names asks for.
 StateNames choose_state_names(const CheckpointContents& source, const PlanOptions& options) {
   if (options.optimizer_names == OptimizerNames::as_stored) return {};
   // torchrec's names contain the name of the table, so they must be made from its new name.
   const CheckpointContents contents =
       options.renames.empty() ? source : renamed_contents(source, options.renames);
-  std::vector<StateName> names =
+  TorchrecNames names =
       options.optimizer_names == OptimizerNames::canonical
-          ? canonical_names(contents)
+          ? TorchrecNames{canonical_names(contents), {}}
           : torchrec_names(contents, options.table_plan ? &*options.table_plan : nullptr);
-  StateNames state_names;
-  for (StateName& name : names) state_names.emplace(name.tensor_index, std::move(name));
+  StateNames state_names{{}, std::move(names.without_rule)};
+  for (StateName& name : names.names) {
+    state_names.by_tensor.emplace(name.tensor_index, std::move(name));
+  }
   return state_names;
 }
 
@@ -139,6 +145,7 @@ MovedNames NameLister::list() {
   list_aliases();
   list_values();
   set_key_paths();
+  names_.without_table_rule = state_names_.without_rule;
   return std::move(names_);
 }
 
@@ -207,9 +214,9 @@ std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string&
                     .source_name = &source_name,
                     .name = new_name_of(source_name),
                     .dict_order = dict_order};
-  const auto state_name = state_names_.find(source_tensor);
+  const auto state_name = state_names_.by_tensor.find(source_tensor);
   const bool is_alias = source_name != source_.tensors[source_tensor].meta.fqn;
-  const bool has_state_name = state_name != state_names_.end() && !is_alias;
+  const bool has_state_name = state_name != state_names_.by_tensor.end() && !is_alias;
   if (has_state_name) moved.name = state_name->second.fqn;
   if (!options_.renames.empty()) {
     tensor_paths_.push_back(has_state_name ? RenamedPath{state_name->second.key_path}
@@ -265,6 +272,10 @@ bool MovedSelection::contains(std::string_view name) const {
   return only_.selects(name) && !(left_out_ && left_out_->contain(name));
 }
 
+bool MovedSelection::keeps_state(std::string_view name) const {
+  return left_out_ && contains(name) && left_out_->states().behind_state(name).has_value();
+}
+
 MovedNames list_moved_names(const CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection) {
   return NameLister(source, options, selection).list();
@@ -317,6 +328,35 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
     refuse_options("rename", "a rule that fits a name that is moved",
                    "'" + printable(rename.from) + "'");
   }
+}
+
+void note_kept_state(const MovedNames& moved, const MovedSelection& selection, PlanReport& report) {
+  const auto is_kept = [&](const MovedTensor& tensor) {
+    return selection.keeps_state(*tensor.source_name);
+  };
+  const auto first = std::ranges::find_if(moved.tensors, is_kept);
+  if (first == moved.tensors.end()) return;
+  const auto num_kept = static_cast<std::size_t>(std::ranges::count_if(moved.tensors, is_kept));
+  report.note("optimizer left out", *first->source_name,
+              "its parameter in the checkpoint, or param_groups beside its state",
+              "neither, so " + counted(num_kept, "tensor") + " that may be optimizer state " +
+                  (num_kept == 1 ? "is" : "are") +
+                  " moved (leave out by name what is not of a model)");
+}
+
+void note_state_without_table_rule(const CheckpointContents& source, const MovedNames& moved,
+                                   const MovedSelection& selection, PlanReport& report) {
+  const auto name_of = [&](std::size_t tensor) -> const std::string& {
+    return source.tensors[tensor].meta.fqn;
+  };
+  const auto is_moved = [&](std::size_t tensor) { return selection.contains(name_of(tensor)); };
+  const auto first = std::ranges::find_if(moved.without_table_rule, is_moved);
+  if (first == moved.without_table_rule.end()) return;
+  const auto num_kept =
+      static_cast<std::size_t>(std::ranges::count_if(moved.without_table_rule, is_moved));
+  report.note("names of optimizer state", name_of(*first), "a rule for its table in the plan",
+              "none, so " + counted(num_kept, "tensor") + " of such tables " +
+                  (num_kept == 1 ? "keeps its name" : "keep their names"));
 }
 
 void note_groups_with_old_names(const CheckpointContents& source, const MovedNames& moved,

@@ -26,6 +26,9 @@ class MovedSelection {
 
   /// Returns whether an entry of the source (a tensor, a value or an alias) is moved.
   bool contains(std::string_view name) const;
+  /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
+  /// optimizer state: nothing proves that it belongs to an optimizer.
+  bool keeps_state(std::string_view name) const;
 
  private:
   const NameSelection& only_;
@@ -57,6 +60,9 @@ struct MovedNames {
   /// The `source_name` of tensors that ranks have for themselves and that no list of the source
   /// names: the alias `b` of a tensor `a` is `per_rank.1.a` on rank 1, and becomes `per_rank.1.b`.
   std::deque<std::string> own_names;
+  /// Tensors of the source for which PlanOptions::optimizer_names asks for torchrec's names, but
+  /// the table plan does not name their tables. They keep their names.
+  std::vector<std::size_t> without_table_rule;
   /// Paths at the source. Each leads to a key that is not a string and that a rename makes text.
   std::set<formats::KeyPath> text_keys;
 };
@@ -75,6 +81,14 @@ LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNam
 /// if no name is selected. Adds a note for each exclusion (`!GLOB`) that matches no name.
 void check_patterns_match(const formats::CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection, PlanReport& report);
+
+/// Adds a note if the move leaves out optimizer state, but keeps tensors that may be such state.
+void note_kept_state(const MovedNames& moved, const MovedSelection& selection, PlanReport& report);
+
+/// Adds a note if tensors are moved that do not get torchrec's names (`without_table_rule`).
+void note_state_without_table_rule(const formats::CheckpointContents& source,
+                                   const MovedNames& moved, const MovedSelection& selection,
+                                   PlanReport& report);
 
 /// Adds a note for each optimizer whose state gets other names of parameters by the renames, and
 /// whose `param_groups` are moved. These list parameters, and no rename changes what they list.

@@ -112,6 +112,8 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   report_part(source, options.part, report);
   check_patterns_match(source, options, selection, report);
   note_groups_with_old_names(source, moved, options, report);
+  note_kept_state(moved, selection, report);
+  note_state_without_table_rule(source, moved, selection, report);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
       !source.tensors.empty()) {
     report.note("optimizer left out", "", "tensors other than optimizer state",

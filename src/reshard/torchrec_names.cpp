@@ -108,13 +108,14 @@ std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState s
   return {};
 }
 
-/// Returns whether torchrec updates a table in the backward pass, not with torch.optim.
-bool is_fused(const std::string& table, const TableState& state, const TablePlan* plan) {
-  if (plan != nullptr) {
-    const auto rule = plan->tables.find(table);
-    return rule != plan->tables.end() && rule->second.sharding != TableSharding::data_parallel;
-  }
-  return !(state.contains("sum") && state.contains("step"));
+/// Returns whether torchrec updates a table in the backward pass, not with torch.optim. Returns
+/// nothing if there is a plan that does not name the table.
+std::optional<bool> is_fused(const std::string& table, const TableState& state,
+                             const TablePlan* plan) {
+  if (plan == nullptr) return !(state.contains("sum") && state.contains("step"));
+  const auto rule = plan->tables.find(table);
+  if (rule == plan->tables.end()) return std::nullopt;
+  return rule->second.sharding != TableSharding::data_parallel;
 }
 
 /// Returns whether state is that of a matrix. If its weight is not in the checkpoint, the shape of
@@ -172,7 +173,7 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
   return names.in_order();
 }
 
-std::vector<StateName> torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
+TorchrecNames torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
   const StateRoots states(contents);
   std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
@@ -191,15 +192,21 @@ std::vector<StateName> torchrec_names(const CheckpointContents& contents, const 
   if (tables.empty()) return {};
   const std::vector<StateRole> roles = classify_state(contents, states);
   Names names(contents);
+  std::vector<std::size_t> without_rule;
   for (const auto& [weight, state] : tables) {
     const std::string table = *table_of_weight(weight);
-    if (!is_fused(table, state, plan) || !is_of_matrix(state, contents, roles)) continue;
+    const std::optional<bool> fused = is_fused(table, state, plan);
+    if (fused == false || !is_of_matrix(state, contents, roles)) continue;
     for (const auto& [tensor_index, end] : torchrec_ends(state)) {
+      if (!fused) {
+        without_rule.push_back(tensor_index);
+        continue;
+      }
       const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
       names.replace_end(tensor_index, key_size - weight.size() - 1, table + "." + std::string(end));
     }
   }
-  return names.in_order();
+  return {names.in_order(), std::move(without_rule)};
 }
 
 }  // namespace tessera::reshard

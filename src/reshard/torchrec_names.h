@@ -43,6 +43,13 @@ bool has_torchrec_name(std::string_view fqn);
 /// do not change either.
 std::vector<StateName> canonical_names(const formats::CheckpointContents& contents);
 
+/// The result of torchrec_names.
+struct TorchrecNames {
+  std::vector<StateName> names;
+  /// Tensors that keep their names only because the plan does not name their table.
+  std::vector<std::size_t> without_rule;
+};
+
 /// Returns the name that torchrec's fused optimizers have for every tensor with a canonical name,
 /// in order of tensor.
 ///
@@ -52,7 +59,6 @@ std::vector<StateName> canonical_names(const formats::CheckpointContents& conten
 /// only have a table's name, such as the one-dimensional `bert.embeddings.LayerNorm.weight`.
 /// torchrec's state of a fused Adam has no `step`. So a `step` keeps its name, and torchrec's
 /// loader ignores it.
-std::vector<StateName> torchrec_names(const formats::CheckpointContents& contents,
-                                      const TablePlan* plan);
+TorchrecNames torchrec_names(const formats::CheckpointContents& contents, const TablePlan* plan);
 
 }  // namespace tessera::reshard

@@ -577,6 +577,47 @@ TEST(PlannerTest, TheOptimizerIsLeftOutWhereAskedFor) {
   EXPECT_EQ(plan.value_sources, std::vector<std::size_t>{0});
 }
 
+TEST(PlannerTest, StateThatNothingProvesIsMovedWithANote) {
+  const auto notes_of = [](std::vector<TensorEntry> tensors) {
+    CheckpointContents source;
+    source.tensors = std::move(tensors);
+    const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerSelection::leave_out});
+    EXPECT_EQ(plan.destination.tensors.size(), source.tensors.size());
+    return lines_of(plan.notes);
+  };
+  EXPECT_THAT(notes_of({tensor("model.w", {2}), tensor("opt.state.0.exp_avg", {2}),
+                        tensor("opt.state.1.exp_avg", {2})}),
+              ElementsAre("src: opt.state.0.exp_avg: optimizer left out: expected its parameter in "
+                          "the checkpoint, or param_groups beside its state, found neither, so 2 "
+                          "tensors that may be optimizer state are moved (leave out by name what "
+                          "is not of a model)"));
+  EXPECT_THAT(notes_of({tensor("model.optimizer.state.w", {2}), tensor("model.w", {2})}), SizeIs(1))
+      << "a module called optimizer";
+  EXPECT_THAT(notes_of({tensor("enc.state.w", {2}), tensor("model.w", {2})}), IsEmpty());
+}
+
+TEST(PlannerTest, StateOfTablesThatThePlanDoesNotNameIsTold) {
+  CheckpointContents source;
+  source.tensors = {tensor("model.embedding_bags.a.weight", {6, 8}),
+                    tensor("model.embedding_bags.b.weight", {6, 8}),
+                    tensor("optim.state.embedding_bags.a.weight.sum", {6, 8}),
+                    tensor("optim.state.embedding_bags.b.weight.sum", {6, 8})};
+  PlanOptions options{
+      .world_size = 2, .strategy = "replicated", .optimizer_names = OptimizerNames::torchrec};
+  options.table_plan = {.world_size = 2, .tables = {{"a", {TableSharding::row_wise, {0, 1}}}}};
+  EXPECT_THAT(
+      lines_of(plan_reshard(source, "src", options).notes),
+      ElementsAre(
+          "src: optim.state.embedding_bags.b.weight.sum: names of optimizer state: expected "
+          "a rule for its table in the plan, found none, so 1 tensor of such tables keeps "
+          "its name"));
+  options.only = NameSelection({"!*.b.*"});
+  EXPECT_THAT(plan_reshard(source, "src", options).notes, IsEmpty());
+  options.only = {};
+  options.table_plan->tables["b"] = {TableSharding::data_parallel, {0, 1}};
+  EXPECT_THAT(plan_reshard(source, "src", options).notes, IsEmpty()) << "torch.optim's names";
+}
+
 TEST(PlannerTest, AModelWhoseNamesAreThoseOfAnOptimizerIsNotLeftOutWithIt) {
   CheckpointContents source;
   source.tensors = {tensor("ema.state.net.exp_avg", {2}),

@@ -53,7 +53,7 @@ std::vector<std::pair<std::string, std::string>> canonical(
 std::vector<std::pair<std::string, std::string>> torchrec(
     std::vector<std::pair<std::string, Shape>> state, const TablePlan* plan = nullptr) {
   const CheckpointContents contents = table_with(std::move(state));
-  return ends(contents, torchrec_names(contents, plan));
+  return ends(contents, torchrec_names(contents, plan).names);
 }
 
 // Shows D9.
@@ -105,8 +105,8 @@ TEST(TorchrecNamesTest, TiedTablesHaveTheRuleOfEitherName) {
   contents.tensors[0].meta.fqn = "model.ebc.embedding_bags.a.weight";
   contents.aliases = {{kTable, contents.tensors[0].meta.fqn}};
   const TablePlan plan{.world_size = 2, .tables = {{"a", {TableSharding::data_parallel, {0, 1}}}}};
-  EXPECT_THAT(torchrec_names(contents, nullptr), ::testing::SizeIs(1));
-  EXPECT_THAT(torchrec_names(contents, &plan), IsEmpty());
+  EXPECT_THAT(torchrec_names(contents, nullptr).names, ::testing::SizeIs(1));
+  EXPECT_THAT(torchrec_names(contents, &plan).names, IsEmpty());
 }
 
 TEST(TorchrecNamesTest, StateUnderTheAliasOfATiedTableIsNamedToo) {
@@ -121,12 +121,12 @@ TEST(TorchrecNamesTest, OnlyTablesAreNamed) {
   const std::vector<std::pair<std::string, Shape>> adam{{"exp_avg", {8}}, {"exp_avg_sq", {8}}};
   CheckpointContents norm = table_with(adam);  // `embeddings.LayerNorm.weight` of BERT
   norm.tensors[0].meta.shape = {8};
-  EXPECT_THAT(torchrec_names(norm, nullptr), IsEmpty());
+  EXPECT_THAT(torchrec_names(norm, nullptr).names, IsEmpty());
   norm.tensors[0].meta.fqn = "another";  // the optimizer without the model
-  EXPECT_THAT(torchrec_names(norm, nullptr), IsEmpty());
+  EXPECT_THAT(torchrec_names(norm, nullptr).names, IsEmpty());
   CheckpointContents rows = table_with({{"row_sum", {6}}});
   rows.tensors[0].meta.fqn = "another";
-  EXPECT_THAT(torchrec_names(rows, nullptr), ::testing::SizeIs(1));
+  EXPECT_THAT(torchrec_names(rows, nullptr).names, ::testing::SizeIs(1));
 
   const TablePlan plan{.world_size = 2, .tables = {{"u", {TableSharding::row_wise, {0, 1}}}}};
   EXPECT_THAT(torchrec({{"exp_avg", {6, 8}}, {"exp_avg_sq", {6, 8}}}), ::testing::SizeIs(2));
@@ -149,7 +149,7 @@ TEST(TorchrecNamesTest, KeyPathsKeepTheirKeys) {
 
   contents = table_with({{"row_sum", {6}}});
   contents.tensors[1].key_path = {"optim", "state", parameter, "row_sum"};
-  EXPECT_EQ(torchrec_names(contents, nullptr)[0].key_path,
+  EXPECT_EQ(torchrec_names(contents, nullptr).names[0].key_path,
             (KeyPath{"optim", "state", parameter, "t.momentum1"}));
 }
 
