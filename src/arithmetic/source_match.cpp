@@ -90,14 +90,18 @@ class Match {
 };
 
 /// Reports optimizer state that the options do not leave out. Optimizer state belongs to the
-/// parameters of one run, so sums of it have no meaning.
+/// parameters of one run, so sums of it have no meaning. State that only its name tells counts too:
+/// OptimizerSelection::leave_out keeps it with a note, so that a model with such names can still be
+/// added up.
 void find_optimizer_state(const CheckpointReader& source, const NameSelection& only,
                           std::vector<Finding>& problems) {
   const reshard::OptimizerEntries optimizer(source.contents());
   std::size_t number = 0;
   std::string first;
   const auto add = [&](const std::string& name) {
-    if (only.selects(name) && optimizer.contain(name) && number++ == 0) first = name;
+    if (!only.selects(name)) return;
+    if (!optimizer.contain(name) && !optimizer.states().behind_state(name)) return;
+    if (number++ == 0) first = name;
   };
   for (const TensorEntry& tensor : source.contents().tensors) add(tensor.meta.fqn);
   for (const formats::ValueEntry& value : source.contents().values) add(value.name);

@@ -301,6 +301,12 @@ TEST(CombinationTest, OptimizerStateMustBeLeftOut) {
   options.selection.optimizer = reshard::OptimizerSelection::leave_out;
   EXPECT_THAT(combined({{a}, {one_tensor<float>("b", DType::float32, {1}, {1})}}, options).problems,
               IsEmpty());
+  // Nothing proves whose state this is: it has no parameter, and no `param_groups` beside it.
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {1});
+  b.add({"opt.state.0.exp_avg", DType::float32, {1}}, bytes_of<float>({1}),
+        {{whole_box(Shape{1}), 0}});
+  EXPECT_THAT(texts(combined({{b}}).problems),
+              ElementsAre(HasSubstr("found 1 entries of optimizer state: opt.state.0.exp_avg")));
 }
 
 TEST(CombinationTest, AnIncompleteSourceIsRefused) {
