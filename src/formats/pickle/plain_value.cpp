@@ -133,8 +133,8 @@ class ValueWalk {
       case ObjectKind::tuple:
         return Value::Tuple{items(object)};
       case ObjectKind::set:
-        if (object.is_variant()) budget_.note_plainer(kFrozenSet);
-        return Value::Set{items(object)};
+        if (object.is_variant()) note_plainer(kFrozenSet);
+        return set_of(object);
       case ObjectKind::dict:
         return entries(object);
       case ObjectKind::global:
@@ -178,8 +178,23 @@ class ValueWalk {
     return values;
   }
 
+  /// Remembers a type that gets plainer. A frozenset in a set or in a key does not: a set of this
+  /// place can only be a frozenset, and comes back as one.
+  void note_plainer(std::string_view type) {
+    if (type != kFrozenSet || num_hashed_around_ == 0) budget_.note_plainer(type);
+  }
+
+  Value set_of(Object object) {
+    ++num_hashed_around_;
+    Value::Set set{items(object)};
+    --num_hashed_around_;
+    return set;
+  }
+
   void add_entry(Value::Dict& dict, Object key, Object entry_value) {
+    ++num_hashed_around_;
     Value key_value = this->key(key);
+    --num_hashed_around_;
     dict.emplace_back(std::move(key_value), value(entry_value));
   }
 
@@ -288,7 +303,7 @@ class ValueWalk {
     }
     const Descent descent(budget_, call);
     if (const std::string_view type = type_that_changes(*global); !type.empty()) {
-      budget_.note_plainer(type);
+      note_plainer(type);
     }
     switch (*global) {
       case ValueGlobal::ordered_dict:
@@ -298,7 +313,7 @@ class ValueWalk {
       case ValueGlobal::set:
       case ValueGlobal::frozen_set: {
         if (num_arguments(call) == 0) return Value::Set{};
-        return Value::Set{items(argument(call, 0))};
+        return set_of(argument(call, 0));
       }
       case ValueGlobal::bytes:
       case ValueGlobal::byte_array:
@@ -493,6 +508,7 @@ class ValueWalk {
   }
 
   WalkBudget& budget_;
+  int num_hashed_around_ = 0;  // sets and keys of dicts around the present object
 };
 
 }  // namespace
