@@ -207,6 +207,21 @@ def test_positions_that_come_later_are_no_holes(monkeypatch):
     assert nesting.root == {key: list(range(101)) for key in "abc"}
 
 
+@pytest.mark.parametrize("state, rename, told", [
+    ({"b": {"a": torch.ones(1)}, "a": {"q": torch.ones(2)}}, {"b.": ""}, "a.q: key path: expected a tensor at a, found a dict"),
+    ({"b": {"a": 5}, "a": {"q": torch.ones(2)}}, {"b.": ""}, "a.q: key path: expected a value at a, found a dict"),
+    ({"b": {"a": torch.ones(1)}, "a": [torch.ones(2)]}, {"b.": ""}, "a.0: key path: expected a tensor at a, found a list"),
+    ({"b": {"q": torch.ones(1)}, "a": [torch.ones(1), torch.ones(2)]}, {"b.": "a."}, "a.q: key path: expected a list at a, found a dict")])
+def test_names_that_form_no_nested_dict_are_refused(state, rename, told, tmp_path):
+    torch.save(state, tmp_path / "source.pt")
+    tessera.reshard(tmp_path / "source.pt", tmp_path / "moved", to="native", rename=rename)
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        with pytest.raises(tessera.Error, match=f"^{re.escape(told)}$") as caught:
+            checkpoint.state_dict()
+        assert caught.value.kind == "mismatch"
+        assert len(checkpoint) == 2 + (len(state["a"]) - 1)
+
+
 @pytest.mark.parametrize("positions, told", [
     ((0, 20_000_000), "a.20000000: position in a list: expected at most 1048577, because too many positions before it have no entry, "
                       "found 20000000"),
