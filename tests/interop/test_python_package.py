@@ -717,6 +717,16 @@ def test_numbers_that_a_cast_makes_zero_are_counted(dtype, tmp_path):
     assert moved.underflows == {name: count for name, count in became_zero.items() if count}
 
 
+def test_advice_about_a_name_with_quotes_can_be_pasted(tmp_path):
+    torch.save({"it's": bin, "itXs": 1, "a\\b": bin, "aXb": 2}, tmp_path / "objects.pt")
+    with pytest.raises(tessera.Error) as caught:
+        tessera.reshard(tmp_path / "objects.pt", tmp_path / "moved")
+    advice = [re.search(r"to leave it out, add only=(.*)\)$", str(problem)).group(1) for problem in caught.value.problems]
+    tessera.reshard(tmp_path / "objects.pt", tmp_path / "moved", only=[ast.literal_eval(text) for text in advice])
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        assert list(checkpoint) == ["aXb", "itXs"]
+
+
 def test_quantized_weights_are_not_cast(tmp_path):
     with pytest.raises(tessera.Error) as caught:
         tessera.reshard(FP8_BLOCKS, tmp_path / "moved.safetensors", cast="bfloat16")

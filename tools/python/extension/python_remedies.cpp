@@ -1,5 +1,7 @@
 #include "python_remedies.h"
 
+#include <nanobind/stl/string.h>
+
 #include "python_value.h"
 #include "tessera/base/error.h"
 

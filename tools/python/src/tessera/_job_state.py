@@ -188,18 +188,17 @@ class Nesting:
         for i, key in enumerate(keys):
             is_last = i + 1 == len(keys)
             below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
-            at = int(key) if isinstance(key, Position) else key
-            if isinstance(container, list):
-                if not isinstance(key, Position):
-                    raise _misfit(name, keys[:i], container, "a dict")
+            is_position = isinstance(key, Position)
+            at = int(key) if is_position else key
+            if not isinstance(container, list if is_position else dict):
+                raise _misfit(name, keys[:i], container, "a list" if is_position else "a dict")
+            if is_position:
                 if at < len(container) and container[at] is None:  # an earlier call counted this position as a hole
                     self._holes_left += 1
                 self._extend(name, container, at)
                 is_new = container[at] is None
-            elif isinstance(container, dict):
-                is_new = at not in container
             else:
-                raise _misfit(name, keys[:i], container, "a list" if isinstance(key, Position) else "a dict")
+                is_new = at not in container
             if is_new:
                 container[at] = below
             elif is_last:
