@@ -136,6 +136,9 @@ class Checkpoint(Mapping[str, Any]):
                  trace: TracebackType | None) -> None:
         self.close()
 
+    def __getstate__(self) -> Any:
+        raise TypeError(f"{self.path}: an open checkpoint cannot be pickled or copied (open it in each process)")
+
     def _open_reader(self) -> _core.Reader:
         if self._reader is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
