@@ -135,7 +135,8 @@ class FromPython {
       return dict;
     }
     const std::string type = type_of(object);
-    if (type == "torch.dtype") return Value::Symbol{text_of(nb::str(object))};
+    if (type == "torch.dtype" || type == "torch.layout")
+      return Value::Symbol{text_of(nb::str(object))};
     if (type == "torch.device") {
       return Value::Symbol{"device:" + text_of(nb::str(object))};
     }
