@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "reshard/work_shares.h"
+#include "tessera/base/error.h"
 #include "tessera/reshard/executor.h"
 
 namespace tessera::reshard {
@@ -24,5 +25,25 @@ void require_unchanged(const FileStates& before, const FileStates& after);
 std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReader& reader,
                                 formats::CreateOptions& create,
                                 const std::optional<FileStates>& source_files);
+
+/// Returns a clearer error for one with which a writer refused the contents of a plan. If it
+/// refused a value, the error says how the user can leave the value out. If new names do not fit
+/// into one nested dict, the error is a mismatch: the arguments have a meaning, but do not fit the
+/// source. Returns nothing for any other error.
+std::optional<Error> clearer_refusal(const Error& error, const Plan& plan,
+                                     const formats::CheckpointReader& reader);
+
+/// Calls `write`, which gives the contents of the plan to a writer, and returns its result.
+/// Throws: what `write` throws, or the clearer error.
+template <class Write>
+auto with_clearer_refusal(const Plan& plan, const formats::CheckpointReader& reader,
+                          const Write& write) {
+  try {
+    return write();
+  } catch (const Error& error) {
+    if (const auto clearer = clearer_refusal(error, plan, reader)) throw Error(*clearer);
+    throw;
+  }
+}
 
 }  // namespace tessera::reshard

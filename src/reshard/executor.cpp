@@ -433,26 +433,25 @@ bool form_one_tree(const formats::CheckpointContents& contents) {
   return true;
 }
 
-/// Calls `write` and returns its result. If `write` refuses a value of the plan, adds to the error
-/// how the user can leave the value out. If new names do not fit into one nested dict, as `write`
-/// needs it, the error is a mismatch: the arguments have a meaning, but do not fit the source.
-template <class Write>
-auto with_remedy_for_values(const Plan& plan, const CheckpointReader& reader, const Write& write) {
-  try {
-    return write();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::invalid_argument && !form_one_tree(plan.destination)) {
-      throw Error(ErrorKind::mismatch, error.where(), error.reason(), error.remedy());
-    }
-    const auto& values = plan.destination.values;
-    const auto refused = std::ranges::find(values, error.where().fqn, &formats::ValueEntry::name);
-    if (error.kind() != ErrorKind::unsupported || error.remedy() || refused == values.end()) throw;
-    const auto source = plan.value_sources[static_cast<std::size_t>(refused - values.begin())];
-    const std::string& name = reader.contents().values[source].name;
-    throw Error(error.kind(), error.where(), error.reason(),
-                {Remedy::Action::leave_out, formats::pattern_of(reader.contents(), name)});
+}  // namespace
+
+std::optional<Error> clearer_refusal(const Error& error, const Plan& plan,
+                                     const CheckpointReader& reader) {
+  if (error.kind() == ErrorKind::invalid_argument && !form_one_tree(plan.destination)) {
+    return Error(ErrorKind::mismatch, error.where(), error.reason(), error.remedy());
   }
+  const auto& values = plan.destination.values;
+  const auto refused = std::ranges::find(values, error.where().fqn, &formats::ValueEntry::name);
+  if (error.kind() != ErrorKind::unsupported || error.remedy() || refused == values.end()) {
+    return std::nullopt;
+  }
+  const auto source = plan.value_sources[static_cast<std::size_t>(refused - values.begin())];
+  const std::string& name = reader.contents().values[source].name;
+  return Error(error.kind(), error.where(), error.reason(),
+               {Remedy::Action::leave_out, formats::pattern_of(reader.contents(), name)});
 }
+
+namespace {
 
 /// Returns the one element of tensor number `t` of the destination, as the source has it.
 formats::FormatWriter::Element read_element(const Plan& plan, const CheckpointReader& reader,
@@ -496,7 +495,7 @@ void add_notes_of_writer(Plan& plan, const CheckpointReader& reader, const std::
     for (const std::size_t i : plan.value_sources) read.push_back(reader.read_value(i));
     return read;
   };
-  const std::vector<formats::Finding> writer_notes = with_remedy_for_values(plan, reader, [&] {
+  const std::vector<formats::Finding> writer_notes = with_clearer_refusal(plan, reader, [&] {
     return formats::writer_of(create.format)
         .notes(destination, plan.destination, create, values,
                [&](std::size_t t) { return read_element(plan, reader, t); });
@@ -512,7 +511,7 @@ void check_move(const Plan& plan, const CheckpointReader& reader, FileSystem& fs
   if (num_shares && create.journal && work.is_begun()) {
     work.require_same(create.journal->identity, *num_shares);
   } else {
-    with_remedy_for_values(plan, reader, [&] {
+    with_clearer_refusal(plan, reader, [&] {
       formats::check_staging(fs, destination, plan.destination, values, create);
       formats::writer_of(create.format)
           .check_elements(destination, plan.destination, values, create,
@@ -527,7 +526,7 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
                                              formats::CreateOptions create,
                                              const std::optional<FileStates>& source_files) {
   std::vector<Value> values = prepare_move(plan, reader, create, source_files);
-  return with_remedy_for_values(plan, reader, [&] {
+  return with_clearer_refusal(plan, reader, [&] {
     return formats::writer_of(create.format)
         .start(fs, destination, formats::SharedContents::of(plan.destination), std::move(values),
                create);

@@ -76,9 +76,11 @@ class SharedMove {
 };
 
 std::unique_ptr<ShareWriter> SharedMove::start(const ShareOptions& share) const {
-  auto writer = formats::writer_of(create_.format)
-                    .start_share(fs_, destination_, formats::SharedContents::of(plan_.destination),
-                                 values_, create_, share);
+  auto writer = with_clearer_refusal(plan_, reader_, [&] {
+    return formats::writer_of(create_.format)
+        .start_share(fs_, destination_, formats::SharedContents::of(plan_.destination), values_,
+                     create_, share);
+  });
   if (writer) return writer;
   throw Error(ErrorKind::unsupported, {.path = destination_},
               "format: one process must write all of " + std::string(create_.format.name()));

@@ -1,4 +1,4 @@
-#include "formats/dcp.h"
+#include "formats/key_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/flat_layout.h"
+#include "formats/key_order.h"
 #include "formats/pickle/pickler.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -628,6 +629,8 @@ TEST(DcpTest, APositionThatAListLacksBecomesNone) {
   memory.add({"l.3.a.1", DType::uint8, {1}}, test::Bytes(1)).key_path = {"l", 3, "a", 1};
   memory.add_value("l.2", 7).key_path = {"l", 2};
   memory.add_value("z", 8);
+  for (TensorEntry& tensor : memory.contents_for_change().tensors) tensor.dict_order = 1;
+  memory.contents_for_change().values[0].dict_order = 1;  // of l.2; z comes before the list
   write(memory, directory / "list", 1);
   const auto reader = open_folder(directory / "list");
   std::map<std::string, Value> values;
@@ -638,6 +641,8 @@ TEST(DcpTest, APositionThatAListLacksBecomesNone) {
               testing::ElementsAre(testing::Pair("l.0", Value()), testing::Pair("l.2", 7),
                                    testing::Pair("l.3.a.0", Value()), testing::Pair("z", 8)));
   EXPECT_EQ(reader->contents().values[0].key_path, (KeyPath{"l", 0}));
+  // The tensors, then the values, are numbered: z, l.0, l.1, l.2, l.3.a.0, l.3.a.1.
+  EXPECT_THAT(entries_in_dict_order(reader->contents()), testing::ElementsAre(5, 2, 0, 3, 4, 1));
 
   memory.add_value("l.4000000", 1).key_path = {"l", 4000000};
   EXPECT_THAT(

@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -362,7 +363,7 @@ TEST(PickleTest, NumpyArraysAreNamedByTheirShape) {
 }
 
 // NumPy's random generator keeps its state in such an array.
-TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
+TEST(PickleTest, ShortNumpyArraysOfUnsignedIntegersBecomeLists) {
   const auto array = [](const std::string& sizes, const std::string& dtype,
                         const std::string& bytes) {
     return "cnumpy._core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\0\x85U\1btR(K\1("s + sizes +
@@ -371,14 +372,17 @@ TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
            "C" +
            static_cast<char>(bytes.size()) + bytes + "tb.";
   };
-  const auto json_of_array = [&](const std::string& sizes, const std::string& bytes) {
-    const ObjectGraph graph = record(array(sizes, "<u4", bytes));
+  const auto json_of_array = [&](const std::string& sizes, const std::string& bytes,
+                                 const std::string& dtype = "<u4") {
+    const ObjectGraph graph = record(array(sizes, dtype, bytes));
     WalkBudget budget(graph);
     return value_to_json(to_value(graph.root(), budget));
   };
   const std::string two = "\1\0\0\0\xfe\xff\xff\xff"s;
   EXPECT_EQ(json_of_array("K\2", two), "[1,4294967294]");
   EXPECT_EQ(json_of_array("K\0"s, ""), "[]");
+  EXPECT_EQ(json_of_array("K\2", two + "\1\0\0\0\0\0\0\0"s, "<u8"),
+            "[18446744065119617025,1]");  // of Philox and SFC64
   EXPECT_THAT(error_of([&] { json_of_array("K\3", two); }).what(), HasSubstr("expected 12 bytes"));
 
   EXPECT_EQ(words_for(array("K\2", ">u4", two)), "NumPy array uint32 [2]");
@@ -386,6 +390,36 @@ TEST(PickleTest, ShortNumpyArraysOfUint32BecomeLists) {
   EXPECT_EQ(words_for(array("K\1K\2", "<u4", two)), "NumPy array uint32 [1, 2]");
   EXPECT_EQ(words_for(array("J\xff\xff\xff\xff", "<u4", "")), "NumPy array uint32 [-1]");
   EXPECT_EQ(words_for(array("M\1\4", "<u4", two)), "NumPy array uint32 [1025]");
+}
+
+// What `pickle.dumps(array, 5)` writes: a bytearray, or bytes for an array that is read-only.
+TEST(PickleTest, NumpyArraysOfProtocol5AreReadLikeOthers) {
+  const auto array = [](const std::string& buffer, const std::string& sizes,
+                        const std::string& dtype, const std::string& package = "numpy._core") {
+    return "c"s + package + ".numeric\n_frombuffer\n(" + buffer + "cnumpy\ndtype\nU\2" +
+           dtype.substr(1) + "\x89\x88\x87R(K\3U\1" + dtype[0] + "NNNNNNtb(" + sizes + "tU\1CtR.";
+  };
+  const auto read = [&](const std::string& pickle, std::set<std::string_view> plainer) {
+    const ObjectGraph graph = record(pickle);
+    WalkBudget budget(graph);
+    std::string json = value_to_json(to_value(graph.root(), budget));
+    EXPECT_EQ(budget.take_plainer(), plainer);
+    return json;
+  };
+  const std::string two = "\1\0\0\0\xfe\xff\xff\xff"s;
+  const std::string byte_array = "\x96\x08\0\0\0\0\0\0\0"s + two;
+  const std::set<std::string_view> noted{"NumPy array"};
+  EXPECT_EQ(read(array(byte_array, "K\2", "<u4"), noted), "[1,4294967294]");
+  EXPECT_EQ(read(array("C\x08" + two, "K\2", "<u4", "numpy.core"), noted), "[1,4294967294]");
+  EXPECT_THAT(error_of([&] { read(array(byte_array, "K\3", "<u4"), {}); }).what(),
+              HasSubstr("expected 12 bytes"));
+  EXPECT_THAT(error_of([&] { read(array("N", "K\3", "<u4"), {}); }).what(),
+              HasSubstr("expected 12 bytes"));
+
+  EXPECT_EQ(words_for(array(byte_array, "K\2", ">u4")), "NumPy array uint32 [2]");
+  EXPECT_EQ(words_for(array(byte_array, "K\1K\2", "<f4")), "NumPy array float32 [1, 2]");
+  EXPECT_EQ(words_for("cnumpy._core.numeric\n_frombuffer\n)R."s),
+            "call of numpy._core.numeric._frombuffer");
 }
 
 TEST(PickleTest, BytesInMemoryBecomeBytes) {

@@ -257,7 +257,8 @@ TEST_F(SafetensorsTest, RefusesEveryInvalidFileByName) {
   for (const test::InvalidFixture& invalid : test::invalid_fixtures("safetensors")) {
     SCOPED_TRACE(invalid.path + ": " + invalid.rule);
     try {
-      open(invalid.path);
+      const auto reader = open(invalid.path);  // a tensor of a dtype that torch lacks is a value
+      for (std::size_t v = 0; v < reader->contents().values.size(); ++v) reader->read_value(v);
       ADD_FAILURE() << "was read";
     } catch (const Error& error) {
       EXPECT_TRUE(error.kind() == ErrorKind::corruption || error.kind() == ErrorKind::unsupported)

@@ -347,6 +347,7 @@ TEST(TorchZipTest, TypesThatBecomePlainerAreNoted) {
   EXPECT_THAT(types_in(byte_array), ElementsAre("bytearray"));
   EXPECT_THAT(types_in(dict({{frozen, number(1)}})), ElementsAre("frozenset"));
   EXPECT_THAT(types_in("\x8f(" + number(1) + "\x90"), ElementsAre());
+  EXPECT_THAT(types_in("\x8f(" + frozen + by_opcode + "\x90"), ElementsAre());  // comes back as one
 }
 
 std::unique_ptr<CheckpointReader> open_as_dicts(const std::string& name,

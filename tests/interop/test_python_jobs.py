@@ -52,7 +52,7 @@ def everything():
             "list": [torch.ones(2), {"in": torch.zeros(1)}, 5],
             "step": 7, "big": -(2**80), "complex": 1 + 2j, "bytes": b"abc\0", "none": None, "dtype": torch.bfloat16,
             "nan": math.inf, "numbers": [1, 2, 3], "no keys": {}, "no items": [], "set": {1, 2}, "tuple": (1, "x", [2.5]),
-            "device": torch.device("cuda:1"), "text": "\ud800é", "true": True}
+            "device": torch.device("cuda:1"), "layout": torch.strided, "text": "\ud800é", "true": True}
 
 
 def zeroed(value):

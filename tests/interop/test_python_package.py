@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import copy
 import hashlib
 import itertools
 import json
@@ -11,6 +12,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -208,6 +210,23 @@ def test_values_keep_what_python_distinguishes(tmp_path):
         tessera.Symbol("torch.load").torch()
 
 
+def test_complex_numbers_keep_their_bits(tmp_path):
+    nans = [struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000001234, 0xFFF8000000000000)]
+    given = [complex(nans[0], -0.0), complex(float("-inf"), nans[1]), complex(-0.0, 1e-320)]
+    tessera.save({"z": given, "w": torch.ones(1)}, tmp_path / "saved")
+    found = tessera.open(tmp_path / "saved")["z"]
+    assert [struct.pack("<dd", z.real, z.imag) for z in found] == [struct.pack("<dd", z.real, z.imag) for z in given]
+
+
+@pytest.mark.parametrize("use", [pickle.dumps, copy.deepcopy])
+def test_an_open_checkpoint_says_why_it_cannot_be_pickled(use, tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    with tessera.open(tmp_path / "w.safetensors") as checkpoint:
+        for part in (checkpoint, checkpoint["w"]):
+            with pytest.raises(TypeError, match="an open checkpoint cannot be pickled or copied \\(open it in each process\\)$"):
+                use(part)
+
+
 # --- tensors and their slices --------------------------------------------------------------------------------------
 
 
@@ -292,7 +311,8 @@ def test_slices_that_are_no_plain_range_are_refused():
         "step 2": (IndexError, slice(None, None, 2)), "step -1": (IndexError, slice(None, None, -1)),
         "at most 2": (IndexError, (0, 0, 0)), "-13 to 12": (IndexError, 13), "-7 to 6": (IndexError, (0, -8)),
         "one `...`": (IndexError, (..., ...)), "found list": (TypeError, [0, 1]), "found float": (TypeError, 1.0),
-        "found bool": (TypeError, True), "found ndarray": (TypeError, np.array([1])), "found NoneType": (TypeError, None),
+        "found bool": (TypeError, True), "found Tensor": (TypeError, torch.tensor(True)),
+        "found ndarray": (TypeError, np.array([1])), "found NoneType": (TypeError, None),
         "found Tensor": (TypeError, torch.ones(13, dtype=torch.bool)), "found str": (TypeError, "rows"),
     }
     for words, (kind, index) in refused.items():
@@ -715,6 +735,16 @@ def test_numbers_that_a_cast_makes_zero_are_counted(dtype, tmp_path):
     became_zero = {name: int(((tensor.to(dtype).float() == 0) & (tensor != 0)).sum())
                    for name, tensor in load_file(tmp_path / "a.safetensors").items()}
     assert moved.underflows == {name: count for name, count in became_zero.items() if count}
+
+
+def test_advice_about_a_name_with_quotes_can_be_pasted(tmp_path):
+    torch.save({"it's": bin, "itXs": 1, "a\\b": bin, "aXb": 2}, tmp_path / "objects.pt")
+    with pytest.raises(tessera.Error) as caught:
+        tessera.reshard(tmp_path / "objects.pt", tmp_path / "moved")
+    advice = [re.search(r"to leave it out, add only=(.*)\)$", str(problem)).group(1) for problem in caught.value.problems]
+    tessera.reshard(tmp_path / "objects.pt", tmp_path / "moved", only=[ast.literal_eval(text) for text in advice])
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        assert list(checkpoint) == ["aXb", "itXs"]
 
 
 def test_quantized_weights_are_not_cast(tmp_path):

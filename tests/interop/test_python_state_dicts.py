@@ -7,6 +7,7 @@ import re
 import sys
 import types
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
@@ -49,7 +50,7 @@ def assert_same(one, other):
         assert list(one) == list(other) or sorted(map(str, one)) == sorted(map(str, other))
         for key in one:
             assert_same(one[key], other[key])
-    elif isinstance(one, list):
+    elif isinstance(one, (list, tuple)):
         assert len(one) == len(other)
         for a, b in zip(one, other):
             assert_same(a, b)
@@ -69,6 +70,21 @@ def test_nested_dicts_come_back_as_they_were(state, format, tmp_path):
         assert found["tied"] is found["model"]["0.weight"]
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_states_of_numpys_generators_come_back_as_lists(protocol, tmp_path):
+    generators = [numpy.random.get_state(legacy=False), numpy.random.PCG64(1).state, numpy.random.Philox(2).state, numpy.random.SFC64(3).state]
+    torch.save({"generators": generators}, tmp_path / "states.pt", pickle_protocol=protocol)
+    with tessera.open(tmp_path / "states.pt") as checkpoint:
+        for state in checkpoint.state_dict()["generators"]:
+            given = numpy.random.Generator(getattr(numpy.random, state["bit_generator"])(7))
+            if state["bit_generator"] == "SFC64":  # the one that takes only an array
+                state["state"]["state"] = numpy.array(state["state"]["state"], numpy.uint64)
+            given.bit_generator.state = state
+            expected = numpy.random.Generator(getattr(numpy.random, state["bit_generator"])(8))
+            expected.bit_generator.state = next(each for each in generators if each["bit_generator"] == state["bit_generator"])
+            assert (given.random(5) == expected.random(5)).all()
+
+
 @pytest.mark.parametrize("format", ["native", "torch", "dcp"])
 def test_dicts_have_the_order_of_the_program(format, tmp_path):
     torch.save({"b": {"z": torch.ones(1), "a": 1}, "a": torch.zeros(2), "c": [{"y": 1, "x": torch.ones(1)}]}, tmp_path / "source.pt")
@@ -86,6 +102,19 @@ def test_keys_and_lists_of_lists_are_what_they_were(format, tmp_path):
     with saved(state, tmp_path, format) as checkpoint:
         assert_same(checkpoint.state_dict(), state)
         assert_same(checkpoint.state_dict(like=state), state)
+
+
+@pytest.mark.parametrize("format", ["native", "torch", "safetensors"])
+@pytest.mark.parametrize("state", [[torch.ones(2), {"b": torch.zeros(1), "c": 5}], (torch.ones(2), 5), [[torch.ones(1)], [2]],
+                                   {0: torch.ones(1), 1: 2}], ids=["list", "tuple", "lists", "int keys"])
+def test_an_outermost_list_is_a_list(state, format, tmp_path):
+    torch.save(state, tmp_path / "source.pt")
+    tessera.reshard(tmp_path / "source.pt", tmp_path / "moved", to=format)
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        assert_same(checkpoint.state_dict(), list(state) if isinstance(state, tuple) else state)
+        assert_same(checkpoint.state_dict(like=state), state)
+        with pytest.raises(TypeError, match="^like: expected a dict, a list or a tuple, found Tensor"):
+            checkpoint.state_dict(like=torch.ones(2))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -176,6 +205,21 @@ def test_positions_that_come_later_are_no_holes(monkeypatch):
         for i in sorted(range(101), key=str):
             nesting.put(f"{key}.{i}", [key, tessera._position.Position(i)], i)
     assert nesting.root == {key: list(range(101)) for key in "abc"}
+
+
+@pytest.mark.parametrize("state, rename, told", [
+    ({"b": {"a": torch.ones(1)}, "a": {"q": torch.ones(2)}}, {"b.": ""}, "a.q: key path: expected a tensor at a, found a dict"),
+    ({"b": {"a": 5}, "a": {"q": torch.ones(2)}}, {"b.": ""}, "a.q: key path: expected a value at a, found a dict"),
+    ({"b": {"a": torch.ones(1)}, "a": [torch.ones(2)]}, {"b.": ""}, "a.0: key path: expected a tensor at a, found a list"),
+    ({"b": {"q": torch.ones(1)}, "a": [torch.ones(1), torch.ones(2)]}, {"b.": "a."}, "a.0: key path: expected a dict at a, found a list")])
+def test_names_that_form_no_nested_dict_are_refused(state, rename, told, tmp_path):
+    torch.save(state, tmp_path / "source.pt")
+    tessera.reshard(tmp_path / "source.pt", tmp_path / "moved", to="native", rename=rename)
+    with tessera.open(tmp_path / "moved") as checkpoint:
+        with pytest.raises(tessera.Error, match=f"^{re.escape(told)}$") as caught:
+            checkpoint.state_dict()
+        assert caught.value.kind == "mismatch"
+        assert len(checkpoint) == 2 + (len(state["a"]) - 1)
 
 
 @pytest.mark.parametrize("positions, told", [

@@ -11,20 +11,30 @@
 namespace tessera::cli {
 namespace {
 
-/// Returns a glob that is safe between single quotes in a shell: a name from a file must not be
-/// able to run as a command. Quotes and characters that cannot be printed become `?`, which matches
+/// Returns `!GLOB` as one word that bash, zsh and fish read alike: a name from a file must not be
+/// able to run as a command. A backslash of the name becomes the set `[\]`, because fish reads two
+/// backslashes between quotes as one. Characters that cannot be printed become `?`, which matches
 /// any character.
-std::string pasted(std::string_view glob) {
-  std::string text;
+std::string pasted_exclusion(std::string_view glob) {
+  std::string word = "'!";
+  bool has_unprintable = false;
   for (std::size_t i = 0; i < glob.size();) {
     const std::size_t nbytes = std::max<std::size_t>(detail::utf8_sequence_nbytes(glob, i), 1);
     const std::string_view character = glob.substr(i, nbytes);
-    const bool is_plain =
-        character != "'" && (character == "\\" || printable(character) == character);
-    text += is_plain ? character : "?";
     i += nbytes;
+    if (character == "'") {
+      word += "'\\''";
+    } else if (character == "\\" && glob.substr(i).starts_with('\\')) {
+      word += "[\\]";
+      ++i;
+    } else if (character == "\\" || printable(character) == character) {
+      word += character;
+    } else {
+      word += '?';
+      has_unprintable = true;
+    }
   }
-  return text;
+  return word + (has_unprintable ? "' (here ? is any character)" : "'");
 }
 
 }  // namespace
@@ -44,15 +54,15 @@ std::string command_line_remedy(const Remedy& remedy) {
     case Remedy::Action::give_strategy:
       return "give --strategy for tables that the plan does not name";
     case Remedy::Action::leave_out:
-      return "to leave it out, add --only '!" + pasted(remedy.argument) + "'";
+      return "to leave it out, add --only " + pasted_exclusion(remedy.argument);
     case Remedy::Action::allow_lossy:
       return "--allow-lossy merges them by a weighted mean";
     case Remedy::Action::allow_overflow:
       return "--on-overflow saturate or infinity moves it";
     case Remedy::Action::keep_dtype:
       return "--dequantize DTYPE turns codes into numbers; or move without --cast, or leave it out "
-             "with --only '!" +
-             pasted(remedy.argument) + "'";
+             "with --only " +
+             pasted_exclusion(remedy.argument);
     case Remedy::Action::use_less_memory:
       return "try a smaller --memory or --threads";
     case Remedy::Action::choose_source:

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -175,26 +176,36 @@ struct FileLayout {
   }
 };
 
+/// The positions of a list that have entries.
+struct ListPositions {
+  std::set<std::int64_t> present;
+  std::uint32_t dict_order = std::numeric_limits<std::uint32_t>::max();  // smallest of the entries
+};
+
 /// Adds the value None at each position that a list lacks before another one, as a torch.save file
 /// has it there. PyTorch cannot load a list with a missing position. Leaves out the lists of single
 /// ranks: None there would replace the item that all ranks share.
 void fill_lists(const std::string& destination, SharedContents& contents,
                 std::vector<Value>& values) {
-  std::map<KeyPath, std::set<std::int64_t>> positions;  // by the list's key path
-  const auto add = [&](const std::string& name, const KeyPath& path) {
+  std::map<KeyPath, ListPositions> lists;  // by the list's key path
+  const auto add = [&](const std::string& name, const auto& entry) {
+    const KeyPath& path = entry.key_path;
     // The first key is never a position: the outermost list becomes a dict.
     for (std::size_t depth = 1; depth < path.size(); ++depth) {
       const auto* const position = std::get_if<std::int64_t>(&path[depth]);
       if (position == nullptr || parse_per_rank_name(name)) continue;
       const auto end = path.begin() + static_cast<std::ptrdiff_t>(depth);
-      positions[KeyPath(path.begin(), end)].insert(*position);
+      ListPositions& list = lists[KeyPath(path.begin(), end)];
+      list.present.insert(*position);
+      list.dict_order = std::min(list.dict_order, entry.dict_order);
     }
   };
-  for (const TensorEntry& tensor : contents->tensors) add(tensor.meta.fqn, tensor.key_path);
-  for (const ValueEntry& value : contents->values) add(value.name, value.key_path);
+  for (const TensorEntry& tensor : contents->tensors) add(tensor.meta.fqn, tensor);
+  for (const ValueEntry& value : contents->values) add(value.name, value);
 
   std::map<std::string, std::pair<ValueEntry, Value>> filled;  // by name
-  for (const auto& [list, present] : positions) {
+  for (const auto& [list, positions] : lists) {
+    const auto& [present, dict_order] = positions;
     const std::int64_t end = *present.rbegin();
     const std::int64_t most = torch_zip::kMaxHoles + std::ssize(present) - std::ssize(filled) - 1;
     if (end > most) {
@@ -210,7 +221,7 @@ void fill_lists(const std::string& destination, SharedContents& contents,
       KeyPath path = list;
       path.emplace_back(position);
       std::string name = spell(path);
-      filled.emplace(name, std::pair(ValueEntry{name, std::move(path)}, Value()));
+      filled.emplace(name, std::pair(ValueEntry{name, std::move(path), dict_order}, Value()));
     }
   }
   if (filled.empty()) return;

@@ -9,31 +9,51 @@
 namespace tessera::formats::pickle {
 namespace {
 
-/// An array of NumPy's `_reconstruct`, whose state is (1, shape, dtype, is_fortran, bytes).
+/// An array as NumPy pickles it: a call of `_reconstruct` with the state (1, shape, dtype,
+/// is_fortran, bytes), or in protocol 5 of `_frombuffer` with (bytes, dtype, shape, order).
 struct NumpyArray {
   std::vector<std::int64_t> shape;
   std::string_view dtype;  // NumPy's code, such as `f4`
   Object dtype_call;
-  Object state;
+  Object elements;
 };
+
+/// The three parts of a NumpyArray, which nothing has checked yet.
+struct PickledArray {
+  Object shape;
+  Object dtype;
+  Object elements;
+};
+
+std::optional<PickledArray> pickled_array(Object object) {
+  if (!object.is(ObjectKind::call) || !object.global_module("call").starts_with("numpy.")) {
+    return std::nullopt;
+  }
+  const std::string_view function = object.global_name("call");
+  if (function == "_reconstruct") {
+    const std::optional<Object> state = object.call_state("array");
+    if (!state || !state->is(ObjectKind::tuple) || state->num_items("array") != 5) {
+      return std::nullopt;
+    }
+    return PickledArray{state->item(1), state->item(2), state->item(4)};
+  }
+  const Object arguments = object.call_arguments("call");
+  if (function != "_frombuffer" || arguments.num_items("arguments") != 4) return std::nullopt;
+  return PickledArray{arguments.item(2), arguments.item(1), arguments.item(0)};
+}
 
 std::optional<NumpyArray> numpy_array(Object object) {
   constexpr std::size_t kMaxDims = 64;
-  if (!object.is(ObjectKind::call) || object.global_name("call") != "_reconstruct" ||
-      !object.global_module("call").starts_with("numpy.")) {
-    return std::nullopt;
-  }
-  const std::optional<Object> state = object.call_state("array");
-  if (!state || !state->is(ObjectKind::tuple) || state->num_items("array") < 3) return std::nullopt;
-  const Object shape = state->item(1);
-  const Object dtype = state->item(2);
+  const std::optional<PickledArray> pickled = pickled_array(object);
+  if (!pickled) return std::nullopt;
+  const auto& [shape, dtype, elements] = *pickled;
   if (!shape.is(ObjectKind::tuple) || shape.num_items("shape") > kMaxDims ||
       !dtype.is(ObjectKind::call) || dtype.call_arguments("dtype").num_items("dtype") == 0) {
     return std::nullopt;
   }
   const Object code = dtype.call_arguments("dtype").item(0);
   if (!code.is(ObjectKind::str)) return std::nullopt;
-  NumpyArray array{{}, code.as_text("dtype"), dtype, *state};
+  NumpyArray array{{}, code.as_text("dtype"), dtype, elements};
   for (std::size_t i = 0; i < shape.num_items("shape"); ++i) {
     if (!shape.item(i).is(ObjectKind::integer)) return std::nullopt;
     array.shape.push_back(shape.item(i).as_integer("shape"));
@@ -72,15 +92,15 @@ std::string numpy_array_in_words(Object object) {
   return "NumPy array " + dtype_in_words(array->dtype) + " [" + sizes + "]";
 }
 
-std::optional<Object> bytes_of_generator_state(Object object) {
+std::optional<GeneratorState> generator_state(Object object) {
   constexpr std::int64_t kMaxNumel = 1024;
   const std::optional<NumpyArray> array = numpy_array(object);
-  if (!array || array->dtype != "u4" || array->shape.size() != 1 || array->shape[0] < 0 ||
-      array->shape[0] > kMaxNumel || array->state.num_items("array") != 5 ||
-      !is_little_endian(array->dtype_call)) {
+  if (!array || (array->dtype != "u4" && array->dtype != "u8") || array->shape.size() != 1 || array->shape[0] < 0 ||
+      array->shape[0] > kMaxNumel || !is_little_endian(array->dtype_call)) {
     return std::nullopt;
   }
-  return array->state.item(4);
+  return GeneratorState{static_cast<std::size_t>(array->shape[0]),
+                        array->dtype == "u4" ? std::size_t{4} : std::size_t{8}, array->elements};
 }
 
 }  // namespace tessera::formats::pickle

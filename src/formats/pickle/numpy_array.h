@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -10,9 +11,15 @@ namespace tessera::formats::pickle {
 /// Returns `NumPy array float32 [2, 3]` for a NumPy array, an empty text for any other object.
 std::string numpy_array_in_words(Object object);
 
-/// Returns the object with the bytes of an array like the state of NumPy's generator: uint32, one
-/// dimension, at most 1,024 elements, little-endian; nothing for any other object. The reader turns
-/// such an array into a list.
-std::optional<Object> bytes_of_generator_state(Object object);
+/// An array like those in the states of NumPy's generators: uint32 or uint64, one dimension, at most
+/// 1,024 elements, little-endian. The reader turns it into a list.
+struct GeneratorState {
+  std::size_t numel;
+  std::size_t itemsize;
+  Object elements;  // bytes, or whatever else the file has there
+};
+
+/// Returns the parts of an array like those in the states of NumPy's generators; nothing for any other object.
+std::optional<GeneratorState> generator_state(Object object);
 
 }  // namespace tessera::formats::pickle

@@ -129,8 +129,12 @@ void pickle_symbol(Pickler& pickler, const std::string& name) {
   throw Error(ErrorKind::unsupported, {}, "the constant " + printable(name) + " cannot be pickled");
 }
 
+/// `hashed`: the value is in a set or in a dict's key, where Python accepts frozensets but no sets.
+enum class PickledPlace { anywhere, hashed };
+
 struct ValuePickler {
   Pickler& pickler;
+  PickledPlace place = PickledPlace::anywhere;
 
   void operator()(Value::None) const { pickler.none(); }
   void operator()(bool value) const { pickler.boolean(value); }
@@ -154,13 +158,14 @@ struct ValuePickler {
       return;
     }
     pickler.mark();
-    for (const Value& item : tuple.items) pickle_value(pickler, item);
+    for (const Value& item : tuple.items) pickle(item);
     pickler.tuple_from_mark();
   }
   void operator()(const Value::Set& set) const {
     for (const Value& item : set.items) require_hashable(item, "items of a set");
-    pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins", "set");
-    list(set.items);
+    pickler.global(pickler.protocol() < 3 ? "__builtin__" : "builtins",
+                   place == PickledPlace::hashed ? "frozenset" : "set");
+    ValuePickler{pickler, PickledPlace::hashed}.list(set.items);
     pickler.tuple1();
     pickler.reduce();
   }
@@ -170,19 +175,17 @@ struct ValuePickler {
     pickler.mark();
     for (const auto& [key, value] : dict) {
       require_hashable(key, "keys of a dict");
-      pickle_value(pickler, key);
-      pickle_value(pickler, value);
+      std::visit(ValuePickler{pickler, PickledPlace::hashed}, key.storage());
+      pickle(value);
     }
     pickler.set_items_from_mark();
   }
-  /// Throws for values that Python cannot hash, such as a set. A frozenset counts as a set, because
-  /// it is read as a set.
+  /// Throws for values that Python cannot hash. Accepts a set, which becomes a frozenset.
   static void require_hashable(const Value& value, std::string_view what) {
-    if (value.is<Value::List>() || value.is<Value::Set>() || value.is<Value::Dict>()) {
-      const std::string note = value.is<Value::Set>() ? " (frozensets are read as sets)" : "";
+    if (value.is<Value::List>() || value.is<Value::Dict>()) {
       throw Error::expected(ErrorKind::unsupported, {}, "pickle",
                             std::string(what) + " that Python can hash",
-                            "a " + std::string(type_name(value)) + note);
+                            "a " + std::string(type_name(value)));
     }
     if (const auto* const tuple = value.get_if<Value::Tuple>()) {
       for (const Value& item : tuple->items) require_hashable(item, what);
@@ -192,9 +195,10 @@ struct ValuePickler {
     pickler.empty_list();
     if (items.empty()) return;
     pickler.mark();
-    for (const Value& item : items) pickle_value(pickler, item);
+    for (const Value& item : items) pickle(item);
     pickler.append_from_mark();
   }
+  void pickle(const Value& value) const { std::visit(*this, value.storage()); }
 };
 
 }  // namespace

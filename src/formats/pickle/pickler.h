@@ -78,8 +78,9 @@ class Pickler {
 };
 
 /// Pushes a value as Python would pickle the object. A symbol is a dtype, layout or device of
-/// torch, or a complex number. Throws: Error(unsupported) for any other symbol, for text that is no
-/// Python str, and for a dict key or an item of a set that Python cannot hash.
+/// torch, or a complex number. A set in a set or in a dict's key becomes a frozenset, as it was
+/// before it was read. Throws: Error(unsupported) for any other symbol, for text that is no Python
+/// str, and for a dict key or an item of a set that Python cannot hash.
 void pickle_value(Pickler& pickler, const Value& value);
 
 }  // namespace tessera::formats::pickle

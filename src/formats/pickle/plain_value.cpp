@@ -133,8 +133,8 @@ class ValueWalk {
       case ObjectKind::tuple:
         return Value::Tuple{items(object)};
       case ObjectKind::set:
-        if (object.is_variant()) budget_.note_plainer(kFrozenSet);
-        return Value::Set{items(object)};
+        if (object.is_variant()) note_plainer(kFrozenSet);
+        return set_of(object);
       case ObjectKind::dict:
         return entries(object);
       case ObjectKind::global:
@@ -178,8 +178,23 @@ class ValueWalk {
     return values;
   }
 
+  /// Remembers a type that gets plainer. A frozenset in a set or in a key does not: a set of this
+  /// place can only be a frozenset, and comes back as one.
+  void note_plainer(std::string_view type) {
+    if (type != kFrozenSet || num_hashed_around_ == 0) budget_.note_plainer(type);
+  }
+
+  Value set_of(Object object) {
+    ++num_hashed_around_;
+    Value::Set set{items(object)};
+    --num_hashed_around_;
+    return set;
+  }
+
   void add_entry(Value::Dict& dict, Object key, Object entry_value) {
+    ++num_hashed_around_;
     Value key_value = this->key(key);
+    --num_hashed_around_;
     dict.emplace_back(std::move(key_value), value(entry_value));
   }
 
@@ -283,12 +298,12 @@ class ValueWalk {
   Value built(Object call) {
     const std::optional<ValueGlobal> global = value_global(call);
     if (!global) {
-      const std::optional<Object> state = bytes_of_generator_state(call);
+      const std::optional<GeneratorState> state = generator_state(call);
       return state ? integers(call, *state) : as_dict(call);
     }
     const Descent descent(budget_, call);
     if (const std::string_view type = type_that_changes(*global); !type.empty()) {
-      budget_.note_plainer(type);
+      note_plainer(type);
     }
     switch (*global) {
       case ValueGlobal::ordered_dict:
@@ -298,7 +313,7 @@ class ValueWalk {
       case ValueGlobal::set:
       case ValueGlobal::frozen_set: {
         if (num_arguments(call) == 0) return Value::Set{};
-        return Value::Set{items(argument(call, 0))};
+        return set_of(argument(call, 0));
       }
       case ValueGlobal::bytes:
       case ValueGlobal::byte_array:
@@ -343,28 +358,35 @@ class ValueWalk {
     return attributes == object ? put_entries(object) : entries(*attributes);
   }
 
-  /// Returns the elements of a NumPy array of uint32 as a list.
-  Value integers(Object array, Object elements) {
+  /// Returns the elements of a NumPy array of unsigned integers as a list.
+  Value integers(Object array, const GeneratorState& state) {
     const Descent descent(budget_, array);
-    const Value stored = value(elements);
+    const auto& [numel, itemsize, elements] = state;
+    // The bytes as they are, also of a bytearray, which is not a change of its own.
+    const Value stored = elements.is(ObjectKind::bytes)
+                             ? Value::Bytes{text(elements, elements.as_bytes("NumPy array"))}
+                             : value(elements);
     const auto* raw = stored.get_if<Value::Bytes>();
-    const auto numel = static_cast<std::size_t>(
-        array.call_state("array")->item(1).item(0).as_integer("size of a NumPy array"));
-    if (raw == nullptr || raw->data.size() != 4 * numel) {
-      elements.fail_expected("NumPy array", std::to_string(4 * numel) + " bytes");
+    if (raw == nullptr || raw->data.size() != itemsize * numel) {
+      elements.fail_expected("NumPy array", std::to_string(itemsize * numel) + " bytes");
     }
     budget_.spend(array, 64 * numel);
     budget_.note_plainer("NumPy array");
     Value::List list;
     list.reserve(numel);
     for (std::size_t i = 0; i < numel; ++i) {
-      std::int64_t element = 0;
-      for (std::size_t byte = 4; byte-- > 0;) {
-        element = element << 8 | static_cast<unsigned char>(raw->data[4 * i + byte]);
+      std::uint64_t element = 0;
+      for (std::size_t byte = itemsize; byte-- > 0;) {
+        element = element << 8 | static_cast<unsigned char>(raw->data[itemsize * i + byte]);
       }
-      list.emplace_back(element);
+      list.push_back(unsigned_integer(element));
     }
     return list;
+  }
+
+  static Value unsigned_integer(std::uint64_t number) {
+    if (number >> 63 != 0) return Value::BigInt{std::to_string(number)};
+    return static_cast<std::int64_t>(number);
   }
 
   // Returns the bytes of an io.BytesIO. The state is (bytes, position, attributes or None).
@@ -487,12 +509,12 @@ class ValueWalk {
         return static_cast<std::int64_t>(bits << unused) >> unused;
       }
       default:
-        if (bits >> 63 != 0) return Value::BigInt{std::to_string(bits)};
-        return static_cast<std::int64_t>(bits);
+        return unsigned_integer(bits);
     }
   }
 
   WalkBudget& budget_;
+  int num_hashed_around_ = 0;  // sets and keys of dicts around the present object
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <functional>
+#include <limits>
 #include <tuple>
 
 #include "base/checked_math.h"
@@ -43,8 +44,9 @@ constexpr DTypeName kDTypeNames[] = {
     {"F4", DType::float4_e2m1fn_x2},
 };
 
-/// Names of safetensors dtypes that torch does not have.
+/// Names of safetensors dtypes that torch does not have. Each element has 6 bits.
 constexpr std::string_view kForeignDTypeNames[] = {"F6_E2M3", "F6_E3M2"};
+constexpr std::uint64_t kForeignElementBits = 6;
 
 /// The shape of a 4-bit tensor counts elements in safetensors, and bytes (of two elements each) in
 /// torch.
@@ -230,7 +232,11 @@ class EntryChecker {
     if (!entry.shape) refuse(entry, "shape", "a shape", "none");
     if (!entry.data_offsets) refuse(entry, "data_offsets", "[begin, end]", "none");
     HeaderTensor tensor;
-    tensor.meta.dtype = dtype_of(entry);
+    if (is_foreign(*entry.dtype)) {
+      tensor.foreign_dtype = *entry.dtype;
+    } else {
+      tensor.meta.dtype = dtype_of(entry);
+    }
     if (tensor.meta.dtype == DType::float4_e2m1fn_x2) {
       Shape& shape = *entry.shape;
       if (shape.empty() || shape.back() % kF4PerByte != 0) {
@@ -243,14 +249,7 @@ class EntryChecker {
     tensor.meta.fqn = std::move(entry.name);
     tensor.meta.shape = *std::move(entry.shape);
     validate_tensor_meta(tensor.meta, path_);
-    if (tensor.byte_range.nbytes() != tensor.meta.nbytes()) {
-      throw Error::expected(ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn},
-                            "data_offsets",
-                            std::to_string(tensor.meta.nbytes()) + " bytes for " +
-                                shape_to_string(tensor.meta.shape) + " of " +
-                                std::string(dtype_name(tensor.meta.dtype)),
-                            std::to_string(tensor.byte_range.nbytes()) + " bytes");
-    }
+    check_nbytes(tensor);
     return tensor;
   }
 
@@ -261,15 +260,34 @@ class EntryChecker {
                           found, likely_cause);
   }
 
+  void check_nbytes(const HeaderTensor& tensor) const {
+    std::uint64_t nbytes = 0;
+    if (tensor.foreign_dtype.empty()) {
+      nbytes = tensor.meta.nbytes();
+    } else {
+      const auto num_bits =
+          checked_mul(static_cast<std::uint64_t>(tensor.meta.numel()), kForeignElementBits);
+      nbytes = num_bits ? (*num_bits + 7) / 8 : std::numeric_limits<std::uint64_t>::max();
+    }
+    if (tensor.byte_range.nbytes() == nbytes) return;
+    throw Error::expected(
+        ErrorKind::corruption, {.path = path_, .fqn = tensor.meta.fqn}, "data_offsets",
+        std::to_string(nbytes) + " bytes for " + shape_to_string(tensor.meta.shape) + " of " +
+            (tensor.foreign_dtype.empty() ? std::string(dtype_name(tensor.meta.dtype))
+                                          : tensor.foreign_dtype),
+        std::to_string(tensor.byte_range.nbytes()) + " bytes");
+  }
+
+  static bool is_foreign(std::string_view dtype) {
+    return std::ranges::find(kForeignDTypeNames, dtype) != std::ranges::end(kForeignDTypeNames);
+  }
+
   DType dtype_of(const Entry& entry) const {
     for (const DTypeName& known : kDTypeNames) {
       if (known.name == *entry.dtype) return known.dtype;
     }
-    const bool is_foreign =
-        std::ranges::find(kForeignDTypeNames, *entry.dtype) != std::ranges::end(kForeignDTypeNames);
-    throw Error::expected(is_foreign ? ErrorKind::unsupported : ErrorKind::corruption,
-                          {.path = path_, .fqn = entry.name}, "dtype", "a dtype that torch has",
-                          "'" + printable(*entry.dtype, 40) + "'");
+    refuse(entry, "dtype", "a dtype that safetensors has", "'" + printable(*entry.dtype, 40) + "'",
+           "of a newer version of safetensors?");
   }
 
   ByteRange byte_range_of(const Entry& entry) const {

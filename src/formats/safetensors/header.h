@@ -35,6 +35,9 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 struct HeaderTensor {
   TensorMeta meta;       // in torch's terms: for packed 4-bit floats, the shape counts bytes
   ByteRange byte_range;  // within the file
+  /// A dtype that torch does not have (`F6_E2M3`); empty for any other. `meta.dtype` then has no
+  /// meaning.
+  std::string foreign_dtype{};
 };
 
 struct Header {

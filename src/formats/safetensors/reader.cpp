@@ -263,7 +263,7 @@ class SafetensorsReader final : public DividedReader {
     take_tied_names();
     for (const auto& [key, text] : set.texts) note_metadata(set.index_path, key, text);
     for (const auto& [tensor, file] : set.weight_map) {
-      if (contents_.find_tensor(tensor) == nullptr) {
+      if (contents_.find_tensor(tensor) == nullptr && !foreign_tensors_.contains(tensor)) {
         throw Error::expected(ErrorKind::corruption, {.path = set.index_path, .fqn = tensor},
                               "weight_map", "the tensor in '" + printable(file) + "'",
                               "no tensor of this name there",
@@ -271,8 +271,10 @@ class SafetensorsReader final : public DividedReader {
       }
     }
     check_aliases();
+    detail::ShardIndex::Rest rest = set.rest;
+    if (!foreign_tensors_.empty()) rest.total_size.reset();  // it counts their bytes too
     for (Finding& finding :
-         detail::notes_on_rest(set.rest, set.index_path, set.weight_map, contents_)) {
+         detail::notes_on_rest(rest, set.index_path, set.weight_map, contents_)) {
       tell(std::move(finding));
     }
     contents_.annotations.merge(texts_);
@@ -283,6 +285,7 @@ class SafetensorsReader final : public DividedReader {
       note_joined_files(set);
     }
     read_values(set);
+    add_foreign_tensors();
     if (set.lacks_index) report_lost_index(set);
     for (const std::string& name : set.unnamed) {
       tell({.severity = Finding::Severity::note,
@@ -322,7 +325,11 @@ class SafetensorsReader final : public DividedReader {
     }
   }
 
-  Value read_value(std::size_t value_index) const override { return values_.at(value_index); }
+  Value read_value(std::size_t value_index) const override {
+    const auto refusal = foreign_tensors_.find(contents_.values.at(value_index).name);
+    if (refusal != foreign_tensors_.end()) throw Error(refusal->second);
+    return values_.at(value_index);
+  }
 
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Location& location = locations_[tensor_index][piece_index];
@@ -430,6 +437,10 @@ class SafetensorsReader final : public DividedReader {
           continue;
         }
       }
+      if (!tensor.foreign_dtype.empty()) {
+        note_foreign_tensor(path, tensor);
+        continue;
+      }
       add_piece(path, std::move(tensor), saved_offsets, rank->second);
     }
     for (auto& [key, text] : header.metadata) {
@@ -508,6 +519,33 @@ class SafetensorsReader final : public DividedReader {
     named.entry.pieces.push_back({.region = std::move(box), .rank = rank});
     if (is_new) named.entry.pieces = pieces_pool_.share(std::move(named.entry.pieces));
     named.locations.push_back({tensor.byte_range.begin, files_.size()});
+  }
+
+  void note_foreign_tensor(const std::string& path, const detail::HeaderTensor& tensor) {
+    const std::string& fqn = tensor.meta.fqn;
+    foreign_tensors_.try_emplace(
+        fqn,
+        Error::expected(
+            ErrorKind::unsupported, {.path = path, .fqn = fqn, .byte_range = tensor.byte_range},
+            "dtype", "a dtype that torch has",
+            "a tensor of " + tensor.foreign_dtype + " " + shape_to_string(tensor.meta.shape)));
+  }
+
+  /// Lists tensors of dtypes that torch lacks as values that cannot be read, so that all others
+  /// can.
+  void add_foreign_tensors() {
+    for (const auto& [fqn, refusal] : foreign_tensors_) {
+      const auto place = std::ranges::lower_bound(contents_.values, fqn, {}, &ValueEntry::name);
+      const bool is_taken = contents_.find_tensor(fqn) != nullptr ||
+                            std::ranges::binary_search(contents_.aliases, fqn, {}, &Alias::fqn) ||
+                            (place != contents_.values.end() && place->name == fqn);
+      if (is_taken) {
+        throw Error::expected(ErrorKind::corruption, refusal.where(), "names",
+                              "a name that no other entry has", "the name of another entry");
+      }
+      values_.insert(values_.begin() + (place - contents_.values.begin()), Value());
+      contents_.values.insert(place, ValueEntry{fqn});
+    }
   }
 
   void note_unlisted(const std::string& path, const std::string& fqn, std::string found) {
@@ -817,7 +855,10 @@ class SafetensorsReader final : public DividedReader {
   CheckpointContents contents_;
   /// Parallel to contents_.tensors and their pieces.
   tessera::detail::ListOfLists<Location> locations_;
-  std::vector<Value> values_;      // parallel to contents_.values
+  std::vector<Value> values_;  // parallel to contents_.values
+  /// Tensors of dtypes that torch lacks, by name, each with the error that says so. They are listed
+  /// as values.
+  std::map<std::string, Error, std::less<>> foreign_tensors_;
   std::vector<Finding> findings_;  // found while opening, reported by verify
 
   std::map<std::string, NamedTensor> named_tensors_;  // while opening

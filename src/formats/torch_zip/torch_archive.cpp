@@ -98,7 +98,7 @@ class Flattener {
       }
       return;
     }
-    const bool is_read = pickle::bytes_of_generator_state(object).has_value();
+    const bool is_read = pickle::generator_state(object).has_value();
     if (pickle::is_foreign(object) && !is_read) {  // to_value would throw, which is slower
       return add_refused(object, object.error(ErrorKind::unsupported, in_words(object)));
     }

@@ -1,8 +1,19 @@
 #include "python_remedies.h"
 
+#include <nanobind/stl/string.h>
+
+#include "python_value.h"
 #include "tessera/base/error.h"
 
 namespace tessera::python {
+namespace {
+
+/// Returns `!GLOB` as Python's repr of a str spells it.
+std::string python_exclusion(const std::string& glob) {
+  return nb::cast<std::string>(nb::repr(text_to_python("!" + glob)));
+}
+
+}  // namespace
 
 std::string python_remedy(const Remedy& remedy) {
   switch (remedy.action) {
@@ -19,13 +30,13 @@ std::string python_remedy(const Remedy& remedy) {
     case Remedy::Action::give_strategy:
       return "give strategy for tables that the plan does not name";
     case Remedy::Action::leave_out:
-      return "to leave it out, add only='!" + remedy.argument + "'";
+      return "to leave it out, add only=" + python_exclusion(remedy.argument);
     case Remedy::Action::allow_lossy:
       return "allow_lossy=True merges them by a weighted mean";
     case Remedy::Action::allow_overflow:
       return "tessera.reshard moves it with on_overflow='saturate' or 'infinity'";
     case Remedy::Action::keep_dtype:
-      return "move without cast, or leave it out with only='!" + remedy.argument + "'";
+      return "move without cast, or leave it out with only=" + python_exclusion(remedy.argument);
     case Remedy::Action::use_less_memory:
       return "set a smaller memory, or fewer threads";
     case Remedy::Action::choose_source:

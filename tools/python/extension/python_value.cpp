@@ -1,11 +1,12 @@
 #include "python_value.h"
 
-#include <bit>
 #include <cstdint>
-#include <cstdlib>
+#include <optional>
+#include <string_view>
 #include <type_traits>
 #include <variant>
 
+#include "base/float_text.h"
 #include "tessera/base/error.h"
 
 namespace tessera::python {
@@ -36,7 +37,7 @@ class ToPython {
     return nb::bytes(bytes.data.data(), bytes.data.size());
   }
   nb::object operator()(const Value::Symbol& symbol) const {
-    if (symbol.name.starts_with(kComplex)) return complex_of(symbol.name);
+    if (const auto number = complex_of(symbol.name)) return *number;
     return nb::module_::import_("tessera._symbol").attr("Symbol")(text_to_python(symbol.name));
   }
   nb::object operator()(const Value::List& items) const { return list_of(items); }
@@ -75,22 +76,15 @@ class ToPython {
     return text_to_python(text);
   }
 
-  static nb::object complex_of(const std::string& name) {
+  /// Returns the complex number that a symbol stands for; nothing for any other symbol.
+  static std::optional<nb::object> complex_of(std::string_view name) {
+    using ::tessera::detail::float_from_exact_text;
     const std::size_t comma = name.find(',');
-    const nb::object real = number_of(name.substr(kComplex.size(), comma - kComplex.size()));
-    const nb::object imaginary =
-        number_of(comma == std::string::npos ? "0" : name.substr(comma + 1));
-    return stolen(
-        PyComplex_FromDoubles(PyFloat_AsDouble(real.ptr()), PyFloat_AsDouble(imaginary.ptr())));
-  }
-
-  static nb::object number_of(const std::string& text) {
-    constexpr std::string_view kNanWithBits = "nan:";  // before 16 hex digits
-    if (text.starts_with(kNanWithBits)) {
-      const std::uint64_t bits = std::strtoull(text.c_str() + kNanWithBits.size(), nullptr, 16);
-      return stolen(PyFloat_FromDouble(std::bit_cast<double>(bits)));
-    }
-    return stolen(PyFloat_FromString(text_to_python(text).ptr()));
+    if (!name.starts_with(kComplex) || comma == std::string_view::npos) return std::nullopt;
+    const auto real = float_from_exact_text(name.substr(kComplex.size(), comma - kComplex.size()));
+    const auto imaginary = float_from_exact_text(name.substr(comma + 1));
+    if (!real || !imaginary) return std::nullopt;
+    return stolen(PyComplex_FromDoubles(*real, *imaginary));
   }
 
   Place place_;
@@ -141,7 +135,8 @@ class FromPython {
       return dict;
     }
     const std::string type = type_of(object);
-    if (type == "torch.dtype") return Value::Symbol{text_of(nb::str(object))};
+    if (type == "torch.dtype" || type == "torch.layout")
+      return Value::Symbol{text_of(nb::str(object))};
     if (type == "torch.device") {
       return Value::Symbol{"device:" + text_of(nb::str(object))};
     }
@@ -171,9 +166,9 @@ class FromPython {
   }
 
   static Value complex_of(PyObject* number) {
-    const auto text = [](double part) { return text_of(nb::repr(nb::float_(part))); };
-    return Value::Symbol{"complex:" + text(PyComplex_RealAsDouble(number)) + "," +
-                         text(PyComplex_ImagAsDouble(number))};
+    using ::tessera::detail::float_to_exact_text;
+    return Value::Symbol{"complex:" + float_to_exact_text(PyComplex_RealAsDouble(number)) + "," +
+                         float_to_exact_text(PyComplex_ImagAsDouble(number))};
   }
 
   static std::string type_of(nb::handle object) {

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
-from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, settings, stored_path_bytes
+from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, refuse_type, settings, stored_path_bytes
 from ._errors import Error, MissingName, Refused
 from ._html import html_of
 from ._state_dict import Likeness, whole
@@ -99,10 +99,11 @@ class Checkpoint(Mapping[str, Any]):
         """Returns HTML for notebooks: the tree of names, and a map of the sizes."""
         return html_of(self)
 
-    def state_dict(self, *, like: Mapping[Any, Any] | None = None, lazy: bool = False) -> dict[Any, Any]:
+    def state_dict(self, *, like: Mapping[Any, Any] | Sequence[Any] | None = None, lazy: bool = False) -> Any:
         """Reads everything into nested dicts and lists, as they were in the program that saved the checkpoint.
 
-        Dicts have the order of keys that the program gave them, if the checkpoint records it; else keys are sorted by name.
+        The result is a list if the program saved a list or a tuple. Dicts have the order of keys that the program gave
+        them, if the checkpoint records it; else keys are sorted by name.
         Tensors become torch.Tensors on the CPU; tied names get the same tensor. Values keep their types.
         like: a state dict. Reads only the names that it has, and requires its shapes and dtypes. Does not change its
             tensors, which may be on the meta device.
@@ -114,6 +115,8 @@ class Checkpoint(Mapping[str, Any]):
         take = (lambda tensor: tensor) if flag("lazy", lazy) else Tensor.torch
         reader = self._open_reader()
         if like is not None:
+            if not isinstance(like, (Mapping, list, tuple)):
+                refuse_type("like", "a dict, a list or a tuple", like)
             found = Likeness(self, take).of(like)
         else:
             names = [*self._metas, *self._values, *self.aliases]
@@ -132,6 +135,9 @@ class Checkpoint(Mapping[str, Any]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+    def __getstate__(self) -> Any:
+        raise TypeError(f"{self.path}: an open checkpoint cannot be pickled or copied (open it in each process)")
 
     def _open_reader(self) -> _core.Reader:
         if self._reader is None:

@@ -183,19 +183,26 @@ class Nesting:
         self._holes_left = MAX_HOLES
 
     def put(self, name: str, keys: list[Any], value: Any) -> None:
+        """Raises Error if names do not fit into one nested dict, such as those of a tensor `a` and a tensor `a.b`."""
         container: Any = self.root
         for i, key in enumerate(keys):
             is_last = i + 1 == len(keys)
             below: Any = value if is_last else ([] if isinstance(keys[i + 1], Position) else {})
-            at = int(key) if isinstance(key, Position) else key
-            if isinstance(container, list):
+            is_position = isinstance(key, Position)
+            at = int(key) if is_position else key
+            if not isinstance(container, list if is_position else dict):
+                raise _misfit(name, keys[:i], container, "a list" if is_position else "a dict")
+            if is_position:
                 if at < len(container) and container[at] is None:  # an earlier call counted this position as a hole
                     self._holes_left += 1
                 self._extend(name, container, at)
-                if is_last or container[at] is None:
-                    container[at] = below
-            elif is_last or at not in container:
+                is_new = container[at] is None
+            else:
+                is_new = at not in container
+            if is_new:
                 container[at] = below
+            elif is_last:
+                raise _misfit(name, keys, container[at], _kind_of(value))
             container = container[at]
 
     def _extend(self, name: str, items: list[Any], position: int) -> None:
@@ -206,6 +213,19 @@ class Nesting:
         if num_holes >= 0:
             self._holes_left -= num_holes
             items.extend([None] * (num_holes + 1))
+
+
+def _misfit(name: str, keys: list[Any], first: Any, second: str) -> Error:
+    where = f"at {_core.spell_path(keys)}" if keys else "at the root"
+    return Error(f"{name}: key path: expected {_kind_of(first)} {where}, found {second}", kind="mismatch", tensor=name)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a dict"
+    if isinstance(value, list):
+        return "a list"
+    return "a tensor" if hasattr(value, "dtype") and hasattr(value, "shape") else "a value"
 
 
 def put_back(given: Any, loaded: Any) -> Any:

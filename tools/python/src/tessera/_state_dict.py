@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ._tensor import Tensor
 
 
-def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any]:
+def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[[Tensor], Any]) -> dict[Any, Any] | list[Any]:
     """Returns the whole state dict. Tied names get the same tensor, as in the program that saved them."""
-    found: dict[Any, Any] = {}
-    nesting = Nesting(found)
+    is_list = bool(paths) and all(isinstance(path[0], Position) for path in paths.values())
+    nesting = Nesting([] if is_list else {})
     read: dict[str, Any] = {}
     for name in checkpoint._open_reader().dict_order():
         first = checkpoint.aliases.get(name, name)
@@ -29,7 +29,7 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
                 raise entry
             read[first] = tensor(entry) if first in checkpoint._metas else with_constants(entry)
         nesting.put(name, with_constants(paths[name]), read[first])
-    return found
+    return nesting.root
 
 
 class Likeness:
@@ -44,7 +44,7 @@ class Likeness:
         self._read: dict[str, Any] = {}
         self._problems: list[Problem] = []
 
-    def of(self, like: Mapping[Any, Any]) -> dict[Any, Any]:
+    def of(self, like: Mapping[Any, Any] | Sequence[Any]) -> Any:
         """Returns new dicts and lists with the keys of `like`. Raises Error with a list of all entries that do not fit."""
         wanted: list[tuple[str, Any]] = []
         self._visit([], like, lambda name, value: wanted.append((name, value)))
@@ -53,8 +53,7 @@ class Likeness:
         if self._problems:
             raise refused([self._checkpoint.path], tuple(self._problems), "entries do not fit the state dict",
                           f"{self._checkpoint.path}: ")
-        built: dict[Any, Any] = self._visit([], like, lambda name, _: self._take(name))
-        return built
+        return self._visit([], like, lambda name, _: self._take(name))
 
     def _visit(self, path: list[Any], value: Any, leaf: Callable[[str, Any], Any]) -> Any:
         if isinstance(value, Mapping) and (value or not path):

@@ -150,7 +150,8 @@ class Tensor:
                                  f"the result of .torch() or .numpy() can be indexed in any way)")
             begin, end, _ = step.indices(size)
             return begin, max(0, end - begin)
-        if isinstance(step, bool) or not hasattr(step, "__index__") or getattr(step, "ndim", 0) != 0:
+        is_mask = isinstance(step, bool) or str(getattr(step, "dtype", "")) in ("bool", "torch.bool")
+        if is_mask or not hasattr(step, "__index__") or getattr(step, "ndim", 0) != 0:
             raise TypeError(f"{self.name}: index: expected ints, slices and `...`, found {type(step).__name__} (read "
                             f"first: the result of .torch() or .numpy() can be indexed in any way)")
         position = operator.index(step)
