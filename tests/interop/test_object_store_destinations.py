@@ -945,6 +945,30 @@ def test_keep_last_leaves_an_object_with_the_name_of_a_checkpoint(proxy, keys, j
     assert {key.split("/")[2] for key in found[2:]} == {"step-3"}
 
 
+@pytest.mark.parametrize("format", ["native", "dcp"])
+def test_a_removal_by_keep_last_that_fails_leaves_no_checkpoint_and_is_continued(format, proxy, keys, jobs, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/removed/step-%d"
+    removals = []
+
+    def refuse(request):
+        if request.method == "DELETE" and "/step-1/" in request.path and not request.upload_id:
+            removals.append(request.path)
+            return s3_error(403, "AccessDenied") if len(removals) > 1 else None
+
+    proxy.refuse = refuse
+    local = tmp_path / "1"
+    local.mkdir()
+    save(proxy, jobs, local, format, [[url % 1, 1, {}, None], [url % 2, 2, {"keep_last": 1}, "s3:DeleteObject"]], 1)
+    left = names(keys, "new/removed/step-1/")
+    assert removals[0].endswith(("index.h5", ".metadata")) and len(left) == 1
+    assert "was the save interrupted?" in (message := fail(proxy, "ckpt-inspect", "ls", url % 1)) or "rebuild-index" in message
+    proxy.refuse = None
+    local = tmp_path / "2"
+    local.mkdir()
+    save(proxy, jobs, local, format, [[url % 3, 3, {"keep_last": 1}, None]], 1)
+    assert {key.split("/")[2] for key in names(keys, "new/removed")} == {"step-3"}
+
+
 def test_each_rank_saves_with_the_keys_of_the_moment(proxy, keys, jobs, tmp_path):  # noqa: F811
     run_job(environment(proxy, TMPDIR=str(tmp_path)), tmp_path, 2, jobs.save_with_new_keys, "s3://checkpoints/new/keys/step-%d")
     of_step = {step: {request.headers["Authorization"].split("Credential=")[1].split("/")[0] for request in writes(proxy)
