@@ -666,6 +666,45 @@ def test_a_run_that_resumes_otherwise_leaves_no_parts(proxy, keys, large, tmp_pa
     assert uploads(keys.client) == []
 
 
+def test_the_spool_of_a_killed_move_is_removed_by_a_later_move_to_another_url(proxy, keys, large, tmp_path):  # noqa: F811
+    for name, options in (("native", ("--to", "native")), ("file.safetensors", ())):
+        killed(proxy, large, f"s3://checkpoints/new/{name}", *options, "--spool", tmp_path)
+    spools = list(tmp_path.glob("tessera-spool-*"))
+    (tmp_path / "tessera-spool-notes").mkdir()
+    assert len(spools) == 2
+    for number, expected in ((1, [*spools, tmp_path / "tessera-spool-notes"]), (2, [tmp_path / "tessera-spool-notes"])):
+        succeed(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/later{number}", "--spool", tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted(expected)
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (time.time() - 25 * 3600,) * 2)
+
+
+def test_the_spool_of_a_living_move_stays(proxy, keys, large, tmp_path):  # noqa: F811
+    """However long the move has written nothing."""
+    arrived, release = threading.Event(), threading.Event()
+
+    def change(request, answer):
+        if is_part(request):
+            arrived.set()
+            release.wait(60)
+
+    proxy.change = change
+    url = "s3://checkpoints/new/living"
+    move = subprocess.Popen([BIN / "ckpt-reshard", large, url, "--to", "safetensors", "--spool", tmp_path, "--quiet"], env=environment(proxy))
+    assert arrived.wait(60)
+    (living,) = tmp_path.glob("tessera-spool-*")
+    time.sleep(0.5)  # until all is written
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
+    proxy.change = None
+    succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/second", "--spool", tmp_path)
+    assert all(path.stat().st_mtime < time.time() - 24 * 3600 for path in living.rglob("*"))
+    assert list(living.glob("living.partial/*"))
+    release.set()
+    assert move.wait(60) == 0
+    expect_same(keys("new/living"), "new/living", reshard(large, tmp_path / "local", "--to", "safetensors"))
+
+
 def test_a_refused_discard_leaves_no_spool(proxy, keys, large, tmp_path):  # noqa: F811
     url = "s3://checkpoints/new/forbidden"
     killed(proxy, large, url, "--to", "native")
