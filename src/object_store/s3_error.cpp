@@ -45,6 +45,26 @@ Error clock_error(const std::string& url, const HttpResponse& response) {
                          "signatures are valid for 15 minutes; set the clock");
 }
 
+/// Returns the scheme and the host of the header Location, without the path, which may hold a
+/// signature; empty if the answer is no redirect to a URL.
+std::string redirect_origin(const HttpResponse& response) {
+  const std::string location = response.header("location");
+  if (response.status < 300 || response.status >= 400) return {};
+  if (!location.starts_with("http://") && !location.starts_with("https://")) return {};
+  return location.substr(0, location.find_first_of("/?#", location.find("://") + 3));
+}
+
+std::string region_advice(const HttpResponse& response, const S3ErrorBody& body,
+                          const S3Settings& settings) {
+  std::string region = response.header("x-amz-bucket-region");
+  if (region.empty()) region = body.region;
+  const std::string of_region = region.empty() ? "the bucket's region" : printable(region);
+  if (settings.endpoint.empty()) return "set AWS_REGION to " + of_region;
+  return "the endpoint (AWS_ENDPOINT_URL) is " + printable(settings.endpoint) +
+         "; set it to that of " + of_region +
+         (body.endpoint.empty() ? "" : ", " + printable(body.endpoint)) + ", and AWS_REGION too";
+}
+
 }  // namespace
 
 Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
@@ -74,11 +94,17 @@ Error s3_error(const std::string& url, const HttpResponse& response, const S3Set
   if (response.status == 401 || response.status == 403) {
     return refused("permission " + std::string(permission), which_keys(settings));
   }
+  if (body.code.empty() && !redirect_origin(response).empty()) {
+    return Error::expected(
+        ErrorKind::io, {.path = url}, "endpoint", "the server itself",
+        found + ", a redirect to " + printable(redirect_origin(response)),
+        "signed requests follow no redirect; set AWS_ENDPOINT_URL to the server");
+  }
   if (response.status == 301 || response.status == 307 || body.code == "PermanentRedirect" ||
       body.code == "AuthorizationHeaderMalformed") {
     return Error::expected(ErrorKind::io, {.path = url}, "region", "the bucket's region",
                            "'" + region + "', and " + found,
-                           "set AWS_REGION to the bucket's region");
+                           region_advice(response, body, settings));
   }
   if (response.curl_code != 0 || response.may_succeed_later()) return plain_error(url, response);
   return Error::expected(ErrorKind::io, {.path = url}, "request", "success",

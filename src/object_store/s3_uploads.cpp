@@ -71,6 +71,12 @@ int part_number_in(const std::string& url, const std::string& text) {
                         "'" + printable(text) + "'");
 }
 
+std::uint64_t nbytes_of(const std::vector<UploadedPart>& parts) {
+  std::uint64_t nbytes = 0;
+  for (const UploadedPart& part : parts) nbytes += part.nbytes;
+  return nbytes;
+}
+
 [[noreturn]] void refuse_long_list(const std::string& url) {
   throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the server",
                         "a list of at most " + std::to_string(kMaxUploadPages) + " pages", "more");
@@ -89,11 +95,30 @@ Error S3Uploads::failure(const std::string& url, const Answer& answer,
                          response.failure_in_words() + (code.empty() ? "" : " " + printable(code)));
 }
 
-/// Whether an object with this size and this ETag exists at the URL.
-bool S3Uploads::holds(const std::string& url, std::uint64_t nbytes, const std::string& etag) {
-  const auto found = server_.find(url);
-  if (!found || found->version.nbytes != nbytes) return false;
-  return without_quotes(found->version.etag) == etag;
+bool S3Uploads::holds(const std::string& url, const ObjectVersion& version,
+                      const std::vector<UploadedPart>& parts) {
+  if (version.nbytes != nbytes_of(parts)) return false;
+  std::uint64_t begin = 0;
+  std::vector<std::byte> bytes;
+  for (const UploadedPart& part : parts) {
+    bytes.resize(static_cast<std::size_t>(part.nbytes));
+    server_.read(url, version, begin, bytes);
+    if (tessera::crc32(0, bytes) != part.crc32) return false;
+    begin += part.nbytes;
+  }
+  return true;
+}
+
+/// Returns the version of the object at the URL if it has the bytes of `parts`. `etag`: of such an
+/// object if ETags are MD5 digests, without quotes; empty if it is not known.
+std::optional<ObjectVersion> S3Uploads::find_equal(const std::string& url,
+                                                   const std::vector<UploadedPart>& parts,
+                                                   const std::string& etag) {
+  auto found = server_.find(url);
+  if (!found || found->version.nbytes != nbytes_of(parts)) return std::nullopt;
+  const bool has_etag = !etag.empty() && without_quotes(found->version.etag) == etag;
+  if (!has_etag && !holds(url, found->version, parts)) return std::nullopt;
+  return std::move(found->version);
 }
 
 /// Sends a request that makes an object. With Existing::refuse, asks the server to do so only if
@@ -122,8 +147,11 @@ namespace {
                                   std::string_view kind, const std::string& expected,
                                   const std::string& found) {
   const std::string name(kind);
-  throw Error::expected(ErrorKind::io, {.path = url}, what, name + " " + expected,
-                        name + " " + printable(found), "the bytes were damaged in transfer");
+  throw Error::expected(
+      ErrorKind::io, {.path = url}, what, name + " " + expected, name + " " + printable(found),
+      kind == "ETag" ? "the bytes were damaged in transfer, or the server's ETags "
+                       "are no MD5 digests"
+                     : "the bytes were damaged in transfer");
 }
 
 /// What a successful answer to an upload shows about the bytes.
@@ -220,8 +248,8 @@ ObjectVersion S3Uploads::put(const std::string& url, std::span<const std::byte> 
   if (answer.response.status == 412) {
     // The object may be the result of an earlier attempt that succeeded although its answer was
     // lost.
-    const std::string md5 = body.md5().hex();
-    if (holds(url, bytes.size(), md5)) return version_of(bytes.size(), md5);
+    const UploadedPart whole{.number = 1, .nbytes = bytes.size(), .crc32 = body.crc32()};
+    if (auto found = find_equal(url, {whole}, body.md5().hex())) return *std::move(found);
     refuse_existing(url);
   }
   if (!answer.is_success()) throw failure(url, answer, "upload");
@@ -292,8 +320,6 @@ void S3Uploads::require_checksum_of(const std::string& url, const std::vector<Up
 
 ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload& upload,
                                   const std::vector<UploadedPart>& parts, Existing existing) {
-  std::uint64_t nbytes = 0;
-  for (const UploadedPart& part : parts) nbytes += part.nbytes;
   const std::string xml = completion_in_xml(parts, upload.check);
   const Answer answer = send_if_free(url,
                                      {.method = "POST",
@@ -305,10 +331,9 @@ ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload&
   const int status = answer.response.status;
   if (status == 412 || (status == 404 && answer.error_code() == "NoSuchUpload")) {
     // An earlier attempt may have succeeded although its answer was lost.
-    const auto expected = etag_of_parts(parts);
-    if (expected && holds(url, nbytes, *expected)) {
+    if (auto found = find_equal(url, parts, etag_of_parts(parts).value_or(""))) {
       abort(url, upload.id);
-      return version_of(nbytes, *expected);
+      return *std::move(found);
     }
     if (status == 412) refuse_existing(url);
     throw Error::expected(ErrorKind::io, {.path = url}, kCompletion, "the upload that was begun",
@@ -322,7 +347,7 @@ ObjectVersion S3Uploads::complete(const std::string& url, const MultipartUpload&
     if (path == "ChecksumCRC32" && upload.check == BodyCheck::crc32) crc32 = std::move(text);
   });
   require_checksum_of(url, parts, etag, crc32);
-  return version_of(nbytes, etag);
+  return version_of(nbytes_of(parts), etag);
 }
 
 void S3Uploads::abort(const std::string& url, const std::string& id) {

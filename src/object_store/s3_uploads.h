@@ -71,6 +71,10 @@ class S3Uploads {
   /// Returns the unfinished uploads whose keys begin with the key of `url`. Returns fewer, or none,
   /// if the server refuses the list or cannot search by prefix: MinIO only finds whole keys.
   std::vector<UnfinishedUpload> list_unfinished(const std::string& url);
+  /// Whether an object has the bytes of `parts`. Reads the object and compares the CRC-32 of each
+  /// part, so it also works if the ETag is no digest of the bytes (SSE-KMS).
+  bool holds(const std::string& url, const ObjectVersion& version,
+             const std::vector<UploadedPart>& parts);
   /// Removes an object. Does nothing if there is none.
   void remove(const std::string& url);
 
@@ -89,7 +93,9 @@ class S3Uploads {
                              std::optional<BodyCheck> check_of_upload);
   static void require_checksum_of(const std::string& url, const std::vector<UploadedPart>& parts,
                                   const std::string& etag, const std::string& crc32);
-  bool holds(const std::string& url, std::uint64_t nbytes, const std::string& etag);
+  std::optional<ObjectVersion> find_equal(const std::string& url,
+                                          const std::vector<UploadedPart>& parts,
+                                          const std::string& etag);
   S3Server::Answer send_if_free(const std::string& url, S3Server::Call call, Existing existing);
   Error failure(const std::string& url, const S3Server::Answer& answer,
                 std::string_view what) const;

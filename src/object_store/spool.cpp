@@ -8,6 +8,7 @@
 #include <random>
 #include <tuple>
 
+#include "base/digest.h"
 #include "object_store/files.h"
 #include "object_store/md5.h"
 #include "object_store/remote_file_system.h"
@@ -186,14 +187,17 @@ void Spool::publish_file(SpooledFile& file) {
   bool is_in_parts = false;
   if (file.is_one_part() && file.upload.id.empty()) {
     const std::vector<std::byte> bytes = file.read({0, file.nbytes()});
-    if (left_.contains(file.url())) version = left_version(file.url(), Md5::of(bytes).hex());
+    if (left_.contains(file.url())) {
+      const UploadedPart whole{.number = 1, .nbytes = bytes.size(), .crc32 = crc32(0, bytes)};
+      version = left_version(file.url(), {whole}, Md5::of(bytes).hex());
+    }
     if (!version) version = uploads_.put(file.url(), bytes, existing);
   } else {
     is_in_parts = true;
     for (const SpooledFile::Work& part : file.rest()) upload_part(file, part);
     const std::vector<UploadedPart> parts = file.uploaded_parts();
     if (left_.contains(file.url())) {
-      version = left_version(file.url(), etag_of_parts(parts).value_or(""));
+      version = left_version(file.url(), parts, etag_of_parts(parts).value_or(""));
     }
     if (version) {
       uploads_.abort(file.url(), file.upload.id);
@@ -273,15 +277,18 @@ void Spool::require_own_names(const std::vector<FilePointer>& files) {
 }
 
 /// Returns the version of an object that the interrupted run wrote. Throws if it is not the object
-/// that this run would write. `etag`: of that object, without quotes; empty if it is not known.
-std::optional<ObjectVersion> Spool::left_version(const std::string& url,
-                                                 const std::string& etag) const {
+/// that this run would write. `etag`: of that object if ETags are MD5 digests, without quotes;
+/// empty if it is not known. If the object has another ETag, its bytes are read and compared,
+/// because ETags of encrypted objects are no digests.
+ObjectVersion Spool::left_version(const std::string& url, const std::vector<UploadedPart>& parts,
+                                  const std::string& etag) {
   const ObjectVersion& left = left_.at(url);
   if (!etag.empty() && without_quotes(left.etag) == etag) return left;
-  throw Error::expected(ErrorKind::already_exists, {.path = url}, "object to resume",
-                        etag.empty() ? "an object whose ETag is an MD5 digest"
-                                     : "the bytes that this run writes: ETag \"" + etag + '"',
-                        left.in_words(), "another program or run wrote it");
+  if (uploads_.holds(url, left, parts)) return left;
+  throw Error::expected(
+      ErrorKind::already_exists, {.path = url}, "object to resume",
+      "the bytes that this run writes" + (etag.empty() ? etag : ": ETag \"" + etag + '"'),
+      left.in_words(), "another program or run wrote it");
 }
 
 /// Throws if another program is uploading a checkpoint to the destination. Does nothing on Amazon

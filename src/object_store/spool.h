@@ -103,7 +103,8 @@ class Spool final : public ForwardingFileSystem {
   void claim();
   void note_replacement();
   void require_own_names(const std::vector<FilePointer>& files);
-  std::optional<ObjectVersion> left_version(const std::string& url, const std::string& etag) const;
+  ObjectVersion left_version(const std::string& url, const std::vector<UploadedPart>& parts,
+                             const std::string& etag);
   void require_replaced_unchanged() const;
   bool replaces_one_object(const std::vector<FilePointer>& files) const;
   void remove_old_objects_before(const std::vector<FilePointer>& files) const;

@@ -666,6 +666,45 @@ def test_a_run_that_resumes_otherwise_leaves_no_parts(proxy, keys, large, tmp_pa
     assert uploads(keys.client) == []
 
 
+def test_the_spool_of_a_killed_move_is_removed_by_a_later_move_to_another_url(proxy, keys, large, tmp_path):  # noqa: F811
+    for name, options in (("native", ("--to", "native")), ("file.safetensors", ())):
+        killed(proxy, large, f"s3://checkpoints/new/{name}", *options, "--spool", tmp_path)
+    spools = list(tmp_path.glob("tessera-spool-*"))
+    (tmp_path / "tessera-spool-notes").mkdir()
+    assert len(spools) == 2
+    for number, expected in ((1, [*spools, tmp_path / "tessera-spool-notes"]), (2, [tmp_path / "tessera-spool-notes"])):
+        succeed(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/later{number}", "--spool", tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted(expected)
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (time.time() - 25 * 3600,) * 2)
+
+
+def test_the_spool_of_a_living_move_stays(proxy, keys, large, tmp_path):  # noqa: F811
+    """However long the move has written nothing."""
+    arrived, release = threading.Event(), threading.Event()
+
+    def change(request, answer):
+        if is_part(request):
+            arrived.set()
+            release.wait(60)
+
+    proxy.change = change
+    url = "s3://checkpoints/new/living"
+    move = subprocess.Popen([BIN / "ckpt-reshard", large, url, "--to", "safetensors", "--spool", tmp_path, "--quiet"], env=environment(proxy))
+    assert arrived.wait(60)
+    (living,) = tmp_path.glob("tessera-spool-*")
+    time.sleep(0.5)  # until all is written
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
+    proxy.change = None
+    succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/second", "--spool", tmp_path)
+    assert all(path.stat().st_mtime < time.time() - 24 * 3600 for path in living.rglob("*"))
+    assert list(living.glob("living.partial/*"))
+    release.set()
+    assert move.wait(60) == 0
+    expect_same(keys("new/living"), "new/living", reshard(large, tmp_path / "local", "--to", "safetensors"))
+
+
 def test_a_refused_discard_leaves_no_spool(proxy, keys, large, tmp_path):  # noqa: F811
     url = "s3://checkpoints/new/forbidden"
     killed(proxy, large, url, "--to", "native")
@@ -741,6 +780,76 @@ def test_a_complete_checkpoint_is_resumed(options, ignores_conditions, proxy, ke
         succeed(proxy, "ckpt-reshard", medium, url, *options, "--resume")
     expect_same(keys("new/complete"), "new/complete", reshard(medium, tmp_path / "local", *options))
     assert uploads(keys.client) == []
+
+
+class OtherEtags:
+    """Makes the ETags of a proxy no MD5 digests, as those of encrypted objects (SSE-KMS) are."""
+
+    ETAG = rb"(?<=<ETag>)(?:\"|&quot;)?([0-9a-f]{32})([-0-9]*)(?:\"|&quot;)?(?=</ETag>)"
+
+    def __init__(self, proxy, says_so):  # noqa: F811
+        self.says_so, self.md5s = says_so, {}
+        proxy.refuse, proxy.change = self.restore, self.change
+
+    def other(self, found):
+        etag = hashlib.md5(b"salt" + found[1]).hexdigest().encode()
+        self.md5s[etag] = found[1]
+        return b'"' + etag + found[2] + b'"'
+
+    def restore(self, request):
+        for name in [name for name in request.headers if name.lower() == "if-match"]:
+            del request.headers[name]
+        request.body = re.sub(self.ETAG, lambda found: b'"' + self.md5s[found[1]] + b'"', request.body)
+        request.headers["Content-Length"] = str(len(request.body))
+
+    def change(self, request, answer):
+        for name in [name for name in answer.headers if name.lower() == "etag"]:
+            answer.headers[name] = re.sub(rb'"([0-9a-f]{32})([-0-9]*)"', self.other, answer.headers[name].encode()).decode()
+        if b"<ETag>" in answer.body:
+            answer.body = re.sub(self.ETAG, self.other, answer.body)
+        if self.says_so:
+            answer.headers["x-amz-server-side-encryption"] = "aws:kms"
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_objects_whose_etags_are_no_digests_are_resumed(says_so, proxy, keys, large, medium, tmp_path):  # noqa: F811
+    """The first run ended after its last file had appeared. The bytes are compared, so that another checkpoint stays."""
+    OtherEtags(proxy, says_so)
+    for name, source, options in (("small", SOURCE, ("--world-size", 2)), ("parts", medium, ("--to", "safetensors"))):
+        arguments = ("ckpt-reshard", source, f"s3://checkpoints/new/{name}", *options)
+        succeed(proxy, *arguments)
+        succeed(proxy, *arguments, "--resume")
+        expect_same(keys(f"new/{name}"), f"new/{name}", reshard(source, tmp_path / name, *options))
+    assert uploads(keys.client) == []
+    old, new = write_shards(tmp_path / "old", 1), write_shards(tmp_path / "new", 2)
+    succeed(proxy, "ckpt-reshard", old, "s3://checkpoints/new/other", "--world-size", 2)
+    before = keys("new/other")
+    message = fail(proxy, "ckpt-reshard", new, "s3://checkpoints/new/other", "--world-size", 2, "--resume")
+    assert "object to resume: expected the bytes that this run writes" in message
+    assert keys("new/other") == before
+
+
+@pytest.mark.parametrize("source", ["small", "parts"])
+def test_a_lost_answer_does_no_harm_if_etags_are_no_digests(source, proxy, keys, medium, tmp_path):  # noqa: F811
+    """The repeated request finds the object of the first one."""
+    etags = OtherEtags(proxy, says_so=True)
+
+    def change(request, answer):
+        etags.change(request, answer)
+        if answer.status < 300 and (is_completion(request) or (request.method == "PUT" and not is_part(request))):
+            lost.add(request.path)
+            answer.cut_after, answer.declared_nbytes = 0, len(answer.body) + 1
+
+    def refuse(request):
+        etags.restore(request)
+        if request.path in lost and is_completion(request):
+            return s3_error(404, "NoSuchUpload")
+
+    lost, proxy.change, proxy.refuse = set(), change, refuse
+    source = {"small": SOURCE, "parts": medium}[source]
+    succeed(proxy, "ckpt-reshard", source, "s3://checkpoints/new/lost", "--to", "native", AWS_MAX_ATTEMPTS="4")
+    assert lost
+    expect_same(keys("new/lost"), "new/lost", reshard(source, tmp_path / "lost", "--to", "native"))
 
 
 @pytest.mark.parametrize("options", [("--to", "native", "--world-size", 4), ("--to", "native", "--world-size", 2),
@@ -873,6 +982,30 @@ def test_keep_last_leaves_an_object_with_the_name_of_a_checkpoint(proxy, keys, j
     found = names(keys, "new/beside")
     assert found[:2] == ["new/beside/step-1", "new/beside/step-2"]
     assert {key.split("/")[2] for key in found[2:]} == {"step-3"}
+
+
+@pytest.mark.parametrize("format", ["native", "dcp"])
+def test_a_removal_by_keep_last_that_fails_leaves_no_checkpoint_and_is_continued(format, proxy, keys, jobs, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/removed/step-%d"
+    removals = []
+
+    def refuse(request):
+        if request.method == "DELETE" and "/step-1/" in request.path and not request.upload_id:
+            removals.append(request.path)
+            return s3_error(403, "AccessDenied") if len(removals) > 1 else None
+
+    proxy.refuse = refuse
+    local = tmp_path / "1"
+    local.mkdir()
+    save(proxy, jobs, local, format, [[url % 1, 1, {}, None], [url % 2, 2, {"keep_last": 1}, "s3:DeleteObject"]], 1)
+    left = names(keys, "new/removed/step-1/")
+    assert removals[0].endswith(("index.h5", ".metadata")) and len(left) == 1
+    assert "was the save interrupted?" in (message := fail(proxy, "ckpt-inspect", "ls", url % 1)) or "rebuild-index" in message
+    proxy.refuse = None
+    local = tmp_path / "2"
+    local.mkdir()
+    save(proxy, jobs, local, format, [[url % 3, 3, {"keep_last": 1}, None]], 1)
+    assert {key.split("/")[2] for key in names(keys, "new/removed")} == {"step-3"}
 
 
 def test_each_rank_saves_with_the_keys_of_the_moment(proxy, keys, jobs, tmp_path):  # noqa: F811

@@ -372,6 +372,13 @@ def test_every_read_asks_for_the_version_that_was_listed(proxy):
             ["clock of this machine", "Thu, 01 Jan 2026 00:00:00 GMT", "set the clock"],
         ),
         (s3_error(301, "PermanentRedirect"), ["region", "'us-east-1'", "AWS_REGION"]),
+        (
+            s3_error(301, "PermanentRedirect", headers={"x-amz-bucket-region": "eu-west-3"}, more="<Endpoint>s3.eu-west-3.example</Endpoint>"),
+            ["status 301 PermanentRedirect", "AWS_ENDPOINT_URL", "eu-west-3, s3.eu-west-3.example"],
+        ),
+        *((Answer(status, {"Location": "https://other.example/checkpoints?X-Signature=1"}, b"moved"),
+           [f"endpoint: expected the server itself, found status {status}, a redirect to https://other.example (", "AWS_ENDPOINT_URL"])
+          for status in (301, 302, 307, 308)),
         (s3_error(418, "Teapot", "short and stout"), ["418 Teapot: short and stout"]),
         (Answer(200, {}, b"<html>sign in</html>"), ["list of the bucket", "another element"]),
     ],
@@ -383,6 +390,7 @@ def test_refusals_say_what_to_do(proxy, answer, expected):
     assert url_of("dcp") in message
     for text in expected:
         assert text in message
+    assert "X-Signature" not in message
 
 
 def test_without_credentials_the_message_says_so(proxy):
