@@ -311,7 +311,7 @@ def test_slices_that_are_no_plain_range_are_refused():
         "step 2": (IndexError, slice(None, None, 2)), "step -1": (IndexError, slice(None, None, -1)),
         "at most 2": (IndexError, (0, 0, 0)), "-13 to 12": (IndexError, 13), "-7 to 6": (IndexError, (0, -8)),
         "one `...`": (IndexError, (..., ...)), "found list": (TypeError, [0, 1]), "found float": (TypeError, 1.0),
-        "found bool": (TypeError, True), "found Tensor": (TypeError, torch.tensor(True)),
+        "found bool": (TypeError, True), "found Tensor (read first": (TypeError, torch.tensor(True)),
         "found ndarray": (TypeError, np.array([1])), "found NoneType": (TypeError, None),
         "found Tensor": (TypeError, torch.ones(13, dtype=torch.bool)), "found str": (TypeError, "rows"),
     }
