@@ -190,11 +190,13 @@ std::optional<FoundObject> Server::find(const std::string& url) {
   };
   for (int num_lessons = 0;;) {
     FoundObject found;
+    bool is_cut_off = false;
     const HttpResponse response =
         perform(request_for(url, {}, headers), [&](const auto&) -> TakeBytes {
-          return [&found](std::span<const std::byte> bytes) {
+          return [&](std::span<const std::byte> bytes) {
             // A server that ignores the range sends the whole file. End the transfer here.
-            if (found.begin.size() + bytes.size() > kBeginNbytes) return false;
+            is_cut_off = found.begin.size() + bytes.size() > kBeginNbytes;
+            if (is_cut_off) return false;
             found.begin.insert(found.begin.end(), bytes.begin(), bytes.end());
             return true;
           };
@@ -223,6 +225,16 @@ std::optional<FoundObject> Server::find(const std::string& url) {
       found.version = version_of(response, *nbytes);
       if (found.begin.size() > *nbytes) found.begin.clear();
       return found;
+    }
+    // Sizes are needed before bytes are read, so a repeated request would not help.
+    if (response.is_success() && (response.status == 206 || is_cut_off)) {
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = url}, "size of the file",
+          "the header Content-Range or Content-Length",
+          response.status == 206
+              ? "Content-Range '" + printable(response.header("content-range")) + "'"
+              : "status 200 without either",
+          "the server does not send ranges; download the file");
     }
     if (!retries.wait_after(response)) throw error_for(url, response);
   }

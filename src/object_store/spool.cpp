@@ -62,11 +62,16 @@ Spool::Spool(std::string folder, SpoolOptions options)
       parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
       uploads_(RemoteFileSystem::of_process().s3(options_.url)),
       workers_(kMaxWaitingParts) {
-  const int num_unfinished =
-      options_.resumes ? 0
-                       : find_unfinished(options_.url, options_.discards ? Unfinished::remove
-                                                                         : Unfinished::count);
-  if (num_unfinished > 0 && !options_.discards) {
+  int num_unfinished = 0;
+  if (options_.discards) {
+    // The note of a replacement stays until the replacement is complete: this run may be killed
+    // before it begins its own.
+    find_unfinished(options_.url, Unfinished::remove,
+                    options_.replaced ? join_path(options_.url, kReplacement) : "");
+  } else if (!options_.resumes) {
+    num_unfinished = find_unfinished(options_.url, Unfinished::count);
+  }
+  if (num_unfinished > 0) {
     throw Error(ErrorKind::already_exists, {.path = options_.url},
                 "uploads: an interrupted run has left " + std::to_string(num_unfinished) +
                     " unfinished upload" + (num_unfinished == 1 ? "" : "s") + " at this URL",

@@ -103,16 +103,16 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
   }
 }
 
-int find_unfinished(const std::string& url, Unfinished action) {
+int find_unfinished(const std::string& url, Unfinished action, const std::string& kept_url) {
   S3Uploads uploads(server_of(url));
   const Url parts = parse_url(url);
   int num_found = 0;
   for (const UnfinishedUpload& upload : uploads.list_unfinished(url)) {
     if (upload.key != parts.path && !upload.key.starts_with(parts.path + "/")) continue;
+    const std::string upload_url = "s3://" + parts.host + "/" + upload.key;
+    if (upload_url == kept_url) continue;
     ++num_found;
-    if (action == Unfinished::remove) {
-      uploads.abort("s3://" + parts.host + "/" + upload.key, upload.id);
-    }
+    if (action == Unfinished::remove) uploads.abort(upload_url, upload.id);
   }
   return num_found;
 }

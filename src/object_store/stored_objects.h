@@ -32,6 +32,7 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
 /// Whether find_unfinished only counts the uploads, or also aborts them.
 enum class Unfinished { count, remove };
 /// Returns the number of unfinished uploads to the object `url` and to all objects under `url/`.
-int find_unfinished(const std::string& url, Unfinished action);
+/// Neither counts nor aborts uploads to `kept_url`.
+int find_unfinished(const std::string& url, Unfinished action, const std::string& kept_url = {});
 
 }  // namespace tessera::object_store

@@ -105,10 +105,14 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
   auto there = object_store::list_objects(url);
   object_store::require_one_kind(url, there);
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
-    // This lists the objects again, so it checks at least those in `there`.
-    if (options.kept_work == KeptWork::refuse || !is_half_replaced(url, options.extra_files)) {
+    if (!is_half_replaced(url, options.extra_files)) {
+      // This lists the objects again, so it checks at least those in `there`.
       formats::check_replaceable(object_store::files(), url, options.overwrite_option,
                                  options.extra_files);
+    } else if (options.kept_work == KeptWork::refuse) {
+      throw Error(ErrorKind::already_exists, {.path = url},
+                  "uploads: an interrupted run has begun to replace the checkpoint at this URL",
+                  {Remedy::Action::resume_or_discard});
     }
     spool.replaced = std::move(there);
   } else if (!there.empty() && !spool.resumes) {

@@ -112,6 +112,12 @@ def reshard(source, url, folder):
     tessera.reshard(source, url, ranks=2, spool=folder)
 
 
+def replace(source, url, folder):
+    message = fails(lambda: tessera.reshard(source, url, to="native", overwrite=True, spool=folder), "already_exists")
+    assert "an interrupted run has begun to replace the checkpoint" in message, message
+    assert tessera.reshard(source, url, to="native", overwrite=True, discard=True, spool=folder).written
+
+
 def read_from_three_servers(one, other, moved):
     first = tessera.open("s3://checkpoints/runs/dcp", endpoint=one)
     second = tessera.open("s3://others/dcp", endpoint=other)

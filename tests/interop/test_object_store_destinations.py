@@ -881,6 +881,47 @@ def test_a_replacement_by_another_format_is_resumed_after_its_files_began_to_app
     expect_same(keys("new/formats"), "new/formats", reshard(SOURCE, tmp_path / "local", "--to", new, "--world-size", 2))
 
 
+def half_replaced(proxy, url):  # noqa: F811
+    """A move was killed when it had removed the index and the first file of sharded safetensors."""
+    removals = []
+
+    def refuse(request):
+        if request.method == "DELETE" and not request.upload_id:
+            removals.append(request)
+            return s3_error(503, "SlowDown") if len(removals) > 2 else None
+
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
+    proxy.refuse = refuse
+    fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", AWS_MAX_ATTEMPTS="1")
+    proxy.refuse = None
+
+
+@pytest.mark.parametrize("option", ["--resume", "--discard"])
+def test_a_half_removed_checkpoint_is_replaced(option, proxy, keys, large, tmp_path):  # noqa: F811
+    """Also after a further run was killed before it removed anything."""
+    url = "s3://checkpoints/new/half"
+    half_replaced(proxy, url)
+    left = names(keys, "new/half")
+    assert len(left) == 2
+    message = fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite")
+    assert f"{url}: uploads: an interrupted run has begun to replace the checkpoint at this URL" in message
+    assert "--resume" in message and "--discard" in message
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", option, "--dry-run")
+    killed(proxy, large, url, "--to", "native", "--overwrite", option)
+    assert names(keys, "new/half") == left
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", option)
+    expect_same(keys("new/half"), "new/half", reshard(SOURCE, tmp_path / "local", "--to", "native"))
+    assert uploads(keys.client) == []
+
+
+def test_python_replaces_a_half_removed_checkpoint(proxy, keys, jobs, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/half"
+    half_replaced(proxy, url)
+    run_job(environment(proxy), tmp_path, 1, jobs.replace, str(SOURCE), url, str(tmp_path))
+    expect_same(keys("new/half"), "new/half", reshard(SOURCE, tmp_path / "local", "--to", "native"))
+    assert uploads(keys.client) == []
+
+
 def test_a_dry_run_writes_nothing(proxy, keys):  # noqa: F811
     succeed(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/dry", "--dry-run")
     assert writes(proxy) == [] and keys("new/dry") == {}

@@ -355,6 +355,17 @@ def test_etags_in_lists_may_have_no_quotes(proxy):
     succeed(proxy, "ckpt-inspect", "hash", url_of("dcp"))
 
 
+@pytest.mark.parametrize("header", ["", "bytes 8-100/999", "bytes 0-100/*"])
+def test_an_answer_that_does_not_state_the_size_of_the_file_is_refused(header, proxy):
+    def change(request, answer):
+        if answer.status == 206:
+            answer.headers["Content-Range"] = header
+
+    proxy.change = change
+    message = fail(proxy, "ckpt-inspect", "ls", url_of("torch"))
+    assert f"{url_of('torch')}: size of the file: expected the header Content-Range" in message and f"found Content-Range '{header}'" in message
+
+
 def test_every_read_asks_for_the_version_that_was_listed(proxy):
     succeed(proxy, "ckpt-inspect", "verify", url_of("dcp"))
     assert all("If-Match" in request.headers for request in proxy.data_requests)

@@ -216,8 +216,8 @@ void warn_of_left_over(const FileSystem& fs, const std::string& destination, Ter
 }
 
 /// Throws if a source or DST is `-`, or if the move may not write to DST (check_destination). Null
-/// `extra_files`: not known yet; an existing directory DST is then not checked. For `--resume` with
-/// DST on an object store, checks only that it is not a source.
+/// `extra_files`: not known yet; an existing directory DST is then not checked. For `--resume` and
+/// `--overwrite` with DST on an object store, checks only that it is not a source.
 void check_paths(const MoveOptions& options, const std::vector<std::string>& paths,
                  const std::vector<formats::ExtraFile>* extra_files) {
   if (options.destination == "-") {
@@ -225,13 +225,15 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
                      "ckpt-reshard --help");
   }
   const FileSystem& fs = object_store::files();
-  // What an interrupted run has left on the object store is checked later.
-  const bool resumes_on_store = options.resume && object_store::is_on_store(options.destination);
+  // StoreDestination checks what is on the object store: an interrupted run may have left it.
+  const bool is_checked_later =
+      (options.resume || overwrite_policy(options) == OverwritePolicy::replace) &&
+      object_store::is_on_store(options.destination);
   const bool may_hold_extra_files =
-      !resumes_on_store && fs.kind_of(options.destination) == FileKind::directory;
+      !is_checked_later && fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {
     refuse_standard_input(path);
-    if (resumes_on_store) {
+    if (is_checked_later) {
       formats::require_apart(fs, path, options.destination);
       continue;
     }

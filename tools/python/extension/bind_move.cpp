@@ -150,10 +150,11 @@ void check_destination(const MoveRequest& request,
                        const std::vector<formats::ExtraFile>* extra_files) {
   const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
-  // What an interrupted move has left on the object store is checked later.
+  // StoreDestination checks what is on the object store: an interrupted move may have left it.
   const bool resumes =
       request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
-  if (resumes && object_store::is_on_store(request.destination)) {
+  const bool is_checked_later = resumes || overwrite == OverwritePolicy::replace;
+  if (is_checked_later && object_store::is_on_store(request.destination)) {
     for (const MergePath& source : request.sources.paths) {
       formats::require_apart(fs, source.path, request.destination);
     }
