@@ -95,8 +95,8 @@ std::string numpy_array_in_words(Object object) {
 std::optional<GeneratorState> generator_state(Object object) {
   constexpr std::int64_t kMaxNumel = 1024;
   const std::optional<NumpyArray> array = numpy_array(object);
-  if (!array || (array->dtype != "u4" && array->dtype != "u8") || array->shape.size() != 1 || array->shape[0] < 0 ||
-      array->shape[0] > kMaxNumel || !is_little_endian(array->dtype_call)) {
+  if (!array || (array->dtype != "u4" && array->dtype != "u8") || array->shape.size() != 1 ||
+      array->shape[0] < 0 || array->shape[0] > kMaxNumel || !is_little_endian(array->dtype_call)) {
     return std::nullopt;
   }
   return GeneratorState{static_cast<std::size_t>(array->shape[0]),
