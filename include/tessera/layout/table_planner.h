@@ -107,7 +107,8 @@ struct ProposedPlan {
 ///   receives a gradient of the same size. If a table is cut by rows, every shard sends sums of all
 ///   columns. If a table with row-wise state is cut by columns, each shard sends 4 bytes per id to
 ///   each other column shard.
-/// - memory: weights, state, dense gradient; a step's ids, outputs and their gradients.
+/// - memory: weights, state, dense gradient (of a dtype of less than 4 bytes also its float32 sum);
+///   a step's ids, outputs and their gradients.
 /// A data_parallel table is looked up for the rank's own samples, and its gradient is all-reduced:
 /// 2 (W-1)/W times the table's bytes. All times are added, as if nothing overlapped, and each id of
 /// a batch counts as a different row.
