@@ -24,6 +24,14 @@ double in_cache_lines(double nbytes) {
   return std::ceil(nbytes / kCacheLineNbytes) * kCacheLineNbytes;
 }
 
+/// Returns the bytes of a dense gradient for each element. A gradient is summed in float32, then
+/// converted to the table's dtype; for a moment both are there.
+double gradient_itemsize(const TableSize& table) {
+  constexpr std::size_t kSumItemsize = 4;
+  const std::size_t item = itemsize(table.dtype);
+  return static_cast<double>(item < kSumItemsize ? item + kSumItemsize : item);
+}
+
 double id_nbytes(const TableSize& table) {
   return kIdNbytes + (table.is_weighted ? kIdWeightNbytes : 0);
 }
@@ -86,7 +94,7 @@ class CostModel {
   double state_of_row() const { return static_cast<double>(table_.state_nbytes_per_row); }
 
   double kept_nbytes(double rows, double columns, TableKernel kernel) const {
-    const double gradient = kernel == TableKernel::dense ? columns * item() : 0;
+    const double gradient = kernel == TableKernel::dense ? columns * gradient_itemsize(table_) : 0;
     return rows * (columns * item() + gradient + state_of_row(columns) + state_of_row());
   }
 
@@ -269,7 +277,7 @@ double batch_nbytes(const TableSize& table, const PlannerOptions& options) {
 double table_nbytes(const TableSize& table) {
   const auto rows = static_cast<double>(table.rows);
   const auto columns = static_cast<double>(table.columns);
-  const double of_element = 2 * static_cast<double>(itemsize(table.dtype)) +
+  const double of_element = static_cast<double>(itemsize(table.dtype)) + gradient_itemsize(table) +
                             static_cast<double>(table.state_nbytes_per_element);
   return rows * (columns * of_element + static_cast<double>(table.state_nbytes_per_row));
 }

@@ -335,12 +335,20 @@ void read_table_notes(std::string_view text, const std::string& path, std::span<
   TableJson json(path, "notes about tables");
   const Value file = parse_json(text, path);
   json.refuse_unknown_keys(file, {"schema", "tables"});
+  std::map<const TableSize*, std::string> noted;  // the name in the notes
   for (const auto& [name, notes] : json.tables(file)) {
     const std::string& table = *name.get_if<std::string>();
     json.at_table(table);
-    const auto size = std::find_if(tables.begin(), tables.end(),
-                                   [&](const TableSize& each) { return each.name == table; });
+    const auto size = std::ranges::find_if(tables, [&](const TableSize& each) {
+      return each.name == table ||
+             std::ranges::find(each.other_names, table) != each.other_names.end();
+    });
     if (size == tables.end()) throw json.refusal("tables", "a table of that name", "none");
+    const auto [first, is_first] = noted.emplace(&*size, table);
+    if (!is_first) {
+      throw json.refusal("tables", "notes for only one of the names of a tied table",
+                         "also notes for " + printable(first->second));
+    }
     json.refuse_unknown_keys(notes, {"features", "pooling_factor", "weighted", "sharding", "ranks",
                                      "min_columns", "kernel"});
     constexpr auto kMostInt = std::numeric_limits<int>::max();
@@ -353,7 +361,7 @@ void read_table_notes(std::string_view text, const std::string& path, std::span<
     if (const Value* weighted = notes.find("weighted")) {
       size->is_weighted = json.truth(*weighted, "weighted");
     }
-    TableConstraint& constraint = options.constraints[table];
+    TableConstraint& constraint = options.constraints[size->name];
     if (const Value* shardings = notes.find("sharding")) {
       for (const Value& each : json.list(*shardings, "sharding", "a list of sharding types")) {
         constraint.shardings.push_back(json.sharding(each));

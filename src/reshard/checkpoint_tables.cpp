@@ -44,7 +44,11 @@ std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& cont
                             "one tensor of that name", "also " + printable(known.fqn),
                             "use patterns to select the tables of one collection");
     }
-    if (!table_of_tensor.emplace(name.tensor_index, tables.size()).second) continue;
+    const auto [place, is_first_name] = table_of_tensor.emplace(name.tensor_index, tables.size());
+    if (!is_first_name) {
+      tables[place->second].other_names.push_back(name.table);
+      continue;
+    }
     tables.push_back(
         {.name = name.table, .rows = meta.shape[0], .columns = meta.shape[1], .dtype = meta.dtype});
   }

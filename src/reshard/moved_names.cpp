@@ -359,6 +359,59 @@ void note_state_without_table_rule(const CheckpointContents& source, const Moved
                   (num_kept == 1 ? "keeps its name" : "keep their names"));
 }
 
+namespace {
+
+/// Returns the name that state of the parameter `name` would have if the parameter were called
+/// `other`. The state may lack first components of the parameter's name (`model.`), which both
+/// names then must have. Returns nothing if the state has another name of the parameter.
+std::optional<std::string> state_under(const std::string& state, std::string_view name,
+                                       std::string_view other) {
+  while (!name.empty()) {
+    const std::size_t at = (state + ".").find("." + std::string(name) + ".");
+    if (at != std::string::npos) {
+      std::string result = state;
+      return result.replace(at + 1, name.size(), other);
+    }
+    const std::size_t dot = name.find('.');
+    if (dot == std::string_view::npos || !other.starts_with(name.substr(0, dot + 1))) break;
+    name.remove_prefix(dot + 1);
+    other.remove_prefix(dot + 1);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void note_state_under_other_names(const CheckpointContents& source, const PlanOptions& options,
+                                  const MovedSelection& selection, PlanReport& report) {
+  if (options.only.selects_everything() || source.aliases.empty()) return;
+  std::map<std::string_view, std::vector<std::string>> names_of_tied;  // by the tensor's own name
+  for (const Alias& alias : source.aliases) {
+    auto& names = names_of_tied[alias.target];
+    if (names.empty()) names.push_back(alias.target);
+    names.push_back(alias.fqn);
+  }
+  const std::vector<StateRole> roles = classify_state(source);
+  std::set<std::string> told;
+  for (std::size_t t = 0; t < roles.size(); ++t) {
+    const std::string& state = source.tensors[t].meta.fqn;
+    if (!roles[t].parameter_index || selection.contains(state)) continue;
+    const auto tied = names_of_tied.find(source.tensors[*roles[t].parameter_index].meta.fqn);
+    if (tied == names_of_tied.end()) continue;
+    for (const std::string& name : tied->second) {
+      if (!selection.contains(name)) continue;
+      for (const std::string& stored : tied->second) {
+        const auto expected = state_under(state, stored, name);
+        if (selection.contains(stored) || !expected || !selection.contains(*expected)) continue;
+        if (!told.insert(name).second) continue;
+        report.note(
+            "names to move", name, "patterns that also select its optimizer state",
+            "state under its other name, such as " + printable(state) + ", which is left out");
+      }
+    }
+  }
+}
+
 void note_groups_with_old_names(const CheckpointContents& source, const MovedNames& moved,
                                 const PlanOptions& options, PlanReport& report) {
   if (options.renames.empty()) return;

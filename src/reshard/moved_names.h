@@ -90,6 +90,12 @@ void note_state_without_table_rule(const formats::CheckpointContents& source,
                                    const MovedNames& moved, const MovedSelection& selection,
                                    PlanReport& report);
 
+/// Adds a note for each selected name of a tied parameter whose optimizer state is stored under
+/// another of its names and is left out, if the patterns would select the state under that name.
+void note_state_under_other_names(const formats::CheckpointContents& source,
+                                  const PlanOptions& options, const MovedSelection& selection,
+                                  PlanReport& report);
+
 /// Adds a note for each optimizer whose state gets other names of parameters by the renames, and
 /// whose `param_groups` are moved. These list parameters, and no rename changes what they list.
 void note_groups_with_old_names(const formats::CheckpointContents& source, const MovedNames& moved,

@@ -111,6 +111,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_opened_classes(source, report);
   report_part(source, options.part, report);
   check_patterns_match(source, options, selection, report);
+  note_state_under_other_names(source, options, selection, report);
   note_groups_with_old_names(source, moved, options, report);
   note_kept_state(moved, selection, report);
   note_state_without_table_rule(source, moved, selection, report);

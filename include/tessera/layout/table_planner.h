@@ -23,6 +23,7 @@ struct TableSize {
   bool is_weighted = false;                    // every id has a weight
   std::uint64_t state_nbytes_per_row = 0;      // row-wise Adagrad: 4
   std::uint64_t state_nbytes_per_element = 0;  // Adagrad: 4, Adam: 8
+  std::vector<std::string> other_names{};      // of a tied table; notes may use any name
 };
 
 /// How a table is updated: row by row during the backward, or by an ordinary optimizer from a
@@ -107,7 +108,8 @@ struct ProposedPlan {
 ///   receives a gradient of the same size. If a table is cut by rows, every shard sends sums of all
 ///   columns. If a table with row-wise state is cut by columns, each shard sends 4 bytes per id to
 ///   each other column shard.
-/// - memory: weights, state, dense gradient; a step's ids, outputs and their gradients.
+/// - memory: weights, state, dense gradient (of a dtype of less than 4 bytes also its float32 sum);
+///   a step's ids, outputs and their gradients.
 /// A data_parallel table is looked up for the rank's own samples, and its gradient is all-reduced:
 /// 2 (W-1)/W times the table's bytes. All times are added, as if nothing overlapped, and each id of
 /// a batch counts as a different row.
@@ -138,7 +140,7 @@ ProposedPlan propose_plan(std::span<const TableSize> tables, const PlannerOption
 /// "sharding": ["row_wise", "column_wise"], "ranks": [0, 1], "min_columns": 32,
 /// "kernel": "dense"}}}`
 /// Requires: `options.world_size` is set. Throws: Error(corruption) that names `path`, the table
-/// and the broken rule, also for a table that is not in `tables`.
+/// and the broken rule, also for a table that is not in `tables`, or is noted under two names.
 void read_table_notes(std::string_view json, const std::string& path, std::span<TableSize> tables,
                       PlannerOptions& options);
 

@@ -55,7 +55,7 @@ std::size_t place_of(const LocalTable& table, int rank) {
 }  // namespace
 
 bool takes_steps(const LocalTable& table) {
-  return table.kernel == Kernel::fused && table.weight.requires_grad();
+  return table.kernel == Kernel::fused && table.weight.requires_grad() && table.is_in_backward;
 }
 
 Lookup::Lookup(const std::vector<Assignment>& assignments, PooledColumns columns,

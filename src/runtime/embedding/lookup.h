@@ -31,6 +31,8 @@ struct LocalTable {
   FusedState state;  // only of a table with a fused optimizer
   /// The ranks that hold columns of these rows, with this rank, in column order. Replicated: empty.
   std::vector<int> column_peers;
+  /// Whether the last backward was asked for the gradient of this table.
+  bool is_in_backward = false;
   /// The rows on the device, if the weight and the state are in host memory.
   std::unique_ptr<RowCache> cache{};
 
@@ -121,7 +123,7 @@ class Lookup {
   std::unique_ptr<TableKernels> kernels_;
 };
 
-/// Returns whether the backward updates a table, by a fused optimizer.
+/// Returns whether the current backward updates a table, by a fused optimizer.
 bool takes_steps(const LocalTable& table);
 
 }  // namespace tessera::embedding

@@ -45,10 +45,12 @@ ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mes
     size.num_features = static_cast<int>(config.feature_names.size());
     const auto factor = options.pooling_factors.find(config.name);
     if (factor != options.pooling_factors.end()) size.pooling_factor = factor->second;
-    if (options.optimizer) {
-      add_state(*options.optimizer, size);
+    TableConstraint& constraint = planner.constraints[config.name];
+    if (!options.optimizer) constraint.kernel = TableKernel::dense;
+    if (constraint.kernel == TableKernel::dense) {
+      size.state_nbytes_per_element = options.dense_state_nbytes_per_element;
     } else {
-      planner.constraints[config.name].kernel = TableKernel::dense;
+      add_state(*options.optimizer, size);
     }
   }
   return propose_plan(sizes, planner);

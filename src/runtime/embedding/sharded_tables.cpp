@@ -129,6 +129,43 @@ PooledColumns packed_columns(const std::vector<Assignment>& assignments) {
   return columns;
 }
 
+/// Returns whether an optimizer has taken steps that its state for this parameter remembers.
+bool has_state(const registry::FusedParameter& parameter) {
+  if (parameter.step != nullptr && *parameter.step != 0) return true;
+  return std::ranges::any_of(parameter.slots, [](const registry::FusedParameter::Slot& slot) {
+    return std::ranges::any_of(slot.entry.local_shards, [](const LocalShard& local) {
+      return local.tensor.any().item<bool>();
+    });
+  });
+}
+
+/// Copies this rank's part of a whole table's optimizer state. Throws if `table` has state of
+/// another kind, unless the optimizer of `whole` has not taken a step yet.
+void copy_state(const registry::FusedParameter& whole, LocalTable& table) {
+  const auto name_of_slot = [](const auto& slot) { return slot.name; };
+  const bool is_same_kind =
+      std::ranges::equal(whole.slots, table.state.slots, {}, name_of_slot, name_of_slot);
+  if (!is_same_kind) {
+    if (!has_state(whole)) return;
+    std::string found;
+    for (const auto& slot : whole.slots) found += (found.empty() ? "" : ", ") + slot.name;
+    throw Error::expected(
+        ErrorKind::invalid_argument, {.fqn = table.name}, "optimizer of a table",
+        "the fused kernel, with the kind of optimizer of the collection, whose state " + found +
+            " would be lost",
+        table.kernel == Kernel::dense ? "the dense kernel" : "another kind of optimizer");
+  }
+  for (std::size_t i = 0; i < table.state.slots.size(); ++i) {
+    const LocalShard& local = whole.slots[i].entry.local_shards.front();
+    Tensor state = local.tensor.narrow(0, table.region.offsets[0], table.region.sizes[0]);
+    if (state.dim() == 2) {
+      state = state.narrow(1, table.region.offsets[1], table.region.sizes[1]);
+    }
+    table.state.slots[i].tensor.copy_(state);
+  }
+  if (whole.step != nullptr) table.state.step = *whole.step;
+}
+
 }  // namespace
 
 ShardedTables::ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
@@ -289,6 +326,12 @@ LocalTable ShardedTables::place(const EmbeddingBagCollectionBase& collection, st
                            .narrow(1, local.region.offsets[1], local.region.sizes[1]));
   }
   local.weight.requires_grad_(collection.weight(config.name).requires_grad());
+  if (const auto* const fused = dynamic_cast<const registry::UpdatesParameters*>(&collection)) {
+    const auto parameters = fused->fused_updates()->parameters();
+    copy_state(*std::ranges::find(parameters, "embedding_bags." + config.name + ".weight",
+                                  &registry::FusedParameter::name),
+               local);
+  }
   return local;
 }
 
@@ -412,7 +455,7 @@ class LookupNode final : public torch::autograd::Node {
       throw Error::expected(
           ErrorKind::invalid_argument, {}, "backward of an embedding collection",
           "one backward for each forward", "a second backward",
-          "the first one has updated the tables; retain_graph does not work here");
+          "the first one may have updated the tables; retain_graph does not work here");
     }
     const auto inputs = std::exchange(inputs_, nullptr);
     // If this rank has no gradient for the output, it sends zeros, because another rank may have
@@ -422,11 +465,13 @@ class LookupNode final : public torch::autograd::Node {
             ? gradients[0].to(at::kFloat)
             : torch::zeros({inputs->sharded->batch().batch_size, tables_->tables().output_width()},
                            tables_->float_options());
-    // A backward that asks only for gradients of the sample weights (torch::autograd::grad) must
-    // not update the tables.
-    const std::size_t num_tables = tables_->local().size();
+    // A backward for some tensors only (torch::autograd::grad, or `inputs` of backward) must not
+    // update other tables.
     bool moves_tables = false;
-    for (std::size_t i = 0; i < num_tables; ++i) moves_tables |= task_should_compute_output(i);
+    for (LocalTable& table : tables_->local()) {
+      table.is_in_backward = task_should_compute_output(table.table);
+      moves_tables |= table.is_in_backward;
+    }
     Tensor weight_gradients;
     if (inputs->weights.defined()) {
       weight_gradients = torch::zeros({inputs->weights.numel()}, tables_->float_options());
@@ -465,8 +510,8 @@ std::uint64_t ShardedTables::fingerprint() const {
 
 std::shared_ptr<Inputs> ShardedTables::start(const KeyedJaggedTensor& batch) {
   OwnBatch own{.batch = batch, .refusal = nullptr};
-  own.wants_weight_gradients =
-      batch.has_weights() && batch.weights().requires_grad() && at::GradMode::is_enabled();
+  // Also under a NoGradGuard, because `forward` may run without it later.
+  own.wants_weight_gradients = batch.has_weights() && batch.weights().requires_grad();
   return start(own);
 }
 
@@ -495,6 +540,7 @@ std::shared_ptr<Inputs> ShardedTables::start(const OwnBatch& batch) {
   auto inputs = std::make_shared<Inputs>();
   inputs->tables = weak_from_this();
   if (batch.wants_weight_gradients) {
+    const at::AutoGradMode with_history(true);
     inputs->weights = batch.batch->weights().to(float_options());
   }
   const std::uint64_t common = fingerprint();
@@ -542,7 +588,10 @@ Tensor ShardedTables::looked_up(const std::shared_ptr<Inputs>& inputs,
   torch::autograd::variable_list sources;
   for (const LocalTable& table : local_) sources.push_back(table.weight);
   sources.push_back(inputs->weights);
-  if (at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(sources)) {
+  // If any rank wants gradients of its sample weights, the backward has collectives, so all ranks
+  // must run it. A rank that wants no gradient then has a node without inputs.
+  if (at::GradMode::is_enabled() && (torch::autograd::compute_requires_grad(sources) ||
+                                     inputs->sharded->returns_weight_gradients())) {
     auto node = make_node<LookupNode>(shared_from_this(), inputs, passes);
     node->set_next_edges(torch::autograd::collect_next_edges(sources));
     torch::autograd::set_history(output, node);

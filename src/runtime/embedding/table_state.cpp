@@ -57,25 +57,29 @@ std::shared_ptr<registry::FusedUpdates> fused_updates(
 }
 
 void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTables>& tables) {
+  // Weak, because the registry may keep hooks for some time after the collection is destroyed. The
+  // collection owns the tables.
+  const std::weak_ptr<ShardedTables> weak = tables;
   registry::add_state_dict_post_hook(
-      collection, [tables](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
-                           const StateDictOptions& options) {
-        tables->write_back_cached_rows();
-        for (const LocalTable& table : tables->local()) {
-          state::show_whole(state_dict, prefix + weight_name(table), tables->weight_entry(table),
-                            *tables->mesh().world(), options);
+      collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
+                         const StateDictOptions& options) {
+        const auto its = weak.lock();
+        its->write_back_cached_rows();
+        for (const LocalTable& table : its->local()) {
+          state::show_whole(state_dict, prefix + weight_name(table), its->weight_entry(table),
+                            *its->mesh().world(), options);
         }
       });
-  registry::add_load_state_dict_pre_hook(collection, [tables](Module& /*owner*/,
-                                                              StateDict& state_dict,
-                                                              const std::string& prefix,
-                                                              LoadReport& report) {
-    tables->write_back_cached_rows();  // also empties the caches, whose rows are about to change
-    for (const LocalTable& table : tables->local()) {
-      state::show_local_shard(state_dict, prefix + weight_name(table), tables->weight_entry(table),
-                              table.weight, report);
-    }
-  });
+  registry::add_load_state_dict_pre_hook(
+      collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
+                         LoadReport& report) {
+        const auto its = weak.lock();
+        its->write_back_cached_rows();  // also empties the caches, whose rows are about to change
+        for (const LocalTable& table : its->local()) {
+          state::show_local_shard(state_dict, prefix + weight_name(table), its->weight_entry(table),
+                                  table.weight, report);
+        }
+      });
 }
 
 }  // namespace tessera::embedding

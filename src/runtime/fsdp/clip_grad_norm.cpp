@@ -9,8 +9,10 @@
 
 #include "runtime/fsdp/flat_param_handle.h"
 #include "runtime/fsdp/touch_dispatch.h"
+#include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/parameter_shards.h"
 #include "tessera/base/error.h"
+#include "tessera/runtime/registry/registry.h"
 
 namespace tessera {
 namespace {
@@ -56,6 +58,15 @@ void refuse_whole_parameters(const torch::nn::Module& root) {
   }
 }
 
+/// Returns the group of all ranks of the model; nullptr if there is only this rank.
+std::shared_ptr<dist::Group> group_of_model(const torch::nn::Module& root) {
+  for (const auto& module : root.modules()) {
+    const auto mesh = registry::applied_mesh(*module);
+    if (mesh && mesh->world_size() > 1) return mesh->world();
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type) {
@@ -75,6 +86,8 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   std::vector<std::shared_ptr<dist::Group>> groups;
   std::map<const dist::Group*, Norm> sharded;
   Norm total(norm_type);
+  Norm own_copies(norm_type);  // of gradients that nothing keeps equal on all ranks
+  bool has_own_copies = false;
   std::vector<at::Tensor> gradients;
   std::set<const c10::TensorImpl*> seen;
   for (const at::Tensor& parameter : root.parameters()) {
@@ -85,6 +98,9 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
       const auto [it, is_new] = sharded.try_emplace(shard->group.get(), norm_type);
       if (is_new) groups.push_back(shard->group);
       norm = &it->second;
+    } else if (!shard && registry::gradient_hook(parameter) == nullptr) {
+      norm = &own_copies;
+      has_own_copies = has_own_copies || parameter.requires_grad();
     }
     if (!parameter.grad().defined()) continue;
     norm->add(parameter.grad());
@@ -99,6 +115,12 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
     at::Tensor sum = torch::full({1}, own.power(), at::device(group->device()).dtype(at::kDouble));
     group->all_reduce(sum, "gradient norm").wait();
     total.add_power(sum.item<double>());
+  }
+  if (const auto group = has_own_copies ? group_of_model(root) : nullptr) {
+    // Takes the largest, so that all ranks scale their shards of the other gradients equally.
+    total.add_power(group->max(own_copies.power(), "gradient norm"));
+  } else {
+    total.add_power(own_copies.power());
   }
   const double norm = total.value();
   const double factor = max_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_

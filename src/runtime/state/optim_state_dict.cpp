@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/json.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_hints.h"
@@ -190,10 +191,16 @@ class OptimizerWalk {
 
 void OptimizerWalk::take(const Optimizer& optimizer) {
   const OptimizerAdapter& adapter = OptimizerAdapter::of(optimizer);
-  const auto parameters = state::parameters_of(model_, optimizer);
-  for (const OptimizerParameter& parameter : parameters) {
+  auto parameters = state::parameters_of(model_, optimizer);
+  for (OptimizerParameter& parameter : parameters) {
     const auto it = optimizer.state().find(parameter.tensor.unsafeGetTensorImpl());
     if (it == optimizer.state().end()) continue;
+    // If each rank has its own copy of a parameter, rank 0's is saved, with its state. FULL has
+    // this rank's copy of both, without a message: other ranks may have no state of the parameter.
+    const StateTensor& own = parameter.layout;
+    const bool is_own_copy = own.layout == state::layout_of_own_copies(own.shape) &&
+                             !registry::find_shard(parameter.tensor);
+    if (is_own_copy && options_.type == FULL) parameter.layout.layout.clear();
     const auto& group_options = optimizer.param_groups()[parameter.group].options();
     for (const auto& slot : adapter.slots(*it->second, group_options)) {
       if (slot.tensor->defined()) {
@@ -201,11 +208,9 @@ void OptimizerWalk::take(const Optimizer& optimizer) {
       }
     }
     if (const std::int64_t* const step = adapter.step(*it->second)) {
-      // If each rank has its own copy of a parameter, rank 0's is saved, with its step.
-      const StateTensor& own = parameter.layout;
-      const bool is_own_copy = own.layout == state::layout_of_own_copies(own.shape);
       add_step(parameter.fqn, *step,
-               is_own_copy ? state::layout_of_own_copies({}) : std::vector<Shard>());
+               is_own_copy && options_.type != FULL ? state::layout_of_own_copies({})
+                                                    : std::vector<Shard>());
     }
   }
   for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {

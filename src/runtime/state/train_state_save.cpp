@@ -159,6 +159,10 @@ bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format for
   auto live = std::make_shared<LiveState>(
       state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
   auto plan = std::make_shared<reshard::Plan>(state::plan_save(*live, mesh_.rank()));
+  // Later saves only need the regions. The tensors may be copies, or be replaced meanwhile.
+  for (auto& shards : live->held) {
+    for (LocalShard& shard : shards) shard.tensor = at::Tensor();
+  }
   // Set together with the digest, so that a save after a failure does not mix two layouts.
   live_ = std::move(live);
   plan_ = std::move(plan);

@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "runtime/embedding/initial_weight.h"
 #include "runtime/embedding/tables.h"
@@ -11,6 +13,7 @@
 #include "tessera/runtime/embedding/input_pipeline.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/replicate/replicate.h"
+#include "tessera/runtime/state/optim_state_dict.h"
 
 // Shows D2, D5, D7, D8. Initial values, and misuse that must not lead to a wrong row, a crash or a
 // rank that hangs.
@@ -188,6 +191,130 @@ TEST(HostileTablesTest, OneRankAloneMayWantGradientsOfItsWeights) {
     EXPECT_EQ(weights.grad().defined(), mesh.rank() == 0);
     EXPECT_EQ(tables->forward(batch).values().size(0), mesh.rank() == 0 ? 1 : 2);
   });
+}
+
+// Shows D8.
+TEST(HostileTablesTest, OneRankAloneMayWantGradientsOfItsWeightsOfFrozenTables) {
+  const dist::MeshOptions soon{.timeout = std::chrono::seconds(20)};
+  test::on_ranks(
+      2,
+      [](const dist::Mesh& mesh) {
+        const auto collection = test::small_collection({.is_weighted = true});
+        for (const at::Tensor& weight : collection.parameters()) weight.requires_grad_(false);
+        const auto tables = shard(collection, plan("row_wise", 2), mesh);
+        const at::Tensor weights = torch::ones({4}).requires_grad_(mesh.rank() == 0);
+        const auto batch =
+            mesh.rank() == 0
+                ? KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
+                                                  torch::tensor({1, 1, 1, 1}, at::kLong),
+                                                  torch::ones({4}, at::kLong), weights)
+                : KeyedJaggedTensor::empty({"user", "item", "city", "day"}, 2);
+        tables->forward(batch).values().sum().backward();
+        ASSERT_EQ(weights.grad().defined(), mesh.rank() == 0);
+        if (mesh.rank() != 0) return;
+        EXPECT_GT(weights.grad().abs().min().item<float>(), 0);
+      },
+      soon);
+}
+
+// Shows D8.
+TEST(HostileTablesTest, WeightsGetGradientsIfTheBatchWasDistributedUnderNoGradGuard) {
+  const dist::Mesh alone;
+  const auto tables = shard(test::small_collection({.is_weighted = true}), plan("table_wise", 1),
+                            alone, {.optimizer = Sgd{.lr = 0.1}});
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {  // double ones are converted
+    const at::Tensor weights = torch::ones({4}, dtype).requires_grad_();
+    const auto batch = KeyedJaggedTensor::from_lengths({"user", "item", "city", "day"},
+                                                       torch::tensor({1, 1, 1, 1}, at::kLong),
+                                                       torch::ones({4}, at::kLong), weights);
+    std::optional<DistributedInput> input;
+    {
+      const at::NoGradGuard no_grad;
+      input = tables->distribute(batch);
+    }
+    tables->forward(std::move(*input)).values().sum().backward();
+    ASSERT_TRUE(weights.grad().defined()) << dtype;
+    EXPECT_GT(weights.grad().abs().min().item<double>(), 0) << dtype;
+  }
+}
+
+// Shows D9.
+TEST(HostileTablesTest, ABackwardForOneTableMovesNoOther) {
+  for (const std::string kind : {"table_wise", "column_wise", "data_parallel"}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      const auto tables = sharded_collection(
+          mesh, kind,
+          {.kernel = {{"users", Kernel::dense}}, .optimizer = RowWiseAdagrad{.lr = 0.1}});
+      const auto weights_now = [&] {
+        std::vector<at::Tensor> weights;
+        for (const at::Tensor& weight : tables->parameters()) {
+          weights.push_back(weight.detach().clone());
+        }
+        return weights;
+      };
+      const auto batch = test::small_batch(mesh.rank() * 2, 0);
+      const std::vector<at::Tensor> before = weights_now();
+      const auto loss = test::loss_of(tables->forward(batch).values());
+      const auto gradients = torch::autograd::grad({loss}, {tables->weight("users")});
+      EXPECT_TRUE(gradients.front().defined());
+      test::expect_same(weights_now(), before);
+      // A backward for all tensors moves the fused tables.
+      const at::Tensor days = tables->weight("days").detach().clone();
+      test::loss_of(tables->forward(batch).values()).backward();
+      EXPECT_TRUE(days.numel() == 0 || !torch::equal(tables->weight("days"), days)) << kind;
+    });
+  }
+}
+
+// Shows D9.
+TEST(HostileTablesTest, ShardingFusedTablesKeepsTheirOptimizerState) {
+  for (const embedding::FusedOptimizer& optimizer : test::fused_optimizers()) {
+    for (const std::string kind : {"row_wise", "column_wise", "mixed", "data_parallel"}) {
+      test::on_ranks(2, [&](const dist::Mesh& mesh) {
+        at::set_num_threads(1);
+        FusedEmbeddingBagCollection fused(test::small_tables(), optimizer);
+        const auto copy = test::small_collection();
+        const at::NoGradGuard no_grad;
+        for (const EmbeddingBagConfig& config : fused.tables().configs()) {
+          fused.weight(config.name).copy_(copy.weight(config.name));
+        }
+        const auto train = [&](EmbeddingBagCollectionBase& tables, const KeyedJaggedTensor& batch,
+                               double factor) {
+          const at::AutoGradMode with_gradients(true);
+          (tables.forward(batch).values().square().sum() * factor).backward();
+        };
+        train(fused, test::small_batch(2, 0), 1);
+        const auto tables = shard(fused, plan(kind, 2), mesh, ShardOptions{.optimizer = optimizer});
+        train(fused, test::joined({test::small_batch(0, 1), test::small_batch(1, 1)}), 0.5);
+        train(*tables, test::small_batch(mesh.rank(), 1), 1);
+        StateDict whole = optim_state_dict(*tables);
+        const auto expected = std::make_shared<FusedEmbeddingBagCollection>(std::move(fused));
+        for (const StateDict::Item& item : optim_state_dict(*expected)) {
+          if (!std::holds_alternative<StateTensor>(item.entry)) continue;
+          EXPECT_TRUE(torch::allclose(whole.tensor(item.fqn),
+                                      std::get<StateTensor>(item.entry).tensor(item.fqn), 1e-4,
+                                      1e-6))
+              << kind << ": " << item.fqn;
+        }
+      });
+    }
+  }
+}
+
+// Shows D9.
+TEST(HostileTablesTest, StateOfFusedTablesIsNotDroppedForAnotherOptimizer) {
+  const dist::Mesh alone;
+  FusedEmbeddingBagCollection fused(test::small_tables(), RowWiseAdagrad{.lr = 0.1});
+  const auto refusal_with = [&](const ShardOptions& options) {
+    return error_of([&] { shard(fused, plan("table_wise", 1), alone, options); });
+  };
+  EXPECT_EQ(refusal_with({}), "none") << "no step has been taken yet";
+  test::loss_of(fused.forward(test::small_batch(0, 0)).values()).backward();
+  EXPECT_THAT(refusal_with({}),
+              testing::AllOf(HasSubstr("users: optimizer of a table"), HasSubstr("row_sum"),
+                             HasSubstr("the dense kernel")));
+  EXPECT_THAT(refusal_with({.optimizer = embedding::Adam{}}), HasSubstr("another kind"));
+  EXPECT_EQ(refusal_with({.optimizer = RowWiseAdagrad{.lr = 0.01}}), "none");
 }
 
 // Shows D8.

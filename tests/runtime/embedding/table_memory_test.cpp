@@ -4,6 +4,7 @@
 #include "runtime/support/counting_allocator.h"
 #include "runtime/support/ranks.h"
 #include "support/temporary_directory.h"
+#include "tessera/runtime/embedding/plan_tables.h"
 #include "tessera/runtime/state/train_state.h"
 
 // Shows D7. A rank takes memory for its shard, its state, and the buffers of a step.
@@ -58,6 +59,49 @@ TEST(TableMemoryTest, ARankTakesItsShardItsStateAndTheBuffersOfAStep) {
         EXPECT_LE(test::allocated_memory().peak - at_start, kWorkspace + kSlack) << step;
       }
     });
+  }
+}
+
+// Shows D7.
+TEST(TableMemoryTest, DestroyedTablesFreeTheirMemoryAtOnce) {
+  const dist::Mesh alone;
+  const EmbeddingBagCollection whole({big_table()}, {.device = at::kMeta});
+  TablePlan plan;
+  plan.tables["big"] = {TableSharding::table_wise, {0}};
+  const std::int64_t before = test::allocated_memory().now;
+  shard(whole, plan, alone, {.optimizer = embedding::Adagrad{}}).reset();
+  EXPECT_LE(test::allocated_memory().now - before, kSlack);
+}
+
+// Shows D7.
+TEST(TableMemoryTest, APlanCountsGradientAndStateOfADenseTable) {
+  at::set_num_threads(1);
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    const auto item = static_cast<std::int64_t>(c10::elementSize(dtype));
+    constexpr std::int64_t kSamples = 200;
+    EmbeddingBagConfig table = big_table();
+    table.dtype = dtype;
+    const dist::Mesh alone;
+    const ProposedPlan proposed =
+        embedding::plan({table}, alone,
+                        {.memory_per_rank = 1_GiB,
+                         .batch_size = kSamples,
+                         .pooling_factors = {{"big", 3}},
+                         .dense_state_nbytes_per_element = static_cast<std::uint64_t>(item)});
+    const std::int64_t before = test::allocated_memory().now;
+    test::reset_peak();
+    const EmbeddingBagCollection whole({table}, {.device = at::kMeta});
+    const auto tables = shard(whole, proposed.plan, alone);
+    torch::optim::SGD optimizer(tables->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < 3; ++step) {
+      tables->forward(batch_of(kSamples, 0)).values().sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const std::int64_t peak = test::allocated_memory().peak - before;
+    const auto counted = static_cast<std::int64_t>(proposed.ranks.front().nbytes);
+    EXPECT_LE(peak, counted + kSlack) << dtype;
+    EXPECT_GE(peak, counted - counted / 20) << dtype << ": and not much more";
   }
 }
 

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "runtime/support/checks.h"
 #include "runtime/support/models.h"
 #include "runtime/support/ranks.h"
@@ -285,6 +287,25 @@ TEST(PassTest, IgnoredStatesAreLeftAlone) {
     forward(model, torch::ones({2, 7})).sum().backward();
     EXPECT_EQ(model->down->weight.grad().sizes(), model->down->weight.sizes());
   });
+}
+
+// Shows B21.
+TEST(PassTest, AllRanksClipByOneNormAlsoWithIgnoredParameters) {
+  for (const double norm_type : {2.0, std::numeric_limits<double>::infinity()}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      Mlp model = seeded<Mlp>();
+      fully_shard(*model, {.mesh = mesh, .ignored_modules = {model->down.ptr()}});
+      forward(model, torch::ones({2, 7})).sum().backward();
+      model->down->weight.mutable_grad().mul_(100 * (1 + mesh.rank()));  // not averaged
+      const std::vector<at::Tensor> before = test::gradients(*model);
+      const double norm = clip_grad_norm_(*model, 1, norm_type);
+      EXPECT_EQ(norm, mesh.world()->max(norm, "of all ranks"));
+      const double of_largest =
+          mesh.world()->max(at::linalg_vector_norm(before[4], norm_type).item<double>(), "largest");
+      EXPECT_NEAR(norm / of_largest, 1, 0.1);
+      test::expect_same(test::gradients(*model), before, 1 / norm);
+    });
+  }
 }
 
 // Shows B20.

@@ -18,6 +18,13 @@ using test::sharded_mlp;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+/// A module that `clone` can copy.
+struct CopyableImpl : torch::nn::Cloneable<CopyableImpl> {
+  CopyableImpl() { reset(); }
+  void reset() override { weight = register_parameter("weight", torch::ones({4, 3})); }
+  at::Tensor weight;
+};
+
 void backward(Mlp& model) {
   forward(model, mlp_input()).square().sum().backward();
 }
@@ -46,6 +53,25 @@ TEST(TorchFunctionsTest, ClipGradNormOfTorchIsRefusedByName) {
       backward(model);
     });
   }
+}
+
+// What docs/traps.md says about copies.
+TEST(TorchFunctionsTest, ACopyOfAShardedModuleIsAPlainModuleOfShards) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const auto model = std::make_shared<CopyableImpl>();
+    fully_shard(*model, {.mesh = mesh});
+    const auto copy = model->clone();
+    EXPECT_EQ(state_dict(*copy).tensor("weight").sizes(), at::IntArrayRef({6}));
+    EXPECT_THAT(error_of([&] { const ForwardScope scope(*copy); }), HasSubstr("neither"));
+    const auto second = std::make_shared<CopyableImpl>();
+    fully_shard(*second, {.mesh = mesh});
+    {
+      const at::NoGradGuard no_grad;
+      parameters(*model).front().fill_(2);
+    }
+    load_state_dict(*second, state_dict(*model, {.type = SHARDED}));
+    EXPECT_TRUE(state_dict(*second).tensor("weight").eq(2).all().item<bool>());
+  });
 }
 
 TEST(TorchFunctionsTest, NormsOfThisRanksPartAreThereForTheAsking) {

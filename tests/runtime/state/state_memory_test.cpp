@@ -171,5 +171,18 @@ TEST(StateMemoryTest, RanksThatOnlySendTakeNoMemory) {
   }
 }
 
+TEST(StateMemoryTest, ASaveKeepsNoCopyOfWhatIsNotContiguous) {
+  struct TransposedImpl : torch::nn::Module {
+    TransposedImpl() { weight = register_parameter("weight", torch::ones({512, 1024}).t()); }
+    at::Tensor weight;
+  };
+  const test::TemporaryDirectory directory;
+  const auto model = std::make_shared<TransposedImpl>();
+  TrainState state(model);
+  const std::int64_t before = test::allocated_memory().now;
+  save(state, directory.path() + "/a");
+  EXPECT_LE(test::allocated_memory().now - before, std::int64_t{64} << 10);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -1164,6 +1164,9 @@ TEST(TrainStateTest, OfParametersThatReplicateIgnoresRankZerosAreSaved) {
     std::vector<at::Tensor> expected = {weight.clone(), moment(), torch::tensor(2.0F)};
     for (at::Tensor& tensor : expected) mesh.world()->broadcast(tensor, 0, "rank 0's").wait();
     EXPECT_EQ(weight.equal(expected[0]), mesh.rank() == 0);
+    EXPECT_TRUE(state_dict(*model).tensor("middle.weight").equal(weight)) << "FULL has own copies";
+    EXPECT_TRUE(
+        optim_state_dict(*model, optimizer).tensor("state.middle.weight.exp_avg").equal(moment()));
     const StateDict whole = state_dict(*model, {.rank0_only = true});
     const StateDict of_optimizer = optim_state_dict(*model, optimizer, {.rank0_only = true});
     const auto expect_those_of_rank0 = [&] {

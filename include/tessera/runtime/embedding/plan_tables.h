@@ -34,6 +34,9 @@ struct PlanOptions {
   PlannerBandwidths bandwidths{};                        // to estimate times
   std::uint64_t reserved = 0;                            // bytes of memory_per_rank to leave free
   bool is_weighted = false;                              // every id has a weight
+  /// The bytes that an optimizer of torch::optim keeps for each element of a dense table: of a
+  /// float32 table 4 for SGD with momentum or Adagrad, 8 for Adam.
+  std::uint64_t dense_state_nbytes_per_element = 0;
 };
 
 /// Proposes a plan for the tables of a collection over the ranks of a mesh. See `propose_plan`.

@@ -42,7 +42,8 @@ class ShardedEmbeddingBagCollection;
 /// equal on all ranks and may be destroyed afterwards. If `collection` is on the meta device, each
 /// rank only initialises its shards. The initial values depend on one seed from rank 0's default
 /// generator, not on the table plan. With an `init_fn` they also depend on the table plan, but
-/// replicas are equal. A frozen weight stays frozen. Call `shard` before creating an optimizer.
+/// replicas are equal. A frozen weight stays frozen. Also copies the optimizer state of a
+/// FusedEmbeddingBagCollection. Call `shard` before creating an optimizer.
 /// Collective: makes further connections between the ranks. The first forward (or `distribute`)
 /// throws Error(mismatch) if ranks have different tables, plans, kernels or kinds of optimizer.
 /// Throws:
@@ -52,7 +53,7 @@ class ShardedEmbeddingBagCollection;
 ///   devices and `options` names none;
 /// - Error(invalid_argument) if the mesh has no collectives for the device of the tables;
 /// - Error(invalid_argument) if a fused table has no optimizer, or a number of the optimizer is
-///   invalid;
+///   invalid, or a FusedEmbeddingBagCollection has state of another kind of optimizer;
 /// - Error(invalid_argument) if `kernel` or `cached_rows` names an unknown table, or `cached_rows`
 ///   a table that is dense or data_parallel, or a number of rows that is not in [1, 2^31);
 /// - Error(unsupported) naming table, device and bytes if this rank has too little memory. If
@@ -89,7 +90,8 @@ class DistributedInput {
 /// `forward` and its backward are collective over the mesh. Batches may differ in size and may be
 /// empty. If one rank refuses its batch, all ranks throw. The output is that of the unsharded
 /// collection for this rank's batch. If a table is cut by rows, each shard sums its rows of a bag
-/// first; these sums are added in the order of the mesh's ranks. A second backward throws.
+/// first; these sums are added in the order of the mesh's ranks. A second backward throws. A
+/// backward for some tensors only (torch::autograd::grad) updates only the fused tables among them.
 class ShardedEmbeddingBagCollection final : public EmbeddingBagCollectionBase,
                                             public registry::UpdatesParameters {
  public:

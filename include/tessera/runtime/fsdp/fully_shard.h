@@ -190,9 +190,11 @@ auto on_meta_device(Make&& make) {
 /// Scales all `.grad`s at and below `root`, sharded or not, so that their norm is at most
 /// `max_norm`. Returns the norm of the whole model before scaling, for every strategy. Call it
 /// between backward and optimizer step. `norm_type`: a positive number or infinity. If the norm is
-/// NaN, all gradients become NaN, as in PyTorch. Do not use torch::nn::utils::clip_grad_norm_
-/// instead: it would see only this rank's shards, so it throws. Collective over the meshes of
-/// sharded units and tables. Throws: Error(invalid_argument) unless `norm_type > 0` and `max_norm
+/// NaN, all gradients become NaN, as in PyTorch. Gradients that nothing averages (of
+/// ignored_states) count with the largest norm that a rank has of them. Do not use
+/// torch::nn::utils::clip_grad_norm_ instead: it would see only this rank's shards, so it throws.
+/// Collective over the meshes of sharded units and tables, and with ignored parameters over the
+/// model's. Throws: Error(invalid_argument) unless `norm_type > 0` and `max_norm
 /// >= 0`, or within unshard_params.
 double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_type = 2.0);
 
