@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/file_descriptor.h"
+#include "base/live_file.h"
 #include "base/named_object.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -35,7 +36,7 @@ struct stat status_of(const FileDescriptor& file, const std::string& path) {
   return status;
 }
 
-class PosixReadableFile final : public ReadableFile {
+class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
  public:
   explicit PosixReadableFile(const std::string& path)
       // O_NONBLOCK: opening a fifo must not wait for its writer.
@@ -52,6 +53,9 @@ class PosixReadableFile final : public ReadableFile {
   const std::string& path() const override { return path_; }
   std::uint64_t nbytes() const override { return nbytes_; }
   std::string version() const override { return version_; }
+  bool is_as_opened() const override {
+    return detail::state_in_words(status_of(file_, path_)) == version_;
+  }
 
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
     const ByteRange range{offset, offset + out.size()};

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/live_file.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -80,6 +81,12 @@ class KeptFile final : public ReadableFile {
     OpenFile file = OpenFiles::of_process().find(this);
     if (!file) file = open_again();
     file->read_at(offset, out);
+    // The file may have been overwritten in place: torch.save and safetensors do that.
+    const auto* const live = dynamic_cast<const tessera::detail::LiveFile*>(file.get());
+    if (live == nullptr || live->is_as_opened()) return;
+    throw Error::expected(ErrorKind::mismatch, {.path = path_}, "file",
+                          "the file as it was when it was opened: " + version_,
+                          "one that was written since then", "does another program write it?");
   }
 
  private:

@@ -14,9 +14,9 @@ std::size_t num_files_kept_open();
 
 /// Opens a file for a reader that may have many files. The file stays open while it is among the
 /// most recently read ones, and is opened again when needed. `fs` must outlive the returned file.
-/// Thread-safe. Throws: as FileSystem::open. A read that opens the file again throws
-/// Error(corruption) if its size has changed, and Error(mismatch) if it has been changed or
-/// replaced (ReadableFile::version).
+/// Thread-safe. Throws: as FileSystem::open. A read throws Error(mismatch) if the file has been
+/// written since it was opened. A read that opens the file again throws Error(corruption) if its
+/// size has changed, and Error(mismatch) if it has been replaced (ReadableFile::version).
 std::unique_ptr<ReadableFile> open_kept(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -225,8 +225,11 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
     note_untied(name, ties_a, ties_b, result.report);
     const TensorMeta& meta_a = a.contents().tensors[in_a.index].meta;
     const TensorMeta& meta_b = b.contents().tensors[in_b.index].meta;
+    // An element of float4 is two numbers, so it is comparable only to another one.
     const bool is_dtype_wrong =
-        meta_a.dtype != meta_b.dtype && options.dtypes == DiffOptions::DTypes::must_agree;
+        meta_a.dtype != meta_b.dtype &&
+        (options.dtypes == DiffOptions::DTypes::must_agree ||
+         meta_a.dtype == DType::float4_e2m1fn_x2 || meta_b.dtype == DType::float4_e2m1fn_x2);
     if (meta_a.shape != meta_b.shape) add(Kind::shape, name, &in_a, &in_b);
     if (is_dtype_wrong) add(Kind::dtype, name, &in_a, &in_b);
     if (meta_a.shape != meta_b.shape || is_dtype_wrong) continue;

@@ -91,5 +91,15 @@ TEST_F(OpenFilesTest, AFileThatWasReplacedByOneOfTheSameSizeIsRefused) {
               ThrowsError(ErrorKind::mismatch, "file: expected the file that was opened: 2 bytes"));
 }
 
+TEST_F(OpenFilesTest, AFileThatWasOverwrittenInPlaceIsRefused) {
+  const auto file = open_kept(fs_, write(-1, "ab"));
+  const auto time = std::filesystem::last_write_time(file->path());
+  EXPECT_EQ(first_byte(*file), std::byte{'a'});
+  write(-1, "cd");
+  std::filesystem::last_write_time(file->path(), time + std::chrono::seconds(1));
+  EXPECT_THAT([&] { first_byte(*file); },
+              ThrowsError(ErrorKind::mismatch, "expected the file as it was when it was opened"));
+}
+
 }  // namespace
 }  // namespace tessera::formats

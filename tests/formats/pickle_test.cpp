@@ -98,6 +98,8 @@ TEST(PickleTest, ReadsEveryPlainOpcode) {
       {"\x8c\x02xy."s, "\"xy\""},
       {"\x8d\x02\x00\x00\x00\x00\x00\x00\x00xy."s, "\"xy\""},
       {"Va\\u00e9\xe9\n."s, "\"a\xc3\xa9\xc3\xa9\""},
+      {"V\\\\u0041\n."s, R"("\\\\u0041")"},  // no escape behind a backslash that is text
+      {"V\\\\\\u0041\n."s, R"("\\\\A")"},
       {unicode("\xed\xa0\x80") + ".", R"({"$str":"7aCA"})"},  // a lone surrogate
       {"V\\ud800\n."s, R"({"$str":"7aCA"})"},
       {"U\x03\xed\xa0\x80."s, R"({"$bytes":"7aCA"})"},  // in Python 2 this is bytes

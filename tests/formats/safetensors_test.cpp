@@ -883,6 +883,18 @@ TEST_F(SafetensorsTest, ValuesThatAWriterHadReplacedWhenItDiedAreRead) {
   }
 }
 
+TEST_F(SafetensorsTest, AFileThatTakesThePlaceOfAnOpenOneGivesNoNumbers) {
+  MemoryCheckpoint first;
+  first.add({"x", DType::uint8, {1}}, bytes_of<std::uint8_t>({7}));
+  write(first, "a.safetensors");
+  put_safetensors("b.safetensors", R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  const auto reader = open(tmp_ / "a.safetensors");
+  std::filesystem::rename(tmp_ / "b.safetensors", tmp_ / "a.safetensors");
+  std::byte byte{};
+  reader->read_piece(0, 0, {0, 1}, {&byte, 1});
+  EXPECT_EQ(byte, std::byte{7});
+}
+
 TEST_F(SafetensorsTest, NothingIsLeftOfValuesThatNobodyNames) {
   write(make_rich_checkpoint(), "a.safetensors");
   std::filesystem::copy_file(tmp_ / "a.safetensors.values.json",

@@ -153,6 +153,8 @@ TEST(ZipReaderTest, RefusesBrokenArchives) {
       {with([](auto& m) { m[1].name = std::string("a\0b", 3); }), "without '..'"},
       {with([](auto& m) { m[1].name = std::string(2000, 'n'); }), "at most 1024 bytes"},
       {with([](auto& m) { m[1].name = m[0].name; }), "each name once"},
+      {with([](auto& m) { m[0].name = "z/data/0", m[1].name = "z/Data/0"; }),
+       "member 'z/data/0' and member 'z/Data/0' (torch reads one of them for both)"},
       {with([](auto& m) { m[1].flags = 1; }), "found encrypted data"},
       {with([](auto& m) { m[1].header_offset = 0; }), "overlap"},
       {with([](auto& m) { m[1].header_offset = 0xfffffff0; }), "an offset beyond it"},

@@ -242,6 +242,24 @@ TEST(DiffTest, AnyDtypesAreComparedAsNumbersWhenAsked) {
   EXPECT_EQ(differences[0].elements->first_b, "2");
 }
 
+// The bytes of float4 are the numbers 0.5 and 0, then 1 and 0.
+TEST(DiffTest, TwoNumbersInAByteAreNotComparedWithOtherDtypes) {
+  MemoryCheckpoint packed;
+  packed.add({"t", DType::float4_e2m1fn_x2, {2}}, test::bytes_of<std::uint8_t>({0x01, 0x02}));
+  MemoryCheckpoint real;
+  real.add({"t", DType::float32, {2}}, test::bytes_of<float>({0.5F, 1}));
+  MemoryCheckpoint complex;
+  complex.add({"t", DType::complex64, {2}}, test::bytes_of<float>({0.5F, 0, 1, 0}));
+  DiffOptions options;
+  options.dtypes = DiffOptions::DTypes::any;
+  for (const MemoryCheckpoint* other : {&real, &complex}) {
+    const auto differences = diff(packed, *other, options).differences;
+    ASSERT_EQ(differences.size(), 1U);
+    EXPECT_EQ(differences[0].kind, Difference::Kind::dtype);
+  }
+  EXPECT_THAT(diff(packed, packed, options).differences, IsEmpty());
+}
+
 // One line for each name: `head: <target in A> | <target in B>`.
 std::vector<std::string> ties_of(const DiffReport& report) {
   std::vector<std::string> lines;

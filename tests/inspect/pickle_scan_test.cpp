@@ -227,6 +227,23 @@ TEST(PickleScanTest, NumbersThatLookLikeACallAreNoPickle) {
   EXPECT_EQ(report.num_pickles, 0u);
   EXPECT_TRUE(report.is_clean());
   EXPECT_TRUE(scan_bytes("NN\x82\x07.and more").is_clean());
+  EXPECT_TRUE(scan_bytes("\x82\x07u and more").is_clean());  // SETITEMS without a MARK
+  EXPECT_TRUE(scan_bytes("Rios\nsystem\n)R").is_clean());    // INST without a MARK
+  EXPECT_TRUE(scan_bytes("Rcos \nsystem\n)R").is_clean());   // no name of a module
+  EXPECT_FALSE(scan_bytes("R(ios\nsystem\n)R").is_clean());
+}
+
+// 2^23 marks are allowed on the stack. No loader has such a limit.
+TEST(PickleScanTest, APickleBehindALimitIsAProblemInAFileOfAnyName) {
+  const std::string marks((std::size_t{1} << 23) + 1, '(');
+  const PickleScanReport report = scan_bytes(marks + "cos\nsystem\n)R.", "model.bin");
+  EXPECT_THAT(problem_kinds(report), ElementsAre("not looked at"));
+}
+
+// Each of the million TUPLEs would look at each of the million objects.
+TEST(PickleWalkTest, OpcodesThatFindNoMarkTakeNoTime) {
+  const std::string many(std::size_t{1} << 20, 'N');
+  EXPECT_TRUE(walk(many + std::string(std::size_t{1} << 20, '1') + ".").has_stop);
 }
 
 // PROTO, then 2^20 times NONE: more than `max_objects`.

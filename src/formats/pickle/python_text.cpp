@@ -130,9 +130,12 @@ std::optional<std::string> unescape_raw_unicode(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   for (std::size_t i = 0; i < text.size(); ++i) {
-    const char kind = i + 1 < text.size() ? text[i + 1] : '\0';
-    if (text[i] != '\\' || (kind != 'u' && kind != 'U')) {
+    const bool is_escape = text[i] == '\\' && i + 1 < text.size();
+    const char kind = is_escape ? text[i + 1] : '\0';
+    if (kind != 'u' && kind != 'U') {
       append_utf8(out, static_cast<unsigned char>(text[i]));
+      // The character after a backslash begins no escape of its own: `\\u0041` stays as it is.
+      if (is_escape) append_utf8(out, static_cast<unsigned char>(text[++i]));
       continue;
     }
     const std::size_t num_digits = kind == 'u' ? 4 : 8;

@@ -2,7 +2,6 @@
 #include <array>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -313,14 +312,14 @@ class SafetensorsReader final : public DividedReader {
     const std::uint64_t begin =
         location.begin + static_cast<std::uint64_t>(range.begin) * item_nbytes;
     try {
-      open_file(location.file).read_at(begin, out);
+      files_[location.file].opened->read_at(begin, out);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::corruption) throw;
       const ErrorWhere where{.path = files_[location.file].path,
                              .fqn = meta.fqn,
                              .byte_range = ByteRange{begin, begin + out.size()}};
       throw Error::expected(ErrorKind::corruption, where, "file size",
-                            "the size that it had when it was opened", "a shorter file",
+                            "the size that it had when it was opened", "another size",
                             "does another program write it?");
     }
   }
@@ -366,7 +365,7 @@ class SafetensorsReader final : public DividedReader {
     for (std::size_t file = 0; file < files_.size(); ++file) {
       if (!part.takes(files_[file].data_range.nbytes())) continue;
       try {
-        const ReadableFile& readable = open_file(file);
+        const ReadableFile& readable = *files_[file].opened;
         const ByteRange data_range = files_[file].data_range;
         for (std::uint64_t begin = data_range.begin; begin < data_range.end;) {
           const std::uint64_t nbytes =
@@ -393,6 +392,8 @@ class SafetensorsReader final : public DividedReader {
     std::string path;
     std::string name;  // relative to the checkpoint
     ByteRange data_range;
+    // The file whose header was read. A read fails if another file has taken its place.
+    std::unique_ptr<const ReadableFile> opened;
   };
   /// Where the bytes of a piece begin.
   struct Location {
@@ -411,7 +412,7 @@ class SafetensorsReader final : public DividedReader {
   };
 
   void add_file(const std::string& path, const std::string& name, const FileSet& set) {
-    const auto file = fs_.open(path);
+    auto file = open_kept(fs_, path);
     detail::Header header = detail::read_header(*file);
     note_unknown_fields(header, path);
     auto saved_offsets = read_saved_offsets(header.metadata, path);
@@ -447,7 +448,7 @@ class SafetensorsReader final : public DividedReader {
       if (is_of_dcp && key == detail::kDcpVersionKey) continue;
       note_metadata(path, key, std::move(text));
     }
-    files_.push_back({.path = path, .name = name, .data_range = header.data_range});
+    files_.push_back({path, name, header.data_range, std::move(file)});
   }
 
   /// Throws if `DCP_SHARDING_INFO` names a tensor that the file lacks.
@@ -842,13 +843,6 @@ class SafetensorsReader final : public DividedReader {
                               values_);
   }
 
-  const ReadableFile& open_file(std::size_t file) const {
-    const std::scoped_lock lock(open_files_mutex_);
-    auto& opened = open_files_[file];
-    if (!opened) opened = open_kept(fs_, files_[file].path);
-    return *opened;
-  }
-
   const FileSystem& fs_;
   std::string path_;
   std::vector<File> files_;
@@ -870,9 +864,6 @@ class SafetensorsReader final : public DividedReader {
   std::optional<std::string> values_digest_in_header_;
   std::vector<std::pair<std::string, std::string>> structures_in_headers_;  // file and text
   std::map<std::string, std::string> texts_;  // while opening: of kTextsKey, never aliases
-
-  mutable std::mutex open_files_mutex_;
-  mutable std::map<std::size_t, std::unique_ptr<const ReadableFile>> open_files_;
 };
 
 }  // namespace

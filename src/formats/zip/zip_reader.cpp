@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -97,6 +98,14 @@ std::string crc_text(std::uint32_t crc) {
   std::string digits;
   for (int shift = 28; shift >= 0; shift -= 4) digits += "0123456789abcdef"[crc >> shift & 0xf];
   return digits;
+}
+
+std::string without_case(std::string_view name) {
+  std::string lower(name);
+  for (char& c : lower) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return lower;
 }
 
 /// The fields of the end-of-directory record, plain or zip64.
@@ -269,6 +278,27 @@ void ZipReader::parse_directory(const Directory& directory, const ZipLimits& lim
   if (twice != by_name_.end()) {
     fail(ErrorKind::corruption, "member names", "each name once", describe(*twice) + " twice");
   }
+  check_names_without_case();
+}
+
+/// Throws if two names differ only in the case of letters: torch reads one of the members for both.
+void ZipReader::check_names_without_case() const {
+  const auto has_capital = [](const Member& member) {
+    return std::ranges::any_of(member.name, [](char c) { return c >= 'A' && c <= 'Z'; });
+  };
+  if (std::ranges::none_of(members_, has_capital)) return;
+  std::vector<std::pair<std::string, std::size_t>> names;
+  names.reserve(members_.size());
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    names.emplace_back(without_case(members_[i].name), i);
+  }
+  std::ranges::sort(names);
+  const auto same =
+      std::ranges::adjacent_find(names, {}, &std::pair<std::string, std::size_t>::first);
+  if (same == names.end()) return;
+  fail(ErrorKind::corruption, "member names", "each name once, whatever the case of its letters",
+       describe(same->second) + " and " + describe(std::next(same)->second),
+       "torch reads one of them for both");
 }
 
 std::size_t ZipReader::parse_member(std::span<const std::byte> rest, const ZipLimits& limits) {

@@ -34,6 +34,10 @@ struct Member {
 /// Returns the eight hex digits in which a CRC-32 is usually shown.
 std::string crc_text(std::uint32_t crc);
 
+/// Returns a member's name with its ASCII letters in lower case. torch finds members without regard
+/// to case: it reads `Data/0` for `data/0`.
+std::string without_case(std::string_view name);
+
 struct ZipLimits {
   std::uint64_t max_members = std::uint64_t{1} << 22;
   std::uint64_t max_directory_nbytes = std::uint64_t{1} << 30;
@@ -50,10 +54,10 @@ struct ZipLimits {
 ///     [zip64 trailer] trailer (22+c bytes)
 ///
 /// The constructor reads and checks the whole central directory: members are within the window and
-/// do not overlap, names are unique, relative and without `..`, nothing is encrypted or split over
-/// disks. A member's local header is compared with the directory before the member's first byte is
-/// used. A small archive is read in a single call. Immutable after opening; thread-safe. `file`
-/// must outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
+/// do not overlap, names are unique (also without regard to case), relative and without `..`,
+/// nothing is encrypted or split over disks. A member's local header is compared with the directory
+/// before the member's first byte is used. A small archive is read in a single call. Immutable
+/// after opening; thread-safe. `file` must outlive it. Source: APPNOTE.TXT 6.3.10 (PKWARE).
 class ZipReader {
  public:
   /// Throws: Error(corruption), Error(unsupported), Error(io).
@@ -95,6 +99,7 @@ class ZipReader {
   /// Adds the member whose central header is at the start of `rest`; returns the header's size.
   std::size_t parse_member(std::span<const std::byte> rest, const ZipLimits& limits);
   void check_member(std::size_t member, std::uint16_t flags, std::uint64_t first_disk) const;
+  void check_names_without_case() const;
   void place_members(const Directory& directory);
   [[noreturn]] void fail(ErrorKind kind, std::string_view rule, std::string_view expected,
                          std::string_view found, std::string_view likely_cause = {}) const;

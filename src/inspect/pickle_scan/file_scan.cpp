@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <set>
 #include <span>
 #include <utility>
 
 #include "base/digest.h"
+#include "formats/dcp/metadata.h"
 #include "formats/signatures.h"
 #include "formats/zip/zip_reader.h"
 #include "inspect/pickle_scan/byte_window.h"
@@ -31,7 +33,6 @@ constexpr std::string_view kNumpySignature("\x93NUMPY", 6);
 constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {"BZh", "bzip2"},
     {std::string_view("\xfd\x37zXZ\0", 6), "xz"},
-    {std::string_view("\x5d\0\0", 3), "lzma"},
     {std::string_view("\x04\x22\x4d\x18", 4), "lz4"},
     {std::string_view("\x28\xb5\x2f\xfd", 4), "zstd"},
     {std::string_view("7z\xbc\xaf\x27\x1c", 6), "7z"},
@@ -43,24 +44,41 @@ constexpr std::pair<std::string_view, std::string_view> kOtherCompressions[] = {
     {std::string_view("\xff\x06\0\0sNaPpY", 10), "snappy"},
 };
 
-/// Returns whether a file name has an ending of pickles, such as `.pkl`.
-bool is_pickle_name(std::string_view name) {
+/// Returns whether a file has a name of pickles. Loaders of torch look for `data.pkl` and the like
+/// without regard to case. A name that other files have too counts if the first bytes are PROTO.
+bool is_pickle_name(std::string_view name, std::string_view head) {
   constexpr std::array<std::string_view, 5> kSuffixes = {".pkl", ".pickle", ".joblib", ".dill",
                                                          ".pck"};
-  return std::ranges::any_of(kSuffixes,
-                             [&](std::string_view suffix) { return name.ends_with(suffix); });
+  constexpr std::array<std::string_view, 4> kSuffixesOfMore = {".pt", ".pth", ".ckpt",
+                                                               formats::dcp::kMetadataFile};
+  const std::string lower = formats::zip::without_case(name);
+  const auto is_end = [&](std::string_view suffix) { return lower.ends_with(suffix); };
+  const bool has_protocol = head.size() > 1 && head[0] == '\x80' && head[1] >= 0 && head[1] <= 5;
+  return std::ranges::any_of(kSuffixes, is_end) ||
+         (has_protocol && std::ranges::any_of(kSuffixesOfMore, is_end));
 }
 
 /// Decides whether bytes that may be any data are a pickle. `walk` has followed them up to the
-/// first error. They count as a pickle if the walk reached STOP without an error, called or changed
-/// something, found a dangerous name, or passed more than a few opcodes after PROTO.
+/// first error. They count as a pickle if the walk reached STOP or a limit without an error, called
+/// or changed something, found a dangerous name, or passed more than a few opcodes after PROTO.
 bool is_pickle(const PickleWalk& walk) {
   constexpr std::uint64_t kFewOpcodes = 4;
   const bool is_whole = walk.has_stop && !walk.first_break && walk.num_opcodes > 1;
+  const bool is_limited = walk.limit && !walk.first_break;
   const bool acts = std::ranges::any_of(walk.globals, [](const WalkedGlobal& global) {
     return global.is_called || global.is_changed || judge(global).verdict == Verdict::dangerous;
   });
-  return is_whole || acts || (walk.has_protocol && walk.num_opcodes > kFewOpcodes);
+  return is_whole || is_limited || acts || (walk.has_protocol && walk.num_opcodes > kFewOpcodes);
+}
+
+/// Says whether a walk that went on after errors found a call of a dangerous name. A loader may
+/// forgive an error that the walk does not. Other finds after an error are probably chance.
+bool calls_a_dangerous_name(const PickleWalk& walk) {
+  return std::ranges::any_of(walk.globals, [](const WalkedGlobal& global) {
+    return global.kind == WalkedGlobal::Kind::named && global.is_called &&
+           is_identifier_path(global.module) && is_identifier_path(global.name) &&
+           judge(global.module, global.name).verdict == Verdict::dangerous;
+  });
 }
 
 /// Returns whether the last part of a name has an ending, such as `.xz`.
@@ -89,9 +107,41 @@ std::string within(const std::string& member, std::string_view name) {
   return member.empty() ? std::string(name) : member + ": " + std::string(name);
 }
 
+/// Says whether two bytes can begin a zlib stream, of any window size.
 bool is_zlib(std::string_view head) {
-  if (head.size() < 2 || head[0] != 0x78) return false;
-  return (0x78 * 256 + static_cast<unsigned char>(head[1])) % 31 == 0;
+  if (head.size() < 2) return false;
+  const unsigned first = static_cast<unsigned char>(head[0]);
+  const unsigned second = static_cast<unsigned char>(head[1]);
+  return (first & 0x0f) == 8 && first <= 0x78 && (first * 256 + second) % 31 == 0;
+}
+
+/// Returns the length of the header before the zlib stream of a file that joblib before 0.10 wrote:
+/// `ZF`, then the size in 19 characters, and perhaps a blank. 0 for other files.
+std::size_t zfile_header_nbytes(std::string_view head) {
+  constexpr std::size_t kHeaderNbytes = 2 + 19;
+  if (!head.starts_with("ZF") || head.size() <= kHeaderNbytes) return 0;
+  return kHeaderNbytes + (head[kHeaderNbytes] == ' ' ? 1 : 0);
+}
+
+/// Says whether 13 bytes can begin a .lzma file ("LZMA alone"), by the same rules as Python's lzma
+/// module: a size of the dictionary of 2^n or 2^n + 2^(n - 1), and a size of the content that is
+/// unknown or below 2^38.
+bool is_lzma_alone(std::string_view head) {
+  constexpr std::size_t kHeaderNbytes = 13;
+  if (head.size() < kHeaderNbytes || head[0] != '\x5d') return false;
+  const auto number = [&](std::size_t begin, std::size_t nbytes) {
+    std::uint64_t value = 0;
+    for (std::size_t i = nbytes; i-- > 0;) {
+      value = value << 8 | static_cast<unsigned char>(head[begin + i]);
+    }
+    return value;
+  };
+  const std::uint64_t dictionary = number(1, 4);
+  const std::uint64_t highest = std::bit_floor(dictionary);
+  const std::uint64_t rest = dictionary - highest;
+  const bool is_size = rest == 0 || rest == highest / 2 || dictionary == 0xffffffff;
+  const std::uint64_t nbytes = number(5, 8);
+  return is_size && (nbytes < std::uint64_t{1} << 38 || nbytes == ~std::uint64_t{0});
 }
 
 }  // namespace
@@ -176,7 +226,8 @@ void FileScan::scan(const ReadableFile& file, const std::string& member, int dep
   if (is_tar(head)) scan_tar(file, member, depth);
   if (head.starts_with(kNumpySignature)) return scan_numpy(file, member);
   const bool is_compressed = scan_compressed(file, member, depth);
-  const bool must_be = !is_compressed && is_pickle_name(member.empty() ? file.path() : member);
+  const bool must_be =
+      !is_compressed && is_pickle_name(member.empty() ? file.path() : member, head);
   scan_pickles_at(file, 0, member, must_be ? Expect::pickle : Expect::anything);
 }
 
@@ -246,17 +297,24 @@ void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int
 /// A member of an archive whose name has no ending can be a raw tensor, whose first bytes can look
 /// like a short signature.
 bool FileScan::scan_compressed(const ReadableFile& file, const std::string& member, int depth) {
-  const std::string head = read_some(file, 0, 10);
-  if (head.starts_with("\x1f\x8b") || is_zlib(head)) {
-    scan_inflated(file, Wrapping::zlib_or_gzip, member, depth);
-    return true;
+  const std::string head = read_some(file, 0, 32);
+  const std::uint64_t zlib_begin = zfile_header_nbytes(head);
+  if (head.starts_with("\x1f\x8b") || is_zlib(std::string_view(head).substr(zlib_begin))) {
+    const FileSlice data(file, {zlib_begin, file.nbytes()});
+    scan_inflated(data, Wrapping::zlib_or_gzip, member, depth);
+    // Windows below 32 KiB are rare, and their first bytes are also those of some pickles: `(S`.
+    if (zlib_begin > 0 || head[0] == '\x78' || head[0] == '\x1f') return true;
   }
+  const auto is_by_chance = [&](std::size_t signature_nbytes) {
+    return depth > 0 && signature_nbytes < kSureNbytes && !has_ending(member);
+  };
+  const auto found = [&](std::string_view name) {
+    not_looked_at(member, "gzip, zlib or no compression", std::string(name));
+    return true;
+  };
+  if (is_lzma_alone(head) && !is_by_chance(3)) return found("lzma");
   for (const auto& [signature, name] : kOtherCompressions) {
-    const bool is_by_chance = depth > 0 && signature.size() < kSureNbytes && !has_ending(member);
-    if (head.starts_with(signature) && !is_by_chance) {
-      not_looked_at(member, "gzip, zlib or no compression", std::string(name));
-      return true;
-    }
+    if (head.starts_with(signature) && !is_by_chance(signature.size())) return found(name);
   }
   return false;
 }
@@ -285,8 +343,8 @@ void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
   const std::uint64_t begin = in.position();
   constexpr std::uint64_t kMaxHeaderNbytes = std::uint64_t{1} << 20;
   const std::string header = read_some(file, begin, std::min(header_nbytes, kMaxHeaderNbytes));
-  const bool has_objects =
-      header.find("O'") != std::string::npos || header.find("O\"") != std::string::npos;
+  const auto says = [&](std::string_view code) { return header.find(code) != std::string::npos; };
+  const bool has_objects = says("O'") || says("O\"") || says("'object") || says("\"object");
   if (header_nbytes > kMaxHeaderNbytes)
     not_looked_at(member, "a NumPy header of at most 1 MiB", "a longer one");
   if (begin + header_nbytes >= file.nbytes()) return;
@@ -299,14 +357,18 @@ void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
 bool FileScan::add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
                           Expect expect, std::uint64_t& end) {
   PickleWalk walk;
-  if (expect == Expect::anything) {
+  bool is_sure = expect == Expect::pickle;
+  if (!is_sure) {
     walk = walk_pickle(file, begin, AfterBreak::stop);
     drop_chance_finds(walk);
-    if (!spend(member, walk.end - begin) || !is_pickle(walk)) return false;
+    if (!spend(member, walk.end - begin)) return false;
+    is_sure = is_pickle(walk);
+    if (!is_sure && !walk.first_break) return false;
   }
   if (expect == Expect::pickle || walk.first_break) {
     walk = walk_pickle(file, begin);
     if (!spend(member, walk.end - begin)) return false;
+    if (!is_sure && !calls_a_dangerous_name(walk)) return false;
   }
   report_.add_pickle(walk, {.path = file_.path(), .member = member});
   end = walk.end;

@@ -114,13 +114,6 @@ bool is_class_name(std::string_view step) {
   return !step.empty() && step[0] >= 'A' && step[0] <= 'Z';
 }
 
-/// Says whether the text is an identifier, or several with dots between them.
-bool is_identifier_path(std::string_view path) {
-  constexpr std::string_view kAllowed =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.";
-  return path.find_first_not_of(kAllowed) == std::string_view::npos;
-}
-
 bool is_torch_or_numpy(std::string_view module) {
   return first_step(module) == "torch" || first_step(module) == "numpy";
 }
@@ -156,8 +149,18 @@ bool is_method_of_path(std::string_view name) {
   return first == "Path" || first == "PosixPath" || first == "WindowsPath";
 }
 
+/// Says whether the module is one of those with which Python tests itself: some of them run code.
+/// Each Python version has others.
+bool is_test_module(std::string_view module) {
+  return module.starts_with("_test") || module.starts_with("_xx");
+}
+
 bool is_private_to_python(std::string_view step) {
   return step.size() > 4 && step.starts_with("__") && step.ends_with("__");
+}
+
+bool makes_a_plain_class(const WalkedGlobal& global) {
+  return global.module == "collections" && global.name == "namedtuple";
 }
 
 }  // namespace
@@ -183,7 +186,7 @@ Judgement judge(std::string_view module_of_any_python, std::string_view name) {
     return [&words](std::string_view step) { return words.contains(std::string(step)); };
   };
   if (const auto verdict = listed(path, name)) return {*verdict};
-  if (in(tables().standard)(first_step(module))) {
+  if (in(tables().standard)(first_step(module)) || is_test_module(module)) {
     return {Verdict::dangerous, "in the standard library, but not on the list of harmless names"};
   }
   if (any_step(path, in(tables().powerful_modules))) {
@@ -208,6 +211,24 @@ Judgement judge(std::string_view module_of_any_python, std::string_view name) {
   return {Verdict::opaque};
 }
 
+bool is_identifier_path(std::string_view path) {
+  constexpr std::string_view kAllowed =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.";
+  return path.find_first_not_of(kAllowed) == std::string_view::npos;
+}
+
+std::uint64_t called_arguments(std::string_view module, std::string_view name) {
+  module = python3_module(module);
+  std::uint64_t called = 0;
+  for (const CallingFunctions& functions : calling_functions()) {
+    if (functions.names.module != module) continue;
+    for_each_part(functions.names.names, ' ', [&](std::string_view each) {
+      if (each == name) called = functions.called;
+    });
+  }
+  return called;
+}
+
 Judgement judge(const WalkedGlobal& global) {
   if (global.kind == WalkedGlobal::Kind::extension) {
     return {Verdict::dangerous, "an extension code: only the loading program knows its meaning"};
@@ -222,7 +243,11 @@ Judgement judge(const WalkedGlobal& global) {
   // A `getattr` that only makes constants: the constants are judged instead.
   if (!global.escapes) return {Verdict::plain};
   const Judgement judgement = judge(global.module, global.name);
-  if (judgement.verdict == Verdict::opaque && global.is_result_called) {
+  if (judgement.verdict == Verdict::dangerous) return judgement;
+  if (global.calls_unknown) {
+    return {Verdict::dangerous, "calls a function that the pickle computes"};
+  }
+  if (global.is_result_called && !makes_a_plain_class(global)) {
     return {Verdict::dangerous, "the pickle calls what this returns"};
   }
   return judgement;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "inspect/pickle_scan/pickle_scan.h"
@@ -23,6 +24,13 @@ struct Judgement {
 ///   (`__globals__`), or is not spelled like a class: `cProfile.run`. In torch and NumPy the last
 ///   step too must be a class or a constant.
 Judgement judge(std::string_view module, std::string_view name);
+
+/// Says whether the text is an identifier, or several with dots between them.
+bool is_identifier_path(std::string_view path);
+
+/// Says which of its first two arguments a known or plain function calls: the first if bit 0 is
+/// set, the second if bit 1 is set.
+std::uint64_t called_arguments(std::string_view module, std::string_view name);
 
 /// Returns the verdict of a global of a pickle, from its name and from what the pickle does with
 /// it.

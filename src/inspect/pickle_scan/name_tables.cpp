@@ -127,6 +127,17 @@ constexpr NamesOfModule kPlain[] = {
      "OneCycleLR._annealing_cos OneCycleLR._annealing_linear"},
 };
 
+constexpr CallingFunctions kCalling[] = {
+    {{"torch._tensor", "_rebuild_from_type _rebuild_from_type_v2"}, 1},
+    {{"numpy.random._pickle", "__bit_generator_ctor"}, 1},
+    {{"numpy.random._pickle", "__generator_ctor __randomstate_ctor"}, 2},
+    {{"copyreg", "__newobj__ __newobj_ex__"}, 1},
+    {{"copyreg", "_reconstructor"}, 1 | 2},
+    // Calls it for each key that is missing, later.
+    {{"collections", "defaultdict"}, 1},
+    {{"_collections", "defaultdict"}, 1},
+};
+
 // Dangerous names in torch, NumPy and other packages. The modules in kDangerousModules are
 // dangerous as a whole and not repeated here.
 constexpr NamesOfModule kDangerous[] = {
@@ -158,10 +169,11 @@ constexpr NamesOfModule kDangerous[] = {
     {"pandas", "eval read_pickle read_csv read_json read_sql read_html read_table"},
     {"pandas.core.computation.eval", "eval"},
     {"scipy", "load"},
-    {"sympy", "sympify parse_expr lambdify"},
-    {"sympy.core.sympify", "sympify"},
-    {"sympy.parsing.sympy_parser", "parse_expr eval_expr"},
-    {"sympy.utilities.lambdify", "lambdify"},
+    {"mpmath", "identify"},
+    {"mpmath.identification", "identify"},
+    {"triton.language", "str_to_ty"},
+    {"h5py.ipy_completer", "_retrieve_obj"},
+    {"functorch.dim", "magic_trace"},
     {"yaml", "load unsafe_load full_load load_all unsafe_load_all"},
 };
 
@@ -191,14 +203,15 @@ constexpr std::string_view kDangerousModules =
     // NumPy
     "numpy._pytesttester numpy.compat numpy.core._internal numpy._core._internal numpy.ctypeslib "
     "numpy.distutils numpy.f2py numpy.lib numpy.testing numpy.tests "
-    // packages that install, run or compile
-    "IPython ansible bpython cffi conda cython distlib fabric invoke ipykernel jedi llvmlite numba "
-    "numexpr pexpect pip pipx pkg_resources plumbum psutil ptpython ptyprocess pyximport "
-    "setuptools sh theano tvm uv virtualenv wheel xonsh "
+    // packages that install, run or compile; most functions of sympy evaluate text
+    "IPython ansible bpython cffi conda cython distlib fabric hydra._internal hydra.utils invoke "
+    "ipykernel jedi llvmlite numba numexpr pexpect pip pipx pkg_resources plumbum psutil ptpython "
+    "ptyprocess pyximport setuptools sh sympy theano torchgen triton.backends triton.compiler "
+    "triton.runtime tvm uv virtualenv wheel xonsh "
     // packages that load pickles
     "cloudpickle dill joblib jsonpickle pandas.io skops zodbpickle "
     // packages that reach other machines
-    "aiohttp boto3 botocore curl_cffi gdown huggingface_hub httpx paramiko pycurl requests "
+    "aiohttp boto3 botocore curl_cffi fsspec gdown huggingface_hub httpx paramiko pycurl requests "
     "smart_open urllib3 wget websocket websockets "
     // scanners of pickles, which a malicious file could switch off
     "fickling modelaudit modelscan picklescan";
@@ -239,8 +252,8 @@ constexpr std::string_view kStandardModules =
     "symtable sys sysconfig syslog tabnanny tarfile telnetlib tempfile termios test textwrap this "
     "threading time timeit tkinter token tokenize tomllib trace traceback tracemalloc tty turtle "
     "turtledemo types typing unicodedata unittest urllib usercustomize uu uuid venv warnings wave "
-    "weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc zipapp zipfile zipimport zlib "
-    "zoneinfo "
+    "weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc xxlimited xxlimited_35 xxsubtype "
+    "zipapp zipfile zipimport zlib zoneinfo __hello__ __phello__ _ctypes_test "
     // Python 2
     "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser "
     "MimeWriter Queue ScrolledText SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO Tix "
@@ -264,7 +277,9 @@ constexpr std::string_view kPowerfulFunctionsOfTorchAndNumpy =
 
 constexpr std::string_view kPowerfulFunctions =
     "__import__ _run_code _run_module_code _run_pip _load_from_bytes check_call check_output eval "
-    "exec execfile execWrapper execv execve find_spec getstatusoutput import_module import_string "
+    "evaluate_forward_ref "
+    "exec exec_ execfile execWrapper execv execve find_spec get_annotations get_type_hints "
+    "getstatusoutput import_module import_string "
     "load_module loadLibrary open_code popen Popen read_pickle resolve_name run_code run_module "
     "run_path run_shell runcode runcommand runctx runsource runstring spawn spawnv system "
     "unsafe_load";
@@ -276,6 +291,9 @@ std::span<const NamesOfModule> known_names() {
 }
 std::span<const NamesOfModule> plain_names() {
   return kPlain;
+}
+std::span<const CallingFunctions> calling_functions() {
+  return kCalling;
 }
 std::span<const NamesOfModule> dangerous_names() {
   return kDangerous;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -11,6 +12,12 @@ struct NamesOfModule {
   std::string_view names;
 };
 
+/// Functions that call some of their first two arguments.
+struct CallingFunctions {
+  NamesOfModule names;
+  std::uint64_t called;  // bit 0: the first argument, bit 1: the second one
+};
+
 // [Note: Name tables] Modules and names as Python 3 spells them. A module also stands for its
 // submodules, if the comment of its list says so.
 
@@ -19,6 +26,8 @@ std::span<const NamesOfModule> known_names();
 /// Classes and functions of the standard library, NumPy and torch that only make data and run
 /// nothing else.
 std::span<const NamesOfModule> plain_names();
+/// Those among the known and plain names that call an argument.
+std::span<const CallingFunctions> calling_functions();
 /// Names outside of the standard library that run code or load files.
 std::span<const NamesOfModule> dangerous_names();
 /// Modules and packages, with their submodules, that exist to run code, load files or reach other

@@ -1,6 +1,7 @@
 #include "inspect/pickle_scan/pickle_walk.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <limits>
 #include <map>
@@ -8,6 +9,7 @@
 
 #include "formats/pickle/opcode.h"
 #include "inspect/pickle_scan/byte_window.h"
+#include "inspect/pickle_scan/global_verdict.h"
 #include "inspect/pickle_scan/walk_values.h"
 #include "tessera/base/error.h"
 
@@ -18,6 +20,7 @@ using formats::pickle::Opcode;
 using Kind = Slot::Kind;
 
 constexpr int kMaxNestedPickles = 16;
+constexpr std::uint64_t kNoFrame = 0;  // as the end of a frame
 constexpr std::size_t kMaxArrays = std::size_t{1} << 20;
 constexpr std::uint64_t kHighestProtocol = 5;
 
@@ -50,8 +53,10 @@ class Walk {
         stop_at("an opcode", "the end of the file");
         break;
       }
-      goes_on = step(static_cast<Opcode>(*opcode)) && !walk_.has_stop && !walk_.limit &&
-                (after_break_ == AfterBreak::go_on || !walk_.first_break);
+      const std::uint64_t frame_end = frame_end_;
+      goes_on = step(static_cast<Opcode>(*opcode));
+      if (frame_end_ != kNoFrame) check_within_frame(frame_end);
+      goes_on = goes_on && !walk_.has_stop && !walk_.limit && is_reached();
       ++walk_.num_opcodes;
     }
     walk_.end = in_.position();
@@ -64,6 +69,8 @@ class Walk {
   void stop_at(std::string expected, std::string found) {
     if (!walk_.first_break) walk_.first_break = {at_, std::move(expected), std::move(found)};
   }
+  /// Says whether the walk takes the current opcode as one that a loader reaches and runs.
+  bool is_reached() const { return !walk_.first_break || after_break_ == AfterBreak::go_on; }
   bool end_at(std::string expected, std::string found) {
     stop_at(std::move(expected), std::move(found));
     return false;
@@ -124,14 +131,15 @@ class Walk {
 
   /// Takes the topmost mark and all slots above it from the stack. Returns these slots.
   std::vector<Slot> pop_to_mark() {
-    std::size_t begin = stack_.size();
-    while (begin > 0 && stack_[begin - 1].kind != Kind::mark) --begin;
-    if (begin == 0) {
+    if (num_marks_ == 0) {
       stop_at("a mark on the stack", "none");
       return {};
     }
+    std::size_t begin = stack_.size();
+    while (stack_[begin - 1].kind != Kind::mark) --begin;
     std::vector<Slot> items(stack_.begin() + static_cast<std::ptrdiff_t>(begin), stack_.end());
     stack_.resize(begin - 1);
+    --num_marks_;
     return items;
   }
 
@@ -153,21 +161,22 @@ class Walk {
       case Opcode::FRAME: {
         const auto nbytes = in_.number(8);
         if (!nbytes) return end_at("the length of a frame", "the end of the file");
-        if (*nbytes > in_.nbytes_left()) {
-          stop_at("a frame of " + counted_bytes(*nbytes), counted_bytes(in_.nbytes_left()));
-        }
+        begin_frame(*nbytes);
         return true;
       }
       case Opcode::STOP:
         walk_.has_stop = true;
         drop();
+        check_frame_at_stop();
         return true;
       case Opcode::MARK:
         push(Kind::mark);
+        ++num_marks_;
         return true;
       case Opcode::POP:
         if (!stack_.empty() && stack_.back().kind == Kind::mark) {
           stack_.pop_back();
+          --num_marks_;
         } else {
           drop();
         }
@@ -181,6 +190,40 @@ class Walk {
       default:
         return std::nullopt;
     }
+  }
+
+  /// A frame that is longer than the file is no error for Python's own unpickler, only for the one
+  /// in C.
+  void begin_frame(std::uint64_t nbytes) {
+    constexpr std::uint64_t kLongest = std::numeric_limits<std::int64_t>::max();
+    if (nbytes > kLongest) {
+      return stop_at("a frame of at most " + counted_bytes(kLongest), counted_bytes(nbytes));
+    }
+    const std::uint64_t end = in_.position() + nbytes;
+    if (in_.position() >= frame_end_) {
+      frame_end_ = end;
+    } else if (end > frame_end_) {
+      reach_limit("a frame after the end of the last one", "one that begins in it");
+    }
+  }
+
+  /// Python's unpickler in C drops bytes of an opcode that goes beyond the end of a frame, if the
+  /// file cannot be looked ahead into: it reads `os` of the module `xos` if the frame ends after
+  /// the `x`. torch.load reads like that.
+  void check_within_frame(std::uint64_t frame_end) {
+    if (at_ >= frame_end || in_.position() <= frame_end) return;
+    // What the walk has found wrong with the opcode says nothing about what that unpickler reads.
+    if (walk_.first_break && walk_.first_break->offset == at_) walk_.first_break.reset();
+    reach_limit("an opcode that ends with its frame", "one that goes on after it");
+  }
+
+  /// Where the next pickle begins depends on the unpickler, if this one ends before its frame does:
+  /// Python's own unpickler has read the whole frame from the file.
+  void check_frame_at_stop() {
+    if (in_.position() >= frame_end_) return;
+    const std::string found = counted_bytes(frame_end_ - in_.position()) + " of the frame after it";
+    if (frame_end_ > in_.position() + in_.nbytes_left()) return stop_at("STOP in a frame", found);
+    reach_limit("STOP at the end of its frame", found);
   }
 
   Slot top() {
@@ -211,8 +254,12 @@ class Walk {
       case Opcode::READONLY_BUFFER:
         top();
         return true;
-      case Opcode::BININT:
-        return push_number(4, Kind::integer);
+      case Opcode::BININT: {
+        const auto number = in_.number(4);
+        if (!number) return end_at("a number", "the end of the file");
+        push(integer_of(*number, 4));
+        return true;
+      }
       case Opcode::BININT1:
         return push_number(1, Kind::integer);
       case Opcode::BININT2:
@@ -231,11 +278,19 @@ class Walk {
   bool push_long(int length_nbytes) {
     const auto nbytes = in_.number(length_nbytes);
     if (nbytes && *nbytes <= 8 && *nbytes <= in_.nbytes_left()) {
-      return push_number(static_cast<int>(*nbytes), Kind::integer);
+      push(integer_of(in_.number(static_cast<int>(*nbytes)).value_or(0), *nbytes));
+      return true;
     }
     if (!nbytes || !in_.skip(*nbytes)) return end_at("a number", "the end of the file");
     push(Kind::other);
     return true;
+  }
+
+  /// Returns a slot for a little-endian number of `nbytes` bytes in two's complement. The walk does
+  /// not follow negative numbers.
+  static Slot integer_of(std::uint64_t number, std::uint64_t nbytes) {
+    const bool is_negative = nbytes > 0 && (number >> (8 * nbytes - 1)) != 0;
+    return {.kind = is_negative ? Kind::other : Kind::integer, .number = number};
   }
 
   bool push_sized(int length_nbytes, Kind kind) {
@@ -284,16 +339,23 @@ class Walk {
     return read_some(file_, range.begin, std::min<std::uint64_t>(range.nbytes(), 64));
   }
 
+  /// Accepts at least what Python's two unpicklers accept: the one in C reads the line up to a NUL,
+  /// and takes blanks, underscores and prefixes such as `0x` as C and Python do.
   void push_text_number(ByteRange range) {
-    const std::string text = line_text(range);
-    constexpr std::string_view kInNumbers = "0123456789abcdefABCDEFxXoOlL_+-.intyINTY \t\r";
-    if (text.find_first_not_of(kInNumbers) != std::string::npos || text.empty()) {
-      stop_at("a number", "'" + printable(text, 40) + "'");
+    constexpr std::string_view kInNumbers = "0123456789abcdefABCDEFxXoOlL_+-.intyINTY \t\r\v\f";
+    const std::string line = line_text(range);
+    const std::string text = line.substr(0, line.find('\0'));
+    if (line.empty() || text.find_first_not_of(kInNumbers) != std::string::npos) {
+      stop_at("a number", "'" + printable(line, 40) + "'");
     }
+    // Another spelling than the usual one is no number for the walk: `010` is 8 in C.
     std::uint64_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool is_whole = error == std::errc() && (*end == '\0' || *end == 'L');
-    push(is_whole ? Kind::integer : Kind::other, number);
+    const std::string_view rest(end, text.data() + text.size());
+    const bool is_usual = text == "0" || !text.starts_with('0');
+    const bool is_whole = error == std::errc() && (rest.empty() || rest == "L");
+    const bool is_integer = is_usual && is_whole && line.size() == range.nbytes();
+    push(is_integer ? Kind::integer : Kind::other, number);
   }
 
   std::optional<bool> line_step(Opcode opcode) {
@@ -328,26 +390,39 @@ class Walk {
 
   // Memo
 
-  /// Reads the key of a memo slot from a line of text. All numbers that do not fit 64 bits become
-  /// one key, whose value is unknown.
+  static constexpr std::uint64_t kNoKey = std::numeric_limits<std::uint64_t>::max();
+
+  /// Reads the key of a memo slot from a line of text, at least as leniently as Python's two
+  /// unpicklers: the one in C reads the line up to a NUL, and both take blanks, underscores, signs
+  /// and zeros before the number.
   std::uint64_t key_of_line() {
-    constexpr std::uint64_t kTooLarge = std::numeric_limits<std::uint64_t>::max();
-    std::string text = line_text(in_.line());
-    std::erase_if(
-        text, [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == '_' || c == '+'; });
+    constexpr std::uint64_t kMaxLineNbytes = 65536;
+    constexpr std::string_view kIgnored = " \t\r\v\f_+";
+    const ByteRange line = in_.line();
+    std::string text = read_some(file_, line.begin, std::min(line.nbytes(), kMaxLineNbytes));
+    const std::string shown = printable(text, 40);
+    text.resize(std::min(text.find('\0'), text.size()));
+    std::erase_if(text, [&](char c) { return kIgnored.find(c) != kIgnored.npos; });
+    const bool is_negative = text.starts_with('-');
+    std::string_view digits = std::string_view(text).substr(is_negative ? 1 : 0);
+    const bool has_digits = !digits.empty();
+    digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+    const bool is_number = has_digits && digits.find_first_not_of("0123456789") == digits.npos;
+    if (!is_number || (is_negative && !digits.empty())) {
+      stop_at("the number of a memo slot", "'" + shown + "'");
+      return kNoKey;
+    }
     std::uint64_t key = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), key);
-    if (error == std::errc() && end == text.data() + text.size() && text.size() < 20) return key;
-    stop_at("the number of a memo slot", "'" + printable(text, 40) + "'");
-    return kTooLarge;
+    std::from_chars(digits.data(), digits.data() + digits.size(), key);
+    if (digits.size() < 20 && line.nbytes() <= kMaxLineNbytes) return key;
+    // Python's own unpickler takes numbers of any size.
+    reach_limit("a memo slot below 10^19", "'" + shown + "'");
+    return kNoKey;
   }
 
   void put(std::uint64_t key) {
-    Slot slot = top();
-    if (key == std::numeric_limits<std::uint64_t>::max()) {
-      consume(slot);
-      slot = {};
-    }
+    const Slot slot = top();
+    if (key == kNoKey) return consume(slot);
     if (!memo_.put(key, slot)) {
       reach_limit("at most " + std::to_string(limits_.max_memo_keys) +
                       " objects in the memo, and " + std::to_string(limits_.max_memo_slots) +
@@ -393,16 +468,16 @@ class Walk {
 
   // Containers
 
-  void push_tuple(std::span<const Slot> items) {
+  Slot tuple_with(std::span<const Slot> items) {
     const Slot tuple = tuple_slot(items, pairs_);
     for (std::size_t i = tuple.kind == Kind::pair ? 1 : 0; i < items.size(); ++i) consume(items[i]);
-    push(tuple);
+    return tuple;
   }
 
   void tuple_of(std::size_t num_items) {
     std::vector<Slot> items(num_items);
     for (std::size_t i = num_items; i-- > 0;) items[i] = pop();
-    push_tuple(items);
+    push(tuple_with(items));
   }
 
   /// Pushes a dict with these keys and values. If the pickle has named joblib's array wrapper, the
@@ -428,7 +503,7 @@ class Walk {
         push(Kind::integers, 1);
         return true;
       case Opcode::TUPLE:
-        push_tuple(pop_to_mark());
+        push(tuple_with(pop_to_mark()));
         return true;
       case Opcode::TUPLE1:
         tuple_of(1);
@@ -474,7 +549,9 @@ class Walk {
   }
 
   void change(const Slot& target) {
-    if (target.kind == Kind::global) walk_.globals[target.number].is_changed = true;
+    if (target.kind == Kind::global && is_reached()) {
+      walk_.globals[target.number].is_changed = true;
+    }
   }
 
   void build(const Slot& state) {
@@ -523,6 +600,7 @@ class Walk {
       may_have_arrays_ = may_have_arrays_ || is_wrapper_class(global);
       global.offset = at_;
       global.escapes = !is_getattr(global);
+      called_arguments_.push_back(called_arguments(global.module, global.name));
       walk_.globals.push_back(std::move(global));
     }
     ++walk_.globals[place->second].num_times;
@@ -597,13 +675,25 @@ class Walk {
       return push(callable.kind == Kind::result ? callable : Slot{});
     }
     WalkedGlobal& global = walk_.globals[callable.number];
-    const bool is_reached = !walk_.first_break || after_break_ == AfterBreak::go_on;
-    global.is_called = global.is_called || is_reached;
+    global.is_called = global.is_called || is_reached();
     if (is_getattr(global)) return get_attribute(callable, arguments);
+    if (calls_unknown(called_arguments_[callable.number], arguments)) global.calls_unknown = true;
     Slot made{.kind = Kind::result, .number = callable.number};
     if (global.module == "numpy" && global.name == "dtype") made = dtype_slot(arguments);
     consume(arguments);
     push(made);
+  }
+
+  /// Says whether one of the arguments in `called` is a value that the walk does not know, or a
+  /// function that itself calls its arguments.
+  bool calls_unknown(std::uint64_t called, const Slot& arguments) const {
+    if (called == 0) return false;
+    if (arguments.kind == Kind::tuple) return (arguments.number & called) != 0;
+    if (arguments.kind != Kind::pair) return arguments.kind != Kind::integers;
+    const auto& [first, second] = pairs_[arguments.number];
+    const bool calls_a_caller =
+        (called & 1) != 0 && first.kind == Kind::global && called_arguments_[first.number] != 0;
+    return calls_a_caller || (unknown_items(std::array{first, second}) & called) != 0;
   }
 
   Slot dtype_slot(const Slot& arguments) {
@@ -650,17 +740,24 @@ class Walk {
         return true;
       }
       case Opcode::OBJ: {
-        std::vector<Slot> items = pop_to_mark();
-        if (items.empty()) stop_at("a class after the mark", "nothing");
-        for (std::size_t i = 1; i < items.size(); ++i) consume(items[i]);
-        call(items.empty() ? Slot{} : items[0], {});
+        const std::vector<Slot> items = pop_to_mark();
+        if (items.empty()) {
+          stop_at("a class after the mark", "nothing");
+          push(Kind::other);
+        } else {
+          call(items[0], tuple_with(std::span(items).subspan(1)));
+        }
         return true;
       }
       case Opcode::INST: {
         const ByteRange module = in_.line();
         const Slot made_by = import_lines(module, in_.line());
-        drop_to_mark();
-        call(made_by, {});
+        if (num_marks_ == 0) {
+          stop_at("a mark on the stack", "none");
+          push(Kind::other);
+        } else {
+          call(made_by, tuple_with(pop_to_mark()));
+        }
         return true;
       }
       default:
@@ -679,6 +776,10 @@ class Walk {
 
   void pass_over_array(const Slot& state) {
     stack_.back() = {};  // joblib replaces the wrapper by the array
+    if (in_.position() < std::exchange(frame_end_, kNoFrame)) {
+      return reach_limit("a raw array at the end of a frame",
+                         "one within a frame, which joblib reads after the frame");
+    }
     const RawArray array = state.kind == Kind::dict ? arrays_[state.number] : RawArray{};
     if (!array.dtype) return note_unknown_array();
     const ArrayDType& dtype = dtypes_[*array.dtype];
@@ -712,6 +813,7 @@ class Walk {
       const bool is_called = global.is_called;
       const bool is_changed = global.is_changed;
       const bool is_result_called = global.is_result_called;
+      const bool calls_unknown = global.calls_unknown;
       const bool escapes = global.escapes;
       const Slot slot = import(std::move(global));
       at_ = at;
@@ -720,6 +822,7 @@ class Walk {
       own.is_called |= is_called;
       own.is_changed |= is_changed;
       own.is_result_called |= is_result_called;
+      own.calls_unknown |= calls_unknown;
       own.escapes |= escapes;
     }
     if (!walk_.first_break) walk_.first_break = std::move(inner.first_break);
@@ -733,12 +836,15 @@ class Walk {
   const WalkLimits& limits_;
   const int depth_;
   std::uint64_t at_ = 0;  // position of the current opcode
+  std::uint64_t frame_end_ = kNoFrame;
   std::vector<Slot> stack_;
+  std::size_t num_marks_ = 0;  // on the stack
   std::vector<SlotPair> pairs_;
   Memo memo_;
   // Index in walk_.globals, by module and name.
   std::map<std::pair<std::string, std::string>, std::size_t> index_of_;
-  std::vector<RawArray> arrays_;  // what each dict says about a raw array
+  std::vector<std::uint64_t> called_arguments_;  // of each global
+  std::vector<RawArray> arrays_;                 // what each dict says about a raw array
   std::vector<ArrayDType> dtypes_;
   bool may_have_arrays_ = false;  // the pickle names joblib's wrapper of raw arrays
   PickleWalk walk_;

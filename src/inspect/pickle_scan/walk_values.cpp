@@ -17,6 +17,7 @@ Memo::Code Memo::code_at(std::uint64_t key) const {
 std::optional<Memo::Code> Memo::short_code(const Slot& slot) {
   constexpr std::uint64_t kNumGlobals = (kFirstSlot - kFirstGlobal) / 2;
   if (slot.kind == Slot::Kind::other) return kOther;
+  if (slot.kind == Slot::Kind::tuple) return kFirstTuple + static_cast<Code>(slot.number);
   const bool is_result = slot.kind == Slot::Kind::result;
   if ((!is_result && slot.kind != Slot::Kind::global) || slot.number >= kNumGlobals) return {};
   return kFirstGlobal + 2 * static_cast<Code>(slot.number) + (is_result ? 1 : 0);
@@ -62,6 +63,7 @@ std::optional<Slot> Memo::get(std::uint64_t key) const {
   if (code == kUnset) return std::nullopt;
   if (code >= kFirstSlot) return slots_[code - kFirstSlot];
   if (code == kOther) return Slot{};
+  if (code < kFirstGlobal) return Slot{.kind = Slot::Kind::tuple, .number = code - kFirstTuple};
   const auto kind = (code - kFirstGlobal) % 2 == 0 ? Slot::Kind::global : Slot::Kind::result;
   return Slot{.kind = kind, .number = (code - kFirstGlobal) / 2};
 }
@@ -98,7 +100,27 @@ bool is_dtype_state(std::span<const Slot> items) {
          items[7].number == 0;
 }
 
+bool is_name_or_constant(const Slot& slot) {
+  return slot.is_text() || slot.kind == Slot::Kind::global || slot.kind == Slot::Kind::none ||
+         slot.kind == Slot::Kind::integer;
+}
+
+/// Says whether the value is one that can be no function, or a global, which is judged by its name.
+bool is_known(const Slot& slot) {
+  return is_name_or_constant(slot) || slot.kind == Slot::Kind::integers ||
+         slot.kind == Slot::Kind::pair || slot.kind == Slot::Kind::tuple ||
+         slot.kind == Slot::Kind::dtype || slot.kind == Slot::Kind::dtype_state;
+}
+
 }  // namespace
+
+std::uint64_t unknown_items(std::span<const Slot> items) {
+  std::uint64_t unknown = 0;
+  for (std::size_t i = 0; i < std::min<std::size_t>(items.size(), 2); ++i) {
+    if (!is_known(items[i])) unknown |= std::uint64_t{1} << i;
+  }
+  return unknown;
+}
 
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs) {
   constexpr std::size_t kMaxPairs = std::size_t{1} << 20;
@@ -110,12 +132,13 @@ Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs) {
   }
   if (are_integers) return {.kind = Slot::Kind::integers, .number = product};
   if (is_dtype_state(items)) return {.kind = Slot::Kind::dtype_state, .number = items[5].number};
-  const bool tells_something =
+  const bool has_name =
       !items.empty() && (items[0].is_text() || items[0].kind == Slot::Kind::global);
-  if ((items.size() != 2 && items.size() != 3) || !tells_something || pairs.size() >= kMaxPairs) {
-    return {};
-  }
-  pairs.push_back({items[0], items[1].is_text() ? items[1] : Slot{}});
+  const bool has_size = items.size() == 2 || items.size() == 3 ||
+                        (items.size() == 4 && items[0].kind == Slot::Kind::global);
+  if (!has_name || !has_size) return {.kind = Slot::Kind::tuple, .number = unknown_items(items)};
+  if (pairs.size() >= kMaxPairs) return {.kind = Slot::Kind::tuple, .number = 1 | 2};
+  pairs.push_back({items[0], is_name_or_constant(items[1]) ? items[1] : Slot{}});
   return {.kind = Slot::Kind::pair,
           .nbytes = static_cast<std::uint32_t>(items.size()),
           .number = pairs.size() - 1};

@@ -24,7 +24,8 @@ struct Slot {
     escaped_text,  // as `text`, but with `\u` escapes
     integer,       // `number`
     integers,      // a tuple of integers, whose product is `number`
-    pair,          // a tuple of two or three values; `number` is its index in the walk's pairs
+    pair,          // a tuple of two to four values; `number` is its index in the walk's pairs
+    tuple,         // another tuple; `number` is what `unknown_items` says about it
     global,        // `number` is its index in PickleWalk::globals
     result,        // the result of a call of the global `number`
     dict,          // `number` is its index in the walk's list of arrays
@@ -44,8 +45,12 @@ struct Slot {
 /// The first two values of a tuple.
 struct SlotPair {
   Slot first;   // text or a global
-  Slot second;  // text, or a value of unknown kind
+  Slot second;  // a name or a constant, or a value of unknown kind
 };
+
+/// Says which of the first two items of a tuple are values that the walk does not know and that may
+/// be functions: the first if bit 0 is set, the second if bit 1 is set.
+std::uint64_t unknown_items(std::span<const Slot> items);
 
 inline constexpr std::uint64_t kSameItemsize = 0xffffffff;  // -1 as four bytes: keep the itemsize
 
@@ -65,12 +70,13 @@ class Memo {
   static constexpr std::size_t kMaxGap = 1024;
   static constexpr std::size_t kMaxSparse = std::size_t{1} << 20;
 
-  /// A value in 4 bytes: kUnset, kOther, kFirstGlobal + 2 * number (+ 1 for its result), or
-  /// kFirstSlot + the index in `slots_`.
+  /// A value in 4 bytes: kUnset, kOther, kFirstTuple + number, kFirstGlobal + 2 * number (+ 1 for
+  /// its result), or kFirstSlot + the index in `slots_`.
   using Code = std::uint32_t;
   static constexpr Code kUnset = 0;
   static constexpr Code kOther = 1;
-  static constexpr Code kFirstGlobal = 2;
+  static constexpr Code kFirstTuple = 2;
+  static constexpr Code kFirstGlobal = 6;
   static constexpr Code kFirstSlot = Code{1} << 16;
 
   Code code_at(std::uint64_t key) const;
@@ -93,7 +99,7 @@ std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
                                    std::size_t max_nbytes);
 
 /// Returns a slot for a tuple of `items`. If the tuple has two or three items that may name a
-/// global, adds the first two to `pairs`.
+/// global, or four of which the first is one, adds the first two to `pairs`.
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
 
 /// A NumPy dtype, as far as the walk knows it.

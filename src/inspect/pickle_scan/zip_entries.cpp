@@ -1,11 +1,13 @@
 #include "inspect/pickle_scan/zip_entries.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "formats/signatures.h"
+#include "formats/zip/zip_reader.h"
 #include "inspect/pickle_scan/byte_window.h"
 #include "tessera/base/error.h"
 
@@ -145,7 +147,7 @@ class Lister {
   bool read_directory(std::uint64_t offset, std::uint64_t base) {
     if (read_some(file_, offset, 4) != kCentralSignature) return false;
     if (!directories_.insert({offset, base}).second) return true;
-    std::set<std::string> names;
+    std::map<std::string, std::string> names;  // by the name without case
     for (;;) {
       const std::string header = read_some(file_, offset, kCentralNbytes);
       if (!header.starts_with(kCentralSignature) || header.size() < kCentralNbytes) return true;
@@ -164,8 +166,13 @@ class Lister {
                       .nbytes = number_at(header, 24, 4),
                       .local_offset = number_at(header, 42, 4)};
       apply_zip64(read_some(file_, offset + kCentralNbytes + name_nbytes, extra_nbytes), central);
-      if (!names.insert(central.name).second) {
+      const auto [same, is_new] =
+          names.emplace(formats::zip::without_case(central.name), central.name);
+      if (!is_new && same->second == central.name) {
         fault(central.name, offset, "each name once", "this name twice");
+      } else if (!is_new) {
+        fault(central.name, offset, "each name once, whatever the case of its letters",
+              "also '" + printable(same->second, 80) + "'");
       }
       add(central, base);
       offset += kCentralNbytes + name_nbytes + extra_nbytes + number_at(header, 32, 2);
