@@ -182,6 +182,7 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
   Query query{{"delimiter", "/"}, {"encoding-type", "url"}, {"list-type", "2"}, {"prefix", prefix}};
   std::vector<Entry> entries;
   std::size_t num_pages = 0;
+  std::string token;
   for (;;) {
     const auto [response, body] = ask(url, query, kMaxPageNbytes);
     if (!response.is_success()) throw error_for(url, response);
@@ -193,14 +194,24 @@ std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {
                             "give the URL of one checkpoint");
     }
     if (page.continuation_token.empty()) break;
+    if (page.continuation_token == token) {
+      throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the bucket",
+                            "another token for each page (NextContinuationToken)",
+                            "'" + printable(token) + "' twice");
+    }
+    token = page.continuation_token;
     if (++num_pages == kMaxListPages) {
       throw Error::expected(ErrorKind::corruption, {.path = url}, "list of the bucket",
                             "at most " + std::to_string(kMaxListPages) + " pages", "more");
     }
     std::erase_if(query, [](const auto& entry) { return entry.first == "continuation-token"; });
-    query.emplace_back("continuation-token", page.continuation_token);
+    query.emplace_back("continuation-token", token);
   }
   std::ranges::stable_sort(entries, {}, &Entry::name);
+  const auto repeated = std::ranges::unique(entries, [](const Entry& one, const Entry& other) {
+    return one.name == other.name && one.is_folder == other.is_folder;
+  });
+  entries.erase(repeated.begin(), repeated.end());
   // If there is an object `a` and objects `a/…`, show only the folder `a`.
   const auto is_shadowed = [&](const Entry& entry) {
     if (entry.is_folder) return false;

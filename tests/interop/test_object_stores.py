@@ -194,6 +194,29 @@ def test_folders_of_more_than_one_page(proxy, bucket):
     assert sum(request.is_list for request in proxy.requests) >= 3
 
 
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_a_page_of_a_list_that_comes_again(is_endless, proxy):
+    """The server knows no token, and so sends the first page again."""
+    pages = []
+
+    def refuse(request):
+        request.path = request.path.replace("continuation-token=again&", "")
+
+    def change(request, answer):
+        if request.is_list and b"<Contents>" in answer.body and (is_endless or not pages):
+            pages.append(request)
+            more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>"
+            answer.body = answer.body.replace(b"<IsTruncated>false</IsTruncated>", more)
+
+    proxy.refuse, proxy.change = refuse, change
+    if is_endless:
+        assert "list of the bucket: expected another token for each page" in fail(proxy, "ckpt-inspect", "ls", url_of("dcp"))
+        assert len(pages) == 2
+    else:
+        assert "sound" in succeed(proxy, "ckpt-inspect", "verify", url_of("dcp"))
+        assert len(pages) == 1
+
+
 def test_keys_with_special_characters(proxy, bucket):
     upload(bucket, CHECKPOINTS["dcp"], "run a+b/ä?&=%20'/step")
     expected = succeed(proxy, "ckpt-inspect", "ls", CHECKPOINTS["dcp"])
