@@ -28,12 +28,12 @@ constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
     "exp_inf",    "prev",       "step_size",      "ax",
-    "fp32_param", "param"};
+    "fp32_param", "param",      "master_param"};
 /// Names of state that no parameter or buffer of a model has, so that they prove a name to be state
 /// even if its parameter is not in the checkpoint.
 constexpr std::string_view kNamesOfStateOnly[] = {
-    "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
-    "grad_avg", "acc_delta",  "fp32_param",     "row_sum",         "row_exp_avg_sq"};
+    "exp_avg",   "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",    "grad_avg",
+    "acc_delta", "fp32_param", "master_param",   "row_sum",         "row_exp_avg_sq"};
 constexpr std::string_view kRowWiseNames[] = {"row_sum", "row_exp_avg_sq"};
 constexpr std::string_view kScalarNames[] = {"step", "mu", "eta", "mu_product"};
 
@@ -216,6 +216,14 @@ bool is_dict_of_optimizer(std::string_view root) {
   });
 }
 
+/// Returns text such as `optimizer.0.` without the number of an optimizer in a list of optimizers.
+std::string_view without_number(std::string_view root) {
+  if (root.size() < 2) return root;
+  const std::size_t begin = root.rfind('.', root.size() - 2) + 1;  // 0 without another dot
+  return has_only_digits(root.substr(begin, root.size() - begin - 1)) ? root.substr(0, begin)
+                                                                      : root;
+}
+
 bool is_known_name(std::string_view name) {
   return contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
          contains(kScalarNames, name);
@@ -356,7 +364,7 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {
 }
 
 bool is_copy_of_parameter(std::string_view name) {
-  return name == "fp32_param" || name == "param";
+  return name == "fp32_param" || name == "param" || name == "master_param";
 }
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
@@ -379,7 +387,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) {
 bool OptimizerEntries::contain(std::string_view name) const {
   if (by_role_.contains(name)) return true;
   const auto before_scaler = before_component(name, kScalerComponent);
-  if (before_scaler && is_dict_of_optimizer(*before_scaler)) return true;
+  if (before_scaler && is_dict_of_optimizer(without_number(*before_scaler))) return true;
   return std::ranges::any_of(roots_, [&](std::string_view root) {
     if (!name.starts_with(root)) return false;
     const std::string_view rest = name.substr(root.size());
