@@ -236,6 +236,19 @@ TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
   EXPECT_EQ(state->parameter, "model.ab");
 }
 
+// TransformerEngine's optimizers call the copy in fp32 `master_param`.
+TEST(RecipeTest, ACopyOfTheParameterFollowsItsOperations) {
+  MemoryCheckpoint source;
+  for (const char* name : {"w", "optim.state.w.master_param", "optim.state.w.exp_avg"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+  }
+  const auto reader = applied(std::move(source), parsed(R"({"from": "w", "to": "v",
+      "ops": [{"pad": {"from": 2, "to": 3, "value": 5}}, {"add": 1}]})"));
+  EXPECT_THAT(floats(*reader, "v"), ElementsAre(1, 2, 6));
+  EXPECT_THAT(floats(*reader, "optim.state.v.master_param"), ElementsAre(1, 2, 6));
+  EXPECT_THAT(floats(*reader, "optim.state.v.exp_avg"), ElementsAre(0, 1, 0));
+}
+
 // The name of the state (exp_avg) comes before the parameter's name, as in Megatron's torch_dist.
 TEST(RecipeTest, StateWithItsNameFirstFollowsItsParameter) {
   MemoryCheckpoint source;
