@@ -179,7 +179,7 @@ class Builder {
   QuantizedWeight build() const {
     for (const TensorMeta* const meta : {&codes_, &scales_}) require_sizes(meta->shape);
     if (const auto other = companion("scales")) refuse_second(parts_.scales, *other, "scales");
-    if (companion("group indices") && parts_.scheme != "GPTQ or AWQ") {
+    if (parts_.scheme != "GPTQ or AWQ" && companion("group indices")) {
       refuse("no group indices (only GPTQ has them)", "a tensor of group indices");
     }
     if (const auto added = parts_.companions.find(formats::kLowRankRole);
@@ -188,6 +188,7 @@ class Builder {
     }
     QuantizedWeight weight = build_scheme();
     set_column_factors(weight);
+    require_all_used();
     return weight;
   }
 
@@ -203,6 +204,24 @@ class Builder {
     if (scheme == "GPTQ or AWQ") return build_gptq_or_awq();
     refuse("a scheme that can be dequantized (docs/combine.md#quantized-weights)",
            std::string(scheme));
+  }
+
+  /// Refuses tensors that change the weight's numbers in a way that the scheme does not have, such
+  /// as second scales of `scaled fp8`. Zero points that are all 0 change nothing.
+  void require_all_used() const {
+    constexpr std::array<std::string_view, 6> kRoles = {
+        "second scales", "zero points", "scales of zero points",
+        "offsets",       "code book",   "second code book"};
+    for (const auto& [role, tensor] : parts_.companions) {
+      if (used_.contains(role) || std::ranges::find(kRoles, role) == kRoles.end()) continue;
+      if (role == "zero points" &&
+          can_cast(reader_.contents().tensors[tensor].meta.dtype, DType::float32) &&
+          std::ranges::all_of(numbers_of(tensor), [](float number) { return number == 0; })) {
+        continue;
+      }
+      refuse("no " + std::string(role) + " beside codes of " + std::string(parts_.scheme),
+             name_of(tensor));
+    }
   }
 
   /// Takes the factors of the layer's inputs into the weight: `(x * factors) @ W^T` is
@@ -261,6 +280,7 @@ class Builder {
   std::optional<std::size_t> companion(std::string_view role) const {
     const auto [first, last] = parts_.companions.equal_range(role);
     if (first == last) return std::nullopt;
+    used_.insert(role);
     // Tied codes may have companions under each of their names.
     if (std::next(first) != last) refuse_second(first->second, std::next(first)->second, role);
     return first->second;
@@ -524,7 +544,11 @@ class Builder {
       if (weight.matrix.zero_added != 0.0F && !config_.is_true("sym")) {
         weight.num_disputed_zeros = count_largest(*weight.matrix.zeros, weight.matrix.packing);
       }
-      set_groups(weight.matrix);
+    }
+    set_groups(weight.matrix);
+    if (is_awq && !weight.matrix.row_blocks.empty()) {
+      refuse("group indices in the order of the rows (only GPTQ has others)",
+             name_of(*companion("group indices")));
     }
     return weight;
   }
@@ -604,11 +628,14 @@ class Builder {
   const Parts& parts_;
   const TensorMeta& codes_;
   const TensorMeta scales_;
+  mutable std::set<std::string_view> used_{};  // roles of the companions that were asked for
 };
 
 /// Whether a tensor that is part of no known scheme holds codes rather than numbers, as its dtype,
 /// its name and config.json show.
 bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
+  constexpr std::array<std::string_view, 4> kPacked = {"_packed", "qweight", "_blocks", ".W_q"};
+  const bool is_matrix = config.is_given() && meta.shape.size() >= 2;
   switch (meta.dtype) {
     case DType::float8_e4m3fn:
     case DType::float8_e5m2:
@@ -616,7 +643,13 @@ bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
     case DType::float8_e5m2fnuz:
       return true;
     case DType::int8:
-      return config.is_given() && meta.shape.size() >= 2 && meta.fqn.ends_with("weight");
+      return is_matrix && meta.fqn.ends_with("weight");
+    case DType::uint8:
+    case DType::int32:
+      return is_matrix && (meta.fqn.ends_with("weight") ||
+                           std::ranges::any_of(kPacked, [&](std::string_view suffix) {
+                             return meta.fqn.ends_with(suffix);
+                           }));
     default:
       return false;
   }

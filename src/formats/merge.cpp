@@ -596,15 +596,11 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     if (tensor.parameter.empty()) return;
     const auto index = static_cast<std::size_t>(&tensor - contents_.tensors.data());
     const std::string own = prefixed(prefix_of(tensors_[index]), tensor.parameter);
-    if (contents_.find_tensor(own) == nullptr) {
-      for (const MergeSource& source : sources_) {
-        std::string other = prefixed(source.prefix, tensor.parameter);
-        if (contents_.find_tensor(other) == nullptr) continue;
-        tensor.parameter = std::move(other);
-        return;
-      }
+    std::optional<std::string> found = tensor_named(own);
+    for (const MergeSource& source : sources_) {
+      if (!found) found = tensor_named(prefixed(source.prefix, tensor.parameter));
     }
-    tensor.parameter = own;
+    tensor.parameter = found.value_or(own);
   }
 
   /// Adds the units of all sources, except those with a parameter that comes from another source or

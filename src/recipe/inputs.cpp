@@ -12,6 +12,7 @@ namespace tessera::recipe {
 namespace {
 
 using formats::CheckpointContents;
+using formats::StateKind;
 using formats::TensorEntry;
 
 /// Returns whether the contents may have optimizer state. If not, no index of the parameters' names
@@ -24,6 +25,13 @@ bool may_have_optimizer(const CheckpointContents& contents) {
              contents.tensors, is_of_one,
              [](const TensorEntry& tensor) -> const std::string& { return tensor.meta.fqn; }) ||
          std::ranges::any_of(contents.values, is_of_one, &formats::ValueEntry::name);
+}
+
+/// Returns the kind of state that is an alias. `target`: the role of its tensor, which may be a
+/// parameter, if a copy of the parameter is the parameter itself.
+StateKind kind_of_alias(const reshard::StateRole& target, const StateName& name) {
+  if (target.parameter_index) return target.kind;
+  return reshard::is_pointwise_name(name.state()) ? StateKind::pointwise : StateKind::opaque;
 }
 
 }  // namespace
@@ -42,8 +50,8 @@ Inputs::Inputs(const CheckpointContents& contents) : has_optimizer_(may_have_opt
     if (roles[i].parameter_index) {
       auto name = state_names_->split(tensor.meta.fqn, *roles[i].parameter_index);
       if (name) {
-        states_[*roles[i].parameter_index].push_back(
-            {i, *roles[i].parameter_index, *std::move(name), roles[i].kind});
+        states_[name->full_name].push_back({&tensor.meta.fqn, &tensor.key_path, i, false,
+                                            tensor.dict_order, *name, roles[i].kind});
         continue;
       }
     }
@@ -55,14 +63,20 @@ Inputs::Inputs(const CheckpointContents& contents) : has_optimizer_(may_have_opt
     index[contents.tensors[i].meta.fqn] = i;
   }
   for (const formats::Alias& alias : contents.aliases) {
-    inputs_.push_back(
-        {&alias.fqn, &alias.key_path, index.at(alias.target), true, alias.dict_order});
+    const std::size_t tensor = index.at(alias.target);
+    if (auto found = state_names_->find(alias.fqn)) {
+      states_[found->name.full_name].push_back({&alias.fqn, &alias.key_path, tensor, true,
+                                                alias.dict_order, found->name,
+                                                kind_of_alias(roles[tensor], found->name)});
+      continue;
+    }
+    inputs_.push_back({&alias.fqn, &alias.key_path, tensor, true, alias.dict_order});
   }
 }
 
-const std::vector<State>& Inputs::states_of(std::size_t parameter) const {
+const std::vector<State>& Inputs::states_of(const Input& parameter) const {
   static const std::vector<State> kNone;
-  const auto found = states_.find(parameter);
+  const auto found = states_.find(*parameter.name);
   return found == states_.end() ? kNone : found->second;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -21,10 +22,14 @@ struct Input {
   std::uint32_t dict_order;
 };
 
-/// A tensor of optimizer state, with the parts of its name.
+/// A tensor of optimizer state, or an alias of one (a `step` that parameters share), with the parts
+/// of its name.
 struct State {
-  std::size_t tensor;
-  std::size_t parameter;
+  const std::string* fqn;
+  const formats::SharedKeyPath* key_path;
+  std::size_t tensor;  // as in Input
+  bool is_alias;
+  std::uint32_t dict_order;
   StateName name;
   formats::StateKind kind;
 };
@@ -35,10 +40,11 @@ class Inputs {
  public:
   explicit Inputs(const formats::CheckpointContents& contents);
 
-  /// Returns the tensors, in their order, then the aliases.
+  /// Returns the tensors, in their order, then the aliases; without the state of parameters.
   const std::vector<Input>& all() const { return inputs_; }
-  /// Returns the state of a parameter.
-  const std::vector<State>& states_of(std::size_t parameter) const;
+  /// Returns the state of a parameter. Of a tied parameter, the optimizer uses one of its names,
+  /// and the state is that of the tensor or alias of this name.
+  const std::vector<State>& states_of(const Input& parameter) const;
   const StateNames& state_names() const { return *state_names_; }
   /// Moves `state_names` out. Do not call it or `state_names` again.
   StateNames take_state_names() { return *std::move(state_names_); }
@@ -47,8 +53,8 @@ class Inputs {
 
  private:
   std::vector<Input> inputs_;
-  // By index of the parameter.
-  std::unordered_map<std::size_t, std::vector<State>> states_;
+  // By StateName::full_name.
+  std::unordered_map<std::string_view, std::vector<State>> states_;
   std::optional<StateNames> state_names_;
   bool has_optimizer_;
 };

@@ -80,8 +80,14 @@ void note_dropped(const Transformation& made, const CheckpointContents& source,
   std::uint64_t num_elements = made.num_dropped_elements;
   std::set<std::string_view> names_of_values;
   for (const ValueEntry& value : source.values) names_of_values.insert(value.name);
+  const std::set<std::string_view> dropped(made.dropped.begin(), made.dropped.end());
+  std::set<std::string_view> kept;  // tensors of which another name is kept
+  for (const Alias& alias : source.aliases) {
+    if (!dropped.contains(alias.fqn)) kept.insert(alias.target);
+  }
   for (const std::string& name : made.dropped) {
-    if (const TensorEntry* tensor = source.find_tensor(name)) {
+    const TensorEntry* tensor = kept.contains(name) ? nullptr : source.find_tensor(name);
+    if (tensor != nullptr) {
       if (tensors.insert(name).second) {
         num_elements -= static_cast<std::uint64_t>(tensor->meta.numel());
       }

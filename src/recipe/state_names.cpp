@@ -41,6 +41,25 @@ std::string_view leading_key(std::string_view fqn, std::string_view rest,
   return leading ? rest.substr(0, leading->name.size() + 1) : std::string_view();
 }
 
+/// Returns the first components that an optimizer leaves out if it calls the parameter `full_name`
+/// `name`; nothing if that cannot be its name.
+std::optional<std::string_view> removed_from(std::string_view full_name, std::string_view name) {
+  if (!full_name.ends_with(name)) return std::nullopt;
+  const std::string_view removed = full_name.substr(0, full_name.size() - name.size());
+  if (!removed.empty() && removed.back() != '.') return std::nullopt;
+  return removed;
+}
+
+/// How well a full name fits; more is better: the first components that it shares with the entry
+/// that contains the optimizer's name, then minus those that the optimizer leaves out.
+using Fit = std::pair<std::ptrdiff_t, std::ptrdiff_t>;
+
+Fit fit_of(std::string_view full_name, std::string_view removed, std::string_view entry) {
+  const auto end_of_shared = std::ranges::mismatch(full_name, entry).in1;
+  return {std::count(full_name.begin(), end_of_shared, '.'),
+          -static_cast<std::ptrdiff_t>(reshard::count_components(removed))};
+}
+
 /// Returns `name.rest` for the new parameter.
 std::string rest_of_state(const StateName& name, const std::string& new_parameter) {
   const auto table = table_of_weight(name.parameter);
@@ -83,6 +102,9 @@ std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t par
   const auto rest = behind_optimizer_key(fqn, states_);
   const auto names = names_.find(parameter);
   if (!rest || names == names_.end()) return std::nullopt;
+  // The longest of the names, then the one that fits best.
+  std::optional<std::pair<std::size_t, Fit>> best;
+  std::string_view best_name;
   for (const std::string_view name : names->second) {
     for (const std::size_t begin : suffix_begins(name)) {
       const std::string_view suffix = name.substr(begin);
@@ -90,21 +112,31 @@ std::optional<StateName> StateNames::split(std::string_view fqn, std::size_t par
           (*rest)[suffix.size()] != '.') {
         continue;
       }
-      return StateName{std::string(fqn.substr(0, fqn.size() - rest->size())), std::string(suffix),
-                       begin, std::string(rest->substr(suffix.size()))};
+      const std::pair rank(suffix.size(), fit_of(name, name.substr(0, begin), fqn));
+      if (best && rank <= *best) continue;
+      best = rank;
+      best_name = name;
     }
+  }
+  if (best) {
+    return StateName{std::string(fqn.substr(0, fqn.size() - rest->size())),
+                     std::string(rest->substr(0, best->first)), best_name,
+                     std::string(rest->substr(best->first))};
   }
   const std::string_view key = leading_key(fqn, *rest, states_);
   if (key.empty()) return std::nullopt;
   const std::string_view parameter_name = rest->substr(key.size());
   for (const std::string_view name : names->second) {
-    const std::vector<std::size_t> begins = suffix_begins(name);
-    const auto begin = std::ranges::find(begins, name.size() - parameter_name.size());
-    if (!name.ends_with(parameter_name) || begin == begins.end()) continue;
-    return StateName{std::string(fqn.substr(0, fqn.size() - parameter_name.size())),
-                     std::string(parameter_name), *begin, ""};
+    const auto removed = removed_from(name, parameter_name);
+    if (!removed) continue;
+    const std::pair rank(parameter_name.size(), fit_of(name, *removed, fqn));
+    if (best && rank <= *best) continue;
+    best = rank;
+    best_name = name;
   }
-  return std::nullopt;
+  if (!best) return std::nullopt;
+  return StateName{std::string(fqn.substr(0, fqn.size() - parameter_name.size())),
+                   std::string(parameter_name), best_name, ""};
 }
 
 std::optional<StateNames::Found> StateNames::find(std::string_view name) const {
@@ -133,27 +165,24 @@ std::optional<StateNames::Found> StateNames::find_parameter(std::string_view nam
   const auto found = by_suffix_.find(name);
   if (found == by_suffix_.end()) return std::nullopt;
   std::optional<Found> best;
-  std::pair<std::ptrdiff_t, std::ptrdiff_t> best_rank;  // components shared; minus those removed
+  Fit best_fit;
   for (const std::size_t tensor : found->second) {
     for (const std::string_view own : names_.at(tensor)) {
-      if (!own.ends_with(name)) continue;
-      const std::string_view removed = own.substr(0, own.size() - name.size());
-      if (!removed.empty() && removed.back() != '.') continue;
-      const auto end_of_shared = std::ranges::mismatch(own, entry).in1;
-      const std::pair rank(std::count(own.begin(), end_of_shared, '.'),
-                           -static_cast<std::ptrdiff_t>(reshard::count_components(removed)));
-      if (best && rank <= best_rank) continue;
-      best_rank = rank;
-      best = Found{StateName{"", std::string(name), removed.size(), ""}, tensor};
+      const auto removed = removed_from(own, name);
+      if (!removed) continue;
+      const Fit fit = fit_of(own, *removed, entry);
+      if (best && fit <= best_fit) continue;
+      best_fit = fit;
+      best = Found{StateName{"", std::string(name), own, ""}, tensor};
     }
   }
   return best;
 }
 
-std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name, const Wrappers& wrappers) {
-  const std::string removed =
-      wrappers.removed_from(std::string_view(old_fqn).substr(0, name.removed_nbytes));
+std::string optimizer_name_of(const std::string& fqn, const StateName& name,
+                              const Wrappers& wrappers) {
+  const std::string removed = wrappers.removed_from(
+      name.full_name.substr(0, name.full_name.size() - name.parameter.size()));
   if (!fqn.starts_with(removed)) return fqn;
   return fqn.substr(removed.size());
 }

@@ -18,8 +18,10 @@ namespace tessera::recipe {
 struct StateName {
   std::string root;       // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;  // the parameter's name in it: `layers.0.weight`
-  /// How many first bytes of the parameter's name the optimizer leaves out, such as `model.`.
-  std::size_t removed_nbytes = 0;
+  /// The parameter's full name in the checkpoint, `model.layers.0.weight`. For a tied parameter,
+  /// the name of these that the optimizer uses: the tensor's own or an alias. A view of the
+  /// contents.
+  std::string_view full_name;
   std::string rest;  // `.exp_avg`, or empty
 
   /// Returns the name of the state itself: `exp_avg`.
@@ -36,7 +38,8 @@ class StateNames {
              const std::vector<std::size_t>& parameters);
 
   /// Splits the name `fqn` of state of this parameter into its parts. Returns nothing if the name
-  /// does not contain the parameter's name.
+  /// contains none of the parameter's names. If it may be several of them, prefers as
+  /// `find_parameter` does.
   std::optional<StateName> split(std::string_view fqn, std::size_t parameter) const;
 
   /// The parts of a name of optimizer state, and the index of its parameter.
@@ -62,9 +65,9 @@ class StateNames {
 };
 
 /// Returns the name that an optimizer uses for the parameter `fqn`: without the first components
-/// that it leaves out of the name `old_fqn`, for which it uses the name `name.parameter`.
-std::string optimizer_name_of(const std::string& fqn, const std::string& old_fqn,
-                              const StateName& name, const Wrappers& wrappers);
+/// that it leaves out of the name `name.full_name`, for which it uses the name `name.parameter`.
+std::string optimizer_name_of(const std::string& fqn, const StateName& name,
+                              const Wrappers& wrappers);
 
 /// Returns the name of optimizer state after the optimizer's name of its parameter has become
 /// `new_parameter`. torchrec's names have the table's name once more after the parameter

@@ -75,13 +75,14 @@ class Transformer {
 
   void match_inputs();
   void drop(std::size_t input);
+  void add_dropped(const std::string& name, std::size_t tensor);
 
   void apply_rule(std::size_t r);
   bool finds_value(std::size_t r) const;
   std::optional<std::vector<Made>> make(const Rule& rule, const Instance& instance, Subject subject,
                                         const std::function<BlockTensor(std::size_t)>& tensor_of);
   void add_made(const Rule& rule, const Instance& instance, const std::vector<std::size_t>& inputs);
-  void follow_rename(const Rule& rule, std::size_t parameter, const std::string& target);
+  void follow_rename(const Rule& rule, const Input& parameter, const std::string& target);
   void follow_state(const Rule& rule, const Instance& instance,
                     const std::vector<std::size_t>& inputs,
                     const std::vector<std::string>& targets);
@@ -94,8 +95,7 @@ class Transformer {
   /// Returns the new parameter's name as an optimizer uses it: without the first components that
   /// the optimizer of the state `like` leaves out of names.
   std::string called_by_optimizer(const State& like, const std::string& parameter) const {
-    return optimizer_name_of(parameter, contents_.tensors[like.parameter].meta.fqn, like.name,
-                             rules_.wrappers);
+    return optimizer_name_of(parameter, like.name, rules_.wrappers);
   }
 
   /// Returns a name without wrapper components (such as `_orig_mod`), which rules do not have.
@@ -109,8 +109,8 @@ class Transformer {
   void add_new_name(const std::string& old_name, const std::string& new_name) {
     if (new_names_ == NewNames::collect) result_.new_names[old_name].push_back(new_name);
   }
-  void set_targets(std::size_t tensor, std::vector<std::string> targets) {
-    if (inputs_.has_optimizer()) targets_of_[tensor] = std::move(targets);
+  void set_targets(const Input& input, std::vector<std::string> targets) {
+    if (inputs_.has_optimizer()) targets_of_[*input.name] = std::move(targets);
   }
 
   void keep_rest();
@@ -134,8 +134,11 @@ class Transformer {
   std::vector<BlockTensor> sources_;
   const std::string& prefix_;
   std::vector<std::optional<std::size_t>> rule_of_input_;
+  // By tensor: its own name and its aliases.
+  std::vector<std::size_t> num_names_ = std::vector<std::size_t>(contents_.tensors.size());
+  std::vector<std::size_t> num_dropped_names_ = num_names_;
   // Becomes Transformation::targets_of.
-  std::unordered_map<std::size_t, std::vector<std::string>> targets_of_;
+  std::unordered_map<std::string_view, std::vector<std::string>> targets_of_;
   std::map<std::string, std::size_t> value_of_name_;
   /// The names of the targets made from aliases, each with its tensor's index in `contents_`.
   std::vector<std::pair<std::string, std::size_t>> alias_targets_;
@@ -148,6 +151,10 @@ class Transformer {
 void Transformer::match_inputs() {
   for (const Rule& rule : rules_.rules) result_.uses.push_back({rule.number, 0, 0});
   rule_of_input_.resize(inputs_.all().size());
+  for (const Input& input : inputs_.all()) {
+    ++num_names_[input.tensor];
+    for (const State& state : inputs_.states_of(input)) ++num_names_[state.tensor];
+  }
   for (std::size_t i = 0; i < inputs_.all().size(); ++i) {
     std::optional<Match> found = matcher_.match(*input_of(i).name);
     if (!found) continue;
@@ -161,19 +168,20 @@ void Transformer::match_inputs() {
   }
 }
 
+/// Adds one name of a tensor that is dropped. The elements are lost with the last name.
+void Transformer::add_dropped(const std::string& name, std::size_t tensor) {
+  result_.dropped.push_back(name);
+  if (++num_dropped_names_[tensor] != num_names_[tensor]) return;
+  result_.num_dropped_elements +=
+      static_cast<std::uint64_t>(contents_.tensors[tensor].meta.numel());
+}
+
 void Transformer::drop(std::size_t input) {
   const Input& dropped = input_of(input);
-  result_.dropped.push_back(*dropped.name);
-  if (dropped.is_alias) return;
-  const auto add = [&](std::size_t tensor) {
-    result_.num_dropped_elements +=
-        static_cast<std::uint64_t>(contents_.tensors[tensor].meta.numel());
-  };
-  add(dropped.tensor);
-  set_targets(dropped.tensor, {});
-  for (const State& state : inputs_.states_of(dropped.tensor)) {
-    add(state.tensor);
-    result_.dropped.push_back(contents_.tensors[state.tensor].meta.fqn);
+  add_dropped(*dropped.name, dropped.tensor);
+  set_targets(dropped, {});
+  for (const State& state : inputs_.states_of(dropped)) {
+    add_dropped(*state.fqn, state.tensor);
   }
 }
 
@@ -288,21 +296,18 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
     result_.targets.push_back(std::move(target));
   }
   result_.uses[index_of(rule)].num_targets += targets.size();
-  bool has_tensor = false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = input_of(inputs[i]);
     const std::vector<std::string> own = is_rename ? std::vector{targets[i]} : targets;
     for (const std::string& target : own) add_new_name(*input.name, target);
-    if (input.is_alias) continue;
-    has_tensor = true;
-    set_targets(input.tensor, own);
-    if (is_rename) follow_rename(rule, input.tensor, targets[i]);
+    set_targets(input, own);
+    if (is_rename) follow_rename(rule, input, targets[i]);
   }
-  if (has_tensor && !is_rename) follow_state(rule, instance, inputs, targets);
+  if (!is_rename) follow_state(rule, instance, inputs, targets);
 }
 
 /// Adds the optimizer state of a renamed parameter, with the new name.
-void Transformer::follow_rename(const Rule& rule, std::size_t parameter,
+void Transformer::follow_rename(const Rule& rule, const Input& parameter,
                                 const std::string& target) {
   for (const State& state : inputs_.states_of(parameter)) {
     add_state(rule, state, target, sources_[state.tensor]);
@@ -316,13 +321,11 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   // Value: the state with these parts, for each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
-    if (input_of(input).is_alias) continue;
-    for (const State& state : inputs_.states_of(input_of(input).tensor)) {
+    for (const State& state : inputs_.states_of(input_of(input))) {
       const State*& slot = groups[{state.name.root, state.name.rest}][input];
       if (slot != nullptr) {
-        problem(rule_name(rule), contents_.tensors[state.tensor].meta.fqn,
-                "one state of this name for a parameter",
-                "another, " + printable(contents_.tensors[slot->tensor].meta.fqn));
+        problem(rule_name(rule), *state.fqn, "one state of this name for a parameter",
+                "another, " + printable(*slot->fqn));
         return;
       }
       slot = &state;
@@ -330,7 +333,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   }
   for (const auto& [name, states] : groups) {
     const State& first = *states.begin()->second;
-    const std::string& fqn = contents_.tensors[first.tensor].meta.fqn;
+    const std::string& fqn = *first.fqn;
     const auto missing =
         std::ranges::find_if(inputs, [&](std::size_t input) { return !states.contains(input); });
     if (missing != inputs.end()) {
@@ -354,7 +357,7 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
     const TensorEntry& parameter = contents_.tensors[input_of(input).tensor];
     const TensorEntry& tensor = contents_.tensors[state->tensor];
     if (tensor.meta.shape == parameter.meta.shape) continue;
-    problem(rule_name(rule), tensor.meta.fqn,
+    problem(rule_name(rule), *state->fqn,
             "the shape of its parameter, " + shape_to_string(parameter.meta.shape),
             shape_to_string(tensor.meta.shape));
     return;
@@ -378,8 +381,7 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
   for (const auto& [input, state] : states) {
     const BlockTensor& other = sources_[state->tensor];
     if (other.shape != tensor.shape || other.dtype != tensor.dtype) {
-      problem(rule_name(rule), contents_.tensors[state->tensor].meta.fqn,
-              "the shape and dtype of " + contents_.tensors[first.tensor].meta.fqn,
+      problem(rule_name(rule), *state->fqn, "the shape and dtype of " + *first.fqn,
               shape_to_string(other.shape) + " " + std::string(dtype_name(other.dtype)));
       return;
     }
@@ -395,15 +397,15 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
 /// name instead of the old one's.
 void Transformer::add_state(const Rule& rule, const State& like, const std::string& parameter,
                             BlockTensor tensor) {
-  const TensorEntry& old = contents_.tensors[like.tensor];
   const std::string called = called_by_optimizer(like, parameter);
   Target target{.entry = {}, .tensor = std::move(tensor), .rule = rule.number};
   target.entry.meta = {name_of_state(like.name, called), target.tensor.dtype, target.tensor.shape};
   target.entry.kind = like.kind;
   target.entry.parameter = parameter;
-  target.entry.key_path = path_of_state(old.key_path, like.name, called);
-  target.entry.dict_order = old.dict_order;
-  add_new_name(old.meta.fqn, target.entry.meta.fqn);
+  target.entry.key_path = path_of_state(*like.key_path, like.name, called);
+  target.entry.dict_order = like.dict_order;
+  add_new_name(*like.fqn, target.entry.meta.fqn);
+  if (like.is_alias) alias_targets_.emplace_back(target.entry.meta.fqn, like.tensor);
   result_.targets.push_back(std::move(target));
 }
 
@@ -423,26 +425,25 @@ void Transformer::keep_input(const Input& input) {
   const std::string name = bare(*input.name);
   add_kept(input.tensor, *input.name, *input.key_path, name);
   result_.targets.back().entry.dict_order = input.dict_order;
-  if (input.is_alias) {
-    alias_targets_.emplace_back(name, input.tensor);
-    return;
-  }
-  if (name != *input.name) set_targets(input.tensor, {name});
-  for (const State& state : inputs_.states_of(input.tensor)) keep_state(state, name);
+  if (input.is_alias) alias_targets_.emplace_back(name, input.tensor);
+  if (name != *input.name) set_targets(input, {name});
+  for (const State& state : inputs_.states_of(input)) keep_state(state, name);
 }
 
 void Transformer::keep_state(const State& state, const std::string& parameter) {
-  const TensorEntry& old = contents_.tensors[state.tensor];
-  const bool has_new_name = parameter != contents_.tensors[state.parameter].meta.fqn;
-  const std::string name = has_new_name
-                               ? name_of_state(state.name, called_by_optimizer(state, parameter))
-                               : old.meta.fqn;
-  add_kept(state.tensor, old.meta.fqn, old.key_path, name);
+  const bool has_new_name = parameter != state.name.full_name;
+  const std::string name =
+      has_new_name ? name_of_state(state.name, called_by_optimizer(state, parameter)) : *state.fqn;
+  add_kept(state.tensor, *state.fqn, *state.key_path, name);
+  if (state.is_alias) alias_targets_.emplace_back(name, state.tensor);
   TensorEntry& entry = result_.targets.back().entry;
+  entry.dict_order = state.dict_order;
+  if (!entry.parameter.empty()) entry.parameter = parameter;
   if (!has_new_name) return;
   entry.kind = state.kind;
   entry.parameter = parameter;
-  entry.key_path = path_of_state(old.key_path, state.name, called_by_optimizer(state, parameter));
+  entry.key_path =
+      path_of_state(*state.key_path, state.name, called_by_optimizer(state, parameter));
 }
 
 /// Adds a source tensor that no rule names: the same elements under `new_name`, which is `old_name`
@@ -466,13 +467,11 @@ void Transformer::place_values() {
 void Transformer::place_value(std::size_t v, const StateNames& names) {
   const formats::ValueEntry& value = contents_.values[v];
   if (const auto state = names.find(value.name)) {
-    const auto targets = targets_of_.find(state->parameter);
+    const auto targets = targets_of_.find(state->name.full_name);
     if (targets == targets_of_.end()) return add_value(value.name, value.key_path, v);
     if (targets->second.empty()) result_.dropped.push_back(value.name);
-    const std::string& old_parameter = contents_.tensors[state->parameter].meta.fqn;
     for (const std::string& target : targets->second) {
-      const std::string called =
-          optimizer_name_of(target, old_parameter, state->name, rules_.wrappers);
+      const std::string called = optimizer_name_of(target, state->name, rules_.wrappers);
       add_value(name_of_state(state->name, called),
                 path_of_state(value.key_path, state->name, called), v);
     }
@@ -515,14 +514,19 @@ void Transformer::add_value(const std::string& name, formats::KeyPath path, std:
 }
 
 /// Restores aliases: if the new tensor made from an alias still equals the one made from the
-/// alias's tensor, it becomes an alias again.
+/// alias's tensor, or from another alias of it, it becomes an alias again.
 void Transformer::find_aliases() {
   // The targets that have the first elements of a source tensor in their order, by its index.
   std::multimap<std::size_t, const Target*> whole;
   std::set<std::string_view> of_aliases;
   for (const auto& [name, tensor] : alias_targets_) of_aliases.insert(name);
+  std::map<std::string_view, const Target*> target_of;  // made from an alias
   for (const Target& target : result_.targets) {
-    if (of_aliases.contains(target.entry.meta.fqn) || target.tensor.blocks.size() != 1) continue;
+    if (of_aliases.contains(target.entry.meta.fqn)) {
+      target_of.emplace(target.entry.meta.fqn, &target);
+      continue;
+    }
+    if (target.tensor.blocks.size() != 1) continue;
     const std::uint32_t source = target.tensor.blocks.front().source;
     if (source == kConstant || !is_whole(target.tensor, source, target.tensor.shape)) continue;
     whole.emplace(source, &target);
@@ -537,7 +541,11 @@ void Transformer::find_aliases() {
     const auto equal = std::find_if(begin, end, [&](const auto& target) {  // not a slice of it
       return target.second->tensor.shape == elements.shape;
     });
-    if (equal != end) aliases.emplace(name, equal->second->entry.meta.fqn);
+    if (equal != end) {
+      aliases.emplace(name, equal->second->entry.meta.fqn);
+    } else {
+      whole.emplace(source, target_of.at(name));
+    }
   }
   std::erase_if(result_.targets, [&](const Target& target) {
     const auto alias = aliases.find(target.entry.meta.fqn);
@@ -546,6 +554,10 @@ void Transformer::find_aliases() {
         {alias->first, alias->second, target.entry.key_path, target.entry.dict_order});
     return true;
   });
+  for (Target& target : result_.targets) {  // a recorded parameter is a tensor, not an alias
+    const auto alias = aliases.find(target.entry.parameter);
+    if (alias != aliases.end()) target.entry.parameter = alias->second;
+  }
 }
 
 /// Sorts the targets by name. Moves each target only once, because targets are large.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -47,9 +48,10 @@ struct Transformation {
   /// By old name, the new names of a tensor or alias: if a rule makes something from it, or if its
   /// name changes. An entry that is not here keeps its name, or is in `dropped`.
   std::unordered_map<std::string, std::vector<std::string>> new_names;
-  /// For each tensor that a rule names or that is renamed, by its index in the source: the names of
-  /// the tensors made from it; none if it is dropped. Empty if the checkpoint has no optimizer.
-  std::unordered_map<std::size_t, std::vector<std::string>> targets_of;
+  /// For each tensor or alias that a rule names or that is renamed, by its name in the source: the
+  /// names of the tensors made from it; none if it is dropped. Empty if the checkpoint has no
+  /// optimizer.
+  std::unordered_map<std::string_view, std::vector<std::string>> targets_of;
   /// The names of all parameters in an optimizer. Empty if the checkpoint has no optimizer.
   std::optional<StateNames> state_names;
 };

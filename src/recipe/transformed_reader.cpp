@@ -71,9 +71,8 @@ void require_whole_sources(const Transformation& transformation, const Checkpoin
 /// `optim.param_groups.0.params`.
 class GroupNames {
  public:
-  GroupNames(const CheckpointContents& contents, const Transformation& transformation,
-             const Wrappers& wrappers)
-      : contents_(contents), transformation_(transformation), wrappers_(wrappers) {}
+  GroupNames(const Transformation& transformation, const Wrappers& wrappers)
+      : transformation_(transformation), wrappers_(wrappers) {}
 
   /// The group of each parameter: each group has another number.
   using GroupOf = std::map<std::string, std::size_t>;
@@ -118,15 +117,14 @@ class GroupNames {
       const auto& names = transformation_.state_names;
       const auto found =
           name == nullptr || !names ? std::nullopt : names->find_parameter(*name, entry);
-      const auto targets = found ? transformation_.targets_of.find(found->parameter)
+      const auto targets = found ? transformation_.targets_of.find(found->name.full_name)
                                  : transformation_.targets_of.end();
       if (targets == transformation_.targets_of.end()) {
         result.push_back(std::move(item));
         continue;
       }
-      const std::string& old = contents_.tensors[found->parameter].meta.fqn;
       for (const std::string& target : targets->second) {
-        std::string called = optimizer_name_of(target, old, found->name, wrappers_);
+        std::string called = optimizer_name_of(target, found->name, wrappers_);
         if (groups != nullptr) note_group(called, group, *groups);
         if (seen.insert(called).second) result.emplace_back(std::move(called));
       }
@@ -142,7 +140,6 @@ class GroupNames {
                           "two groups");
   }
 
-  const CheckpointContents& contents_;
   const Transformation& transformation_;
   Wrappers wrappers_;
 };
@@ -164,7 +161,7 @@ class TransformedReader final : public formats::DerivedReader {
         made_(transform(rules, base().contents(), whole_tensors_of(base().contents()), prefix,
                         NewNames::collect)),
         elements_(base(), base().path()),
-        groups_(base().contents(), made_, rules.wrappers) {
+        groups_(made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
     const auto& values = base().contents().values;
     if (std::ranges::none_of(values, GroupNames::may_list, &formats::ValueEntry::name)) {

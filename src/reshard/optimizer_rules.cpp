@@ -28,12 +28,13 @@ constexpr std::string_view kPointwiseNames[] = {
     "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
     "square_avg", "grad_avg",   "acc_delta",      "sum",
     "exp_inf",    "prev",       "step_size",      "ax",
-    "fp32_param", "param"};
+    "fp32_param", "param",      "master_param"};
 /// Names of state that no parameter or buffer of a model has, so that they prove a name to be state
 /// even if its parameter is not in the checkpoint. The last four are bitsandbytes'.
 constexpr std::string_view kNamesOfStateOnly[] = {
-    "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "fp32_param",
-    "row_sum",        "row_exp_avg_sq",  "absmax1",    "absmax2",  "qmap1",     "qmap2"};
+    "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg",       "acc_delta",
+    "fp32_param",     "master_param",    "row_sum",    "row_exp_avg_sq", "absmax1",
+    "absmax2",        "qmap1",           "qmap2"};
 /// Other names begin with it too: `exp_avg_sq_row` of Adafactor, `exp_avg_diff` of Adan.
 constexpr std::string_view kBeginningOfStateOnly = "exp_avg";
 /// Names of bitsandbytes. A model may use them too, so they prove state only after a parameter or a
@@ -227,6 +228,14 @@ bool is_dict_of_optimizer(std::string_view root) {
   });
 }
 
+/// Returns text such as `optimizer.0.` without the number of an optimizer in a list of optimizers.
+std::string_view without_number(std::string_view root) {
+  if (root.size() < 2) return root;
+  const std::size_t begin = root.rfind('.', root.size() - 2) + 1;  // 0 without another dot
+  return has_only_digits(root.substr(begin, root.size() - begin - 1)) ? root.substr(0, begin)
+                                                                      : root;
+}
+
 bool is_known_name(std::string_view name) {
   return contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
          contains(kScalarNames, name);
@@ -412,7 +421,7 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {
 }
 
 bool is_copy_of_parameter(std::string_view name) {
-  return name == "fp32_param" || name == "param";
+  return name == "fp32_param" || name == "param" || name == "master_param";
 }
 
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_(contents) {
@@ -434,7 +443,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_
 bool OptimizerEntries::contain(std::string_view name) const {
   if (by_role_.contains(name)) return true;
   const auto before_scaler = before_component(name, kScalerComponent);
-  if (before_scaler && is_dict_of_optimizer(*before_scaler)) return true;
+  if (before_scaler && is_dict_of_optimizer(without_number(*before_scaler))) return true;
   return std::ranges::any_of(roots_, [&](std::string_view root) {
     if (!name.starts_with(root)) return false;
     const std::string_view rest = name.substr(root.size());

@@ -58,7 +58,7 @@ class StateRoots {
 /// of an optimizer (StateRoots) and the shape fits the name:
 ///
 /// - pointwise: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
-///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param, param;
+///   acc_delta, sum, exp_inf, prev, step_size, ax, fp32_param, master_param, param;
 /// - row-wise: row_sum, row_exp_avg_sq;
 /// - one number for the parameter: step, mu, eta, mu_product;
 /// - one number for the table: `<table>.iter`;
@@ -98,8 +98,8 @@ bool is_copy_of_parameter(std::string_view name);
 /// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
 /// checkpoint or recorded there, and everything else below the same `state`; everything below a
 /// `param_groups`, and below a `state` beside it; everything below a `grad_scaler` that is beside
-/// one of these, or is in `optim` or `optimizer`. Keeps views of the names in `contents`, which
-/// must outlive it. Thread-safe.
+/// one of these, or is in `optim` or `optimizer`, or in a list of optimizers of that name. Keeps
+/// views of the names in `contents`, which must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

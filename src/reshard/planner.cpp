@@ -42,7 +42,7 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
 void plan_tensors(const CheckpointContents& source, const PlanOptions& options,
                   const SourceGaps& gaps, const DestinationLayout& layout,
                   std::vector<MovedTensor>& moved, Plan& plan, PlanReport& report) {
-  TensorPlanner tensor_planner(source, options, gaps, layout, plan, report);
+  TensorPlanner tensor_planner(source, options, gaps, layout, moved, plan, report);
   plan.destination.tensors.reserve(moved.size());
   plan.copies.reserve(moved.size());
   for (MovedTensor& each : moved) {

@@ -22,8 +22,8 @@ using formats::StateKind;
 using formats::TensorEntry;
 
 TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions& options,
-                             const SourceGaps& gaps, const DestinationLayout& layout, Plan& plan,
-                             PlanReport& report)
+                             const SourceGaps& gaps, const DestinationLayout& layout,
+                             std::span<const MovedTensor> moved, Plan& plan, PlanReport& report)
     : source_(source),
       options_(options),
       gaps_(gaps),
@@ -36,6 +36,13 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
       holds_replicas_(formats::traits_of(options.format).holds_replicas),
       balance_(plan.destination.world_size) {
   if (options.cast) quantized_.emplace(source, options.quantization_method);
+  if (source.aliases.empty()) return;
+  std::vector<bool> have_own_name(source.tensors.size());
+  for (const MovedTensor& each : moved) {  // aliases come last
+    const std::size_t tensor = each.source_tensor;
+    if (*each.source_name == source.tensors[tensor].meta.fqn) have_own_name[tensor] = true;
+    if (!have_own_name[tensor]) names_of_aliases_.emplace(tensor, each.name);
+  }
 }
 
 void TensorPlanner::plan_tensor(const MovedTensor& moved) {
@@ -108,7 +115,11 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
   entry.key_path = moved.key_path;
   entry.dict_order = moved.dict_order;
   if (role.parameter_index) {
-    entry.parameter = renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames);
+    const auto alias = names_of_aliases_.find(*role.parameter_index);
+    entry.parameter =
+        alias == names_of_aliases_.end()
+            ? renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames)
+            : alias->second;
   }
   return entry;
 }

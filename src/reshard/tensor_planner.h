@@ -1,7 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/list_pool.h"
@@ -37,10 +41,11 @@ struct NumbersHash {
 /// then `finish`.
 class TensorPlanner {
  public:
+  /// `moved`: all tensors, which only the constructor reads.
   /// Requires: `plan.destination.world_size` is set.
   TensorPlanner(const formats::CheckpointContents& source, const PlanOptions& options,
-                const SourceGaps& gaps, const DestinationLayout& layout, Plan& plan,
-                PlanReport& report);
+                const SourceGaps& gaps, const DestinationLayout& layout,
+                std::span<const MovedTensor> moved, Plan& plan, PlanReport& report);
 
   void plan_tensor(const MovedTensor& moved);
 
@@ -65,6 +70,8 @@ class TensorPlanner {
   PlanReport& report_;
   const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
+  // The new names of tensors that are moved under the name of an alias only, by index.
+  std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;
   const RowWiseMergePlanner merge_planner_;
   const bool holds_replicas_;  // the destination's format stores replicas

@@ -6,6 +6,8 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <string_view>
+#include <tuple>
 
 #include "base/json.h"
 #include "support/error_matchers.h"
@@ -623,6 +625,57 @@ TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {
                 "a scale beside codes of " + std::string(dtype_name(dtype)));
     }
   }
+}
+
+TEST(DequantizeTest, PackedCodesWithoutAScaleAreRefused) {
+  for (const char* name : {"b.weight_packed", "b.qweight", "b_blocks", "b.W_q", "b.weight"}) {
+    for (const DType dtype : {DType::uint8, DType::int32}) {
+      SCOPED_TRACE(name);
+      const auto problems_of = [&](const std::string& config) {
+        auto source = scaled_weight(1);
+        source->add({name, dtype, {1, 2}}, std::vector<std::byte>(2 * itemsize(dtype)));
+        return dequantize(std::move(source), DType::float32, parse_json(config, "c"), {},
+                          reshard::OnOverflow::refuse)
+            .problems;
+      };
+      EXPECT_THAT(problems_of("{}"), IsEmpty());
+      const auto problems = problems_of(R"({"quantization_config": {"quant_method": "fp8"}})");
+      ASSERT_THAT(problems, SizeIs(1));
+      EXPECT_EQ(problems[0].where.fqn, name);
+    }
+  }
+}
+
+TEST(DequantizeTest, NumbersThatASchemeDoesNotUseAreRefused) {
+  const auto read = [](DType dtype, const char* scale, const char* other, std::int32_t number) {
+    auto source = std::make_unique<MemoryCheckpoint>();
+    const bool is_packed = dtype == DType::uint8 || dtype == DType::int32;
+    const std::string weight = is_packed ? "a.weight_packed" : "a.weight";
+    source->add({weight, dtype, {1, 16}}, std::vector<std::byte>(16 * itemsize(dtype)));
+    if (std::string_view(scale) == "exponents") {
+      source->add({"a.weight_scale", DType::uint8, {1, 1}}, test::bytes_of<std::uint8_t>({127}));
+    } else {
+      source->add({"a.weight_scale", DType::float32, {1, 1}}, test::bytes_of<float>({1}));
+    }
+    if (dtype == DType::int32) {
+      source->add({"a.weight_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({1, 128}));
+    }
+    source->add({other, DType::int32, {1, 1}}, test::bytes_of<std::int32_t>({number}));
+    return dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  };
+  for (const auto& [dtype, scale, other] : std::vector<std::tuple<DType, const char*, const char*>>{
+           {DType::float8_e4m3fn, "numbers", "a.weight_scale_2"},
+           {DType::float8_e4m3fn, "numbers", "a.weight_global_scale"},
+           {DType::int8, "numbers", "a.weight_scale_2"},
+           {DType::int32, "numbers", "a.weight_global_scale"},
+           {DType::uint8, "exponents", "a.weight_zero_point"}}) {
+    SCOPED_TRACE(std::string(dtype_name(dtype)) + " " + other);
+    const auto result = read(dtype, scale, other, 3);
+    ASSERT_THAT(result.problems, SizeIs(1));
+    EXPECT_EQ(result.problems[0].found, other);
+  }
+  // Zero points that are 0 change nothing.
+  EXPECT_THAT(read(DType::uint8, "exponents", "a.weight_zero_point", 0).problems, IsEmpty());
 }
 
 TEST(DequantizeTest, NumbersThatBecomeZeroAreCounted) {

@@ -185,6 +185,23 @@ TEST_F(MegatronFolderTest, RefusesAFileInTheFolderOfAnotherRank) {
                                    "of rank 1"));
 }
 
+// Stages and expert ranks have rising ranks in both of Megatron's orders.
+TEST_F(MegatronFolderTest, RefusesSwappedStagesAndSwappedExpertRanks) {
+  for (const char* const fixture : {"pp2_vpp2_bf16", "tp2_ep2_experts"}) {
+    SCOPED_TRACE(fixture);
+    stdfs::remove_all(directory_.path());
+    copy(fixture);
+    stdfs::rename(within("mp_rank_00_000"), within("other"));
+    stdfs::rename(within("mp_rank_00_001"), within("mp_rank_00_000"));
+    stdfs::rename(within("other"), within("mp_rank_00_001"));
+    EXPECT_THAT(message(),
+                HasSubstr("mp_rank_00_001/model_optim_rng.pt: args.rank: folder of a rank: "
+                          "expected a rank above " +
+                          std::string(fixture[0] == 'p' ? "1" : "2") +
+                          ", that of mp_rank_00_000/model_optim_rng.pt, found the file of rank 0"));
+  }
+}
+
 TEST_F(MegatronFolderTest, RefusesTheFileOfOneRankInTwoFolders) {
   copy("tp2_pp2");
   stdfs::copy_file(within("mp_rank_00_000/model_optim_rng.pt"),

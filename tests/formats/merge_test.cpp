@@ -181,6 +181,13 @@ TEST(MergeTest, StateBelongsToTheParameterOfAnotherSource) {
   EXPECT_EQ(tensor(*alone.reader, "optim.state.w.exp_avg").parameter, "optim.w");
 }
 
+TEST(MergeTest, StateOfATiedParameterBelongsToItsTensor) {
+  MemoryCheckpoint state = optimizer();
+  state.contents_for_change().tensors[0].parameter = "tied";  // an alias of `w` in the model
+  const auto merge = merged({{"", model()}, {"", std::move(state)}});
+  EXPECT_EQ(tensor(*merge.reader, "state.w.exp_avg").parameter, "w");
+}
+
 TEST(MergeTest, WhatASourceHasLostIsLost) {
   MemoryCheckpoint net = model();
   net.missing_data_for_change() = {.pieces = {{1, {{0, "r0"}}}}, .values = {{0, "r1"}}};

@@ -19,6 +19,7 @@
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/memory_checkpoint.h"
+#include "support/reading.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/create.h"
@@ -338,6 +339,42 @@ TEST_F(TorchDistWriterTest, OtherEntriesOfAnOptimizerKeepTheirNames) {
   }
   EXPECT_EQ(values.at("optimizer"), Value("adamw"));
   EXPECT_EQ(values.at("optim.foo"), Value(std::int64_t{3}));
+}
+
+/// A run in fp16 with experts has two optimizers in Megatron, and each has its own loss scale.
+TEST_F(TorchDistWriterTest, EachOptimizerHasItsOwnLossScale) {
+  const auto with_scales = [](bool has_experts) {
+    MemoryCheckpoint source = trained_model();
+    if (has_experts) {
+      const std::string expert = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight";
+      source.add({"model." + expert, DType::float32, {1}}, bytes_of<float>({1}));
+      source.add({"optim.state." + expert + ".exp_avg", DType::float32, {1}}, bytes_of<float>({1}));
+    }
+    for (const float number : {0.0F, 1.0F}) {
+      const std::string scaler =
+          "optimizer." + std::string(number == 0 ? "0" : "1") + ".grad_scaler.";
+      source.add({scaler + "scale", DType::float32, {1}}, bytes_of<float>({8 + number}));
+      const std::string name = scaler + "growth_tracker";
+      source.add_value(name, Value(static_cast<std::int64_t>(number))).key_path = {
+          "optimizer", static_cast<std::int64_t>(number), "grad_scaler", "growth_tracker"};
+    }
+    return source;
+  };
+  write(with_scales(true));
+  const auto common =
+      open_checkpoint(fs_, path() + "/common.pt", {.as_dict = {"argparse.Namespace"}});
+  EXPECT_EQ(test::floats(*common, "optimizer.0.grad_scaler.scale"), std::vector<float>{8});
+  EXPECT_EQ(test::floats(*common, "optimizer.1.grad_scaler.scale"), std::vector<float>{9});
+  EXPECT_EQ(common_values().at("optimizer.1.grad_scaler.growth_tracker"), Value(1));
+  for (const auto& tensor : open_checkpoint(fs_, path())->contents().tensors) {
+    EXPECT_EQ(tensor.meta.fqn.find("grad_scaler"), std::string::npos) << tensor.meta.fqn;
+  }
+  clear();
+  EXPECT_THAT(
+      [&] { write(with_scales(false)); },
+      ThrowsError(ErrorKind::unsupported,
+                  "optimizer.1.grad_scaler.growth_tracker: optimizers: expected the loss "
+                  "scale of one of Megatron's optimizers, found one of a second optimizer"));
 }
 
 TEST_F(TorchDistWriterTest, TwoOptimizersAreRefused) {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "support/error_matchers.h"
@@ -233,6 +234,19 @@ TEST(RecipeTest, OptimizerStateFollowsItsParameter) {
   const auto* state = reader->contents().find_tensor("optim.state.ab.exp_avg");
   EXPECT_EQ(state->kind, StateKind::pointwise);
   EXPECT_EQ(state->parameter, "model.ab");
+}
+
+// TransformerEngine's optimizers call the copy in fp32 `master_param`.
+TEST(RecipeTest, ACopyOfTheParameterFollowsItsOperations) {
+  MemoryCheckpoint source;
+  for (const char* name : {"w", "optim.state.w.master_param", "optim.state.w.exp_avg"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+  }
+  const auto reader = applied(std::move(source), parsed(R"({"from": "w", "to": "v",
+      "ops": [{"pad": {"from": 2, "to": 3, "value": 5}}, {"add": 1}]})"));
+  EXPECT_THAT(floats(*reader, "v"), ElementsAre(1, 2, 6));
+  EXPECT_THAT(floats(*reader, "optim.state.v.master_param"), ElementsAre(1, 2, 6));
+  EXPECT_THAT(floats(*reader, "optim.state.v.exp_avg"), ElementsAre(0, 1, 0));
 }
 
 // The name of the state (exp_avg) comes before the parameter's name, as in Megatron's torch_dist.
@@ -1017,6 +1031,98 @@ TEST(RecipeTest, EachTensorThatARuleRenamesKeepsItsOwnState) {
       applied(std::move(source), parsed(R"({"from": ["a", "b"], "to": ["z", "y"]})"));
   EXPECT_THAT(floats(*reader, "optim.state.z.sum"), ElementsAre(10, 11));
   EXPECT_THAT(floats(*reader, "optim.state.y.sum"), ElementsAre(20, 21));
+}
+
+/// One tensor with the names `a_head` and `embed`. The optimizer uses `embed`, which is the alias.
+MemoryCheckpoint with_tied_embedding() {
+  MemoryCheckpoint source;
+  source.add({"model.a_head", DType::float32, {2, 2}}, numbers(4));
+  source.add_alias("model.embed", "model.a_head");
+  auto& state = source.add({"optim.state.embed.exp_avg", DType::float32, {2, 2}}, numbers(4, 10));
+  state.kind = StateKind::pointwise;
+  state.parameter = "model.a_head";
+  source.add_value("optim.state.embed.step", 7);
+  source.add_value("optim.param_groups.0.params", Value::List{"embed"});
+  return source;
+}
+
+std::string state_of_embedding(const std::string& rules) {
+  const auto reader =
+      applied(with_tied_embedding(), parsed(rules, R"("rest": "keep", )"), with_prefix());
+  std::string result;
+  for (const auto& tensor : reader->contents().tensors) {
+    if (tensor.kind == StateKind::plain) continue;
+    result += tensor.meta.fqn + " " + shape_to_string(tensor.meta.shape) + " of " +
+              tensor.parameter.str() + ", ";
+  }
+  for (std::size_t i = 0; i < reader->contents().values.size(); ++i) {
+    result +=
+        reader->contents().values[i].name + " " + value_to_string(reader->read_value(i)) + ", ";
+  }
+  for (const std::string& note : notes_of(*reader)) result += note;
+  return result;
+}
+
+TEST(RecipeTest, StateOfATiedParameterFollowsTheNameThatItsOptimizerUses) {
+  EXPECT_EQ(
+      state_of_embedding(R"({"from": "embed", "to": "tok"}, {"from": "a_head", "to": "out"})"),
+      "optim.state.tok.exp_avg [2, 2] of model.out, optim.param_groups.0.params ['tok'], "
+      "optim.state.tok.step 7, ");
+  EXPECT_EQ(state_of_embedding(R"({"from": "a_head", "to": "out"})"),
+            "optim.state.embed.exp_avg [2, 2] of model.out, optim.param_groups.0.params "
+            "['embed'], optim.state.embed.step 7, ");
+  EXPECT_EQ(state_of_embedding(R"({"from": "a_head"})"),
+            "optim.state.embed.exp_avg [2, 2] of model.embed, optim.param_groups.0.params "
+            "['embed'], optim.state.embed.step 7, 1 alias (model.a_head) left out by its rules");
+  EXPECT_EQ(state_of_embedding(R"({"from": "embed"})"),
+            "optim.param_groups.0.params [], 1 tensor (optim.state.embed.exp_avg), 1 value "
+            "(optim.state.embed.step), 1 alias (model.embed) left out by its rules");
+  EXPECT_EQ(state_of_embedding(R"({"from": "embed"}, {"from": "a_head"})"),
+            "optim.param_groups.0.params [], 2 tensors (model.a_head, …), 1 value "
+            "(optim.state.embed.step), 1 alias (model.embed) left out by its rules");
+  EXPECT_EQ(
+      state_of_embedding(
+          R"({"from": "embed", "to": "tok", "ops": [{"pad": {"from": 2, "to": 3, "value": 0}}]},
+                   {"from": "a_head", "to": "out"})"),
+      "optim.state.tok.exp_avg [3, 2] of model.tok, optim.param_groups.0.params ['tok'], "
+      "optim.state.tok.step 7, 1 tensor (model.embed) that rules turn into separate copies");
+}
+
+TEST(RecipeTest, AliasesOfATensorThatIsDroppedStayTied) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {2}}, numbers(2));
+  source.add_alias("b", "a");
+  source.add_alias("c", "a");
+  const auto reader =
+      applied(std::move(source),
+              parsed(R"({"from": "a"}, {"from": "b", "to": "d"})", R"("rest": "keep", )"));
+  EXPECT_THAT(names(*reader), ElementsAre("d [2]"));
+  ASSERT_EQ(reader->contents().aliases.size(), 1U);
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "c");
+}
+
+// Optimizers may give several parameters one tensor `step`.
+TEST(RecipeTest, StateThatParametersShareFollowsEachOfThem) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a", "b"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+  }
+  source.add({"optim.state.a.step", DType::float32, {}}, bytes_of<float>({7}));
+  source.add_alias("optim.state.b.step", "optim.state.a.step");
+  for (const auto& [rules, expected, num_aliases] :
+       std::vector<std::tuple<std::string, std::vector<std::string>, std::size_t>>{
+           {R"({"from": "b", "to": "c"})", {"a [2]", "c [2]", "optim.state.a.step []"}, 1},
+           {R"({"from": "a", "to": "c"})", {"b [2]", "c [2]", "optim.state.c.step []"}, 1},
+           {R"({"from": "b"})", {"a [2]", "optim.state.a.step []"}, 0},
+           {R"({"from": "a"})", {"b [2]", "optim.state.b.step []"}, 0},
+           {R"({"from": ["a", "b"], "to": "ab", "ops": [{"concat": 0}]})",
+            {"ab [4]", "optim.state.ab.step []"},
+            0}}) {
+    SCOPED_TRACE(rules);
+    const auto reader = applied(source, parsed(rules, R"("rest": "keep", )"));
+    EXPECT_EQ(names(*reader), expected);
+    EXPECT_EQ(reader->contents().aliases.size(), num_aliases);
+  }
 }
 
 TEST(RecipeTest, ATensorCannotTakeTheNameOfADict) {

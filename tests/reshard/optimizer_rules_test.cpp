@@ -347,13 +347,16 @@ TEST(OptimizerEntriesTest, TheScaleOfTheLossBelongsToTheOptimizer) {
   auto contents = contents_of({{"grad_scaler.scale", {1}},
                                {"model.grad_scaler.scale", {1}},
                                {"optimizer.grad_scaler.scale", {1}},
+                               {"optimizer.0.grad_scaler.scale", {1}},
+                               {"optimizer.fp16.grad_scaler.scale", {1}},
                                {"sgd.grad_scaler.scale", {1}}});
   contents.values = {{"my_optimizer.grad_scaler.hysteresis", {}},
                      {"optimizer.grad_scaler.growth_tracker", {}},
                      {"sgd.param_groups", {}}};
   EXPECT_THAT(of_optimizers(contents),
-              ElementsAre("optimizer.grad_scaler.scale", "sgd.grad_scaler.scale",
-                          "optimizer.grad_scaler.growth_tracker", "sgd.param_groups"));
+              ElementsAre("optimizer.grad_scaler.scale", "optimizer.0.grad_scaler.scale",
+                          "sgd.grad_scaler.scale", "optimizer.grad_scaler.growth_tracker",
+                          "sgd.param_groups"));
 }
 
 TEST(OptimizerEntriesTest, ARecordedKindDecidesWhateverTheName) {

@@ -555,6 +555,21 @@ TEST(PlannerTest, OnlySelectsAndAnAliasWithoutItsTargetBecomesATensor) {
               HasSubstr("names to move"));
 }
 
+// Otherwise the next move would not find the parameter of the state.
+TEST(PlannerTest, StateOfATiedParameterNamesTheTensorThatIsMoved) {
+  CheckpointContents contents = adamw();
+  contents.aliases = {{"model.head.weight", "model.up.weight", {}}};
+  const auto parameter = [&](const PlanOptions& options) -> std::string {
+    const Plan plan = plan_reshard(contents, "src", options);
+    const TensorEntry* const state = plan.destination.find_tensor("optim.state.up.weight.exp_avg");
+    return state == nullptr ? "none" : state->parameter.str();
+  };
+  EXPECT_EQ(parameter({}), "model.up.weight");
+  EXPECT_EQ(parameter({.only = NameSelection({"!model.up.weight"}),
+                       .renames = {{"model.head", "model.tok"}}}),
+            "model.tok.weight");
+}
+
 TEST(PlannerTest, AnExclusionThatMatchesNoNameIsANote) {
   const Plan plan = plan_reshard(adamw(), "src", {.only = NameSelection({"!optimizer"})});
   EXPECT_EQ(plan.destination.tensors.size(), adamw().tensors.size());

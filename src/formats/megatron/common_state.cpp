@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -29,6 +30,19 @@ KeyPath joined(KeyPath path, const KeyPath& behind) {
 
 bool is_below(const KeyPath& path, const KeyPath& parent) {
   return path.size() >= parent.size() && std::equal(parent.begin(), parent.end(), path.begin());
+}
+
+/// Returns the end of the path of an entry of a loss scale, from `grad_scaler` on, if it is that of
+/// optimizer number `optimizer`: `optimizer.1.grad_scaler.scale`. Without a number it is that of
+/// all. Nothing for other paths.
+std::optional<KeyPath> scaler_of(const KeyPath& path, std::size_t optimizer) {
+  const Key scaler("grad_scaler");
+  if (path.size() > 1 && path[1] == scaler) return KeyPath(path.begin() + 1, path.end());
+  const Key number = *dict_key(Value(static_cast<std::int64_t>(optimizer)));
+  if (path.size() > 2 && path[1] == number && path[2] == scaler) {
+    return KeyPath(path.begin() + 2, path.end());
+  }
+  return std::nullopt;
 }
 
 /// Names under which other frameworks keep the number of iterations: DeepSpeed, PyTorch Lightning
@@ -189,7 +203,7 @@ void CommonState::add_optimizer(Contents& contents) const {
     chain[is_second ? 1 : 0].push_back(std::move(group));
   }
   const bool is_chained = !chain[0].empty() && !chain[1].empty();
-  const KeyPath scaler{kOptimizer, "grad_scaler"};
+  std::set<KeyPath> placed;  // entries of loss scales
   for (std::size_t i = 0; i < chain.size(); ++i) {
     if (chain[i].empty()) continue;
     KeyPath path{kOptimizer};
@@ -205,14 +219,29 @@ void CommonState::add_optimizer(Contents& contents) const {
     }
     contents.add(joined(path, {"param_state_sharding_type"}), "fully_reshardable");
     for (const Entry& entry : entries_) {
-      if (!is_below(entry.path, scaler)) continue;
-      contents.add(joined(path, {entry.path.begin() + 1, entry.path.end()}), entry.value);
+      if (!is_below(entry.path, {kOptimizer})) continue;
+      const auto scaler = scaler_of(entry.path, is_chained ? i : 0);
+      if (!scaler) continue;
+      contents.add(joined(path, *scaler), entry.value);
+      placed.insert(entry.path);
     }
     for (const Tensor& tensor : tensors_) {
-      contents.tensors.push_back({joined(path, {tensor.path.begin() + 1, tensor.path.end()}),
-                                  tensor.meta, tensor.number, contents.next_order++});
+      const auto scaler = scaler_of(tensor.path, is_chained ? i : 0);
+      if (!scaler) continue;
+      contents.tensors.push_back(
+          {joined(path, *scaler), tensor.meta, tensor.number, contents.next_order++});
+      placed.insert(tensor.path);
     }
   }
+  const auto require_placed = [&](const KeyPath& path) {
+    if (!is_below(path, {kOptimizer}) || placed.contains(path)) return;
+    throw Error::expected(ErrorKind::unsupported, {.path = destination_, .fqn = spell(path)},
+                          "optimizers", "the loss scale of one of Megatron's optimizers",
+                          is_chained ? "one of another optimizer than 0 and 1"
+                                     : "one of a second optimizer, but parameters of one only");
+  };
+  for (const Entry& entry : entries_) require_placed(entry.path);
+  for (const Tensor& tensor : tensors_) require_placed(tensor.path);
 }
 
 /// Puts the optimizer where Megatron saves it: just before its scheduler. The place of a dict's

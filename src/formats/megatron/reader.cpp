@@ -74,11 +74,12 @@ class MegatronReader final : public EntryReader {
     for (std::size_t i = 0; i < files_.size(); ++i) {
       ranks_.push_back(megatron::read_rank_model(*files_[i], folders_.place_of(i)));
     }
+    require_order_of_stages();
     const megatron::WholeNames names(ranks_, folders_);
     names_ = &names;
     set_world_size(files_.size());
-    read_optimizers();
     gather();
+    read_optimizers();
     for (const auto& [name, parts] : parts_) add_whole(name, parts);
     if (has_optimizer() && problem_.empty()) add_groups();
     if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
@@ -168,9 +169,9 @@ class MegatronReader final : public EntryReader {
     }
   }
 
-  /// Throws if `args.rank` shows that a file is not of its folder's tensor rank, or if two folders
-  /// have the file of one rank. If `args.rank` is the same in all files, as converters write it,
-  /// the files cannot be checked, and a note says so.
+  /// Throws if `args.rank` shows that a file is not of its folder's tensor rank, stage or expert
+  /// rank, or if two folders have the file of one rank. If `args.rank` is the same in all files, as
+  /// converters write it, the files cannot be checked, and a note says so.
   void require_own_folders() {
     std::map<std::int64_t, const File*> first_of;
     for (const File* const file : files_) {
@@ -193,10 +194,46 @@ class MegatronReader final : public EntryReader {
                    std::to_string(num_ranks) + " saved",
                "the file of rank " + std::to_string(*rank));
       }
+      // Ranks are numbered so in both of Megatron's orders (use_tp_pp_dp_mapping). The first
+      // data-parallel rank saves the file.
+      const std::size_t before = i - std::min(i, folders_.sizes.tensor);
+      const auto rank_before = files_[before]->number_at({"args", "rank"});
+      if (before != i && rank_before && *rank < *rank_before) {
+        refuse(
+            *files_[i], "args.rank", "folder of a rank",
+            "a rank above " + std::to_string(*rank_before) + ", that of " + files_[before]->name(),
+            "the file of rank " + std::to_string(*rank));
+      }
       if (first_of.at(*rank) != files_[i]) {
         refuse(*files_[i], "args.rank", "folder of a rank", "a rank's file in one folder only",
                "the file of rank " + std::to_string(*rank) + ", which is also in " +
                    first_of.at(*rank)->name());
+      }
+    }
+  }
+
+  /// Throws if a later stage has the begin of the model, or an earlier one its end: their folders
+  /// were swapped. Stages that predict further tokens (`mtp.`) have embeddings too, and then the
+  /// final norm may be on an earlier stage; a model with an encoder has two begins.
+  void require_order_of_stages() const {
+    const auto has = [&](std::string_view prefix) {
+      return std::ranges::any_of(ranks_, [&](const RankModel& rank) {
+        return std::ranges::any_of(
+            rank.tensors, [&](const Parameter& each) { return each.name.starts_with(prefix); });
+      });
+    };
+    if (folders_.sizes.stage == 1 || has("mtp.") || has("encoder.")) return;
+    for (const RankModel& rank : ranks_) {
+      for (const Parameter& tensor : rank.tensors) {
+        const bool is_begin = tensor.name.starts_with("embedding.");
+        const bool is_end = tensor.name.starts_with("output_layer.") ||
+                            tensor.name.starts_with("decoder.final_layernorm.");
+        const std::size_t stage = is_begin ? 0 : folders_.sizes.stage - 1;
+        if ((!is_begin && !is_end) || rank.place.stage == stage) continue;
+        refuse(*rank.file, "model." + tensor.name, "folder of a rank",
+               std::string(is_begin ? "this tensor on the first stage" : "it on the last stage") +
+                   ", " + std::to_string(stage),
+               "it on stage " + std::to_string(rank.place.stage));
       }
     }
   }
@@ -233,8 +270,32 @@ class MegatronReader final : public EntryReader {
       }
       optimizers_.push_back(std::move(optimizer));
     }
+    if (problem_.empty()) require_state_of_all();
     if (problem_.empty()) return;
     for (RankOptimizer& optimizer : optimizers_) optimizer.parts.clear();
+  }
+
+  /// Sets `problem_` if the distributed optimizer's files lack the state of a parameter. They have
+  /// that of all, because a frozen parameter would change the lengths of the vectors.
+  void require_state_of_all() {
+    const auto has_state = [&](const Part& part) { return state_of(part) != nullptr; };
+    if (std::ranges::all_of(vectors_, [](const File* file) { return file == nullptr; })) return;
+    for (const auto& [name, parts] : parts_) {
+      if (!is_trained(tensor_of(parts.front()))) continue;
+      std::map<std::size_t, std::vector<Part>> by_tensor_rank;
+      for (const Part& part : parts) {
+        by_tensor_rank[folders_.place_of(part.rank).tensor].push_back(part);
+      }
+      for (const auto& [tensor_rank, same] : by_tensor_rank) {
+        if (std::ranges::any_of(same, has_state)) continue;
+        problem_ = "no state of '" + printable(name) + "' in ";
+        for (const Part& part : same) {
+          problem_ += (part.rank == same.front().rank ? "" : ", ") +
+                      join_path(folders_.names[part.rank], std::string(megatron::kOptimizerFile));
+        }
+        return;
+      }
+    }
   }
 
   const PartState* state_of(const Part& part) const {

@@ -24,7 +24,7 @@ constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kGroupsKey = "param_groups";
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kStep = "step";
-constexpr std::string_view kScaler = "grad_scaler.";
+constexpr const char* kScaler = "grad_scaler";
 /// Names of the fp32 copy of a weight in the state of optimizers.
 constexpr std::array<std::string_view, 3> kCopies = {"param", "fp32_param", "master_param"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
@@ -49,6 +49,21 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
   if (!text.empty() && !take_prefix(text, ".")) return std::nullopt;
   return number;
+}
+
+/// Returns the path in `common.pt` of an entry `<optimizer>.<rest>` of a loss scale: those of
+/// several optimizers are below numbers, as in `optimizer.1.grad_scaler.scale`. Nothing for other
+/// entries.
+std::optional<KeyPath> scaler_path(std::string_view rest) {
+  KeyPath path{"optimizer"};
+  std::string_view behind = rest;
+  if (const auto number = take_number(behind)) {
+    path.push_back(*dict_key(Value(*number)));
+    rest = behind;
+  }
+  if (!rest.starts_with(kScaler + std::string("."))) return std::nullopt;
+  for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
+  return path;
 }
 
 class Sorter {
@@ -234,10 +249,8 @@ class Sorter {
   bool add_of_optimizer(const TorchDistNames& names, std::size_t t, std::string_view rest,
                         const std::string& copies) {
     const TensorMeta& meta = contents_.tensors[t].meta;
-    if (rest.starts_with(kScaler) && meta.numel() == 1 && !has_common_file_) {
-      KeyPath path{"optimizer"};
-      for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
-      sorted_.common.add_tensor(std::move(path), meta, t);
+    if (auto path = scaler_path(rest); path && meta.numel() == 1 && !has_common_file_) {
+      sorted_.common.add_tensor(*std::move(path), meta, t);
       sorted_.of_common.insert(t);
       note_of_optimizer(meta.fqn);
       return true;
@@ -309,17 +322,20 @@ class Sorter {
   }
 
   void add_value_of_optimizer(const ValueEntry& entry, std::string_view rest, const Value& value) {
-    const bool is_of_scaler = rest.starts_with(kScaler) && entry.key_path.size() > 1;
+    auto path = scaler_path(rest);
     if (take_prefix(rest, kGroupsKey)) {
       take_prefix(rest, ".");
       if (!add_groups(entry, rest, value)) return add_object(entry.name, value);
       note_root(entry.name);
     } else if (rest.starts_with(kState) && rest.ends_with(".step") && as_number(value)) {
       sorted_.common.set_step(entry.name, *as_number(value));
-    } else if (is_of_scaler) {
-      KeyPath path = entry.key_path;
-      path.front() = "optimizer";
-      sorted_.common.add(std::move(path), value);
+    } else if (path && entry.key_path.size() > 1) {
+      const auto scaler = std::ranges::find(entry.key_path, Key(kScaler));
+      if (scaler != entry.key_path.end()) {  // the keys below it may be other than strings
+        path->erase(std::ranges::find(*path, Key(kScaler)), path->end());
+        path->insert(path->end(), scaler, entry.key_path.end());
+      }
+      sorted_.common.add(*std::move(path), value);
     } else {
       return add_object(entry.name, value);
     }

@@ -99,6 +99,8 @@ std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path
   const auto tensor_parallel = number(entry(args, "tensor_model_parallel_size"));
   if (!args || (!entry(root, "checkpoint_version") && !tensor_parallel)) return {};
   if (last_component(path) == "common.pt") return {};  // of torch_dist: equal on all ranks
+  // Tessera's own result from all files: Megatron writes neither of these.
+  if (entry(entry(root, "optim"), "state") || entry(root, "per_rank")) return {};
   const auto size_of = [&](std::string_view dimension) -> std::optional<std::int64_t> {
     return number(entry(args, dimension)).value_or(1);
   };
