@@ -173,10 +173,9 @@ def cast(rng, walk):
     def expect(found):
         results, made, tensors = tensors_of(found), {}, tensors_of(walk.state)
         for name, tensor in tensors.items():
-            words = set(name.split("."))
-            may_be_state = {"state", "param_groups", "optimizers", *OPTIMIZERS} & words
-            is_cast = tensor.is_floating_point() and tensor.dim() and "param_groups" not in words
-            if not is_cast or (may_be_state and name in results and results[name].dtype == tensor.dtype):
+            may_be_state = {"state", "param_groups", "optimizers", *OPTIMIZERS} & set(name.split("."))
+            is_kept = may_be_state and name in results and results[name].dtype == tensor.dtype
+            if is_kept or not tensor.is_floating_point() or not tensor.dim():
                 made[memory_of(tensor)] = tensor
         for name, tensor in tensors.items():
             if memory_of(tensor) not in made:

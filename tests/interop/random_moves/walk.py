@@ -104,7 +104,7 @@ class Walk:
         found = self.loaded(destination, format)
         if "--only" in options:  # a list may lack items, so that it is other values in other formats
             self.values_vary |= any(isinstance(key, int) for path, _ in flatten(self.state).values() for key in path)
-        is_ordered = self.has_order and format != "safetensors" and not change and not self.values_vary
+        is_ordered = self.has_order and format != "safetensors" and not change
         self.check_move(change.expect(found) if change else self.state, found, is_ordered, format, summary, said)
         if change and change.num_left_out not in (None, sum(summary["left_out"].values())):
             self.fault("left out", f"{summary['left_out']} in the summary, expected {change.num_left_out}")
