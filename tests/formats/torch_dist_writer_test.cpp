@@ -366,7 +366,8 @@ TEST_F(TorchDistWriterTest, EachOptimizerHasItsOwnLossScale) {
   EXPECT_EQ(test::floats(*common, "optimizer.0.grad_scaler.scale"), std::vector<float>{8});
   EXPECT_EQ(test::floats(*common, "optimizer.1.grad_scaler.scale"), std::vector<float>{9});
   EXPECT_EQ(common_values().at("optimizer.1.grad_scaler.growth_tracker"), Value(1));
-  for (const auto& tensor : open_checkpoint(fs_, path())->contents().tensors) {
+  const auto moved = open_checkpoint(fs_, path());
+  for (const auto& tensor : moved->contents().tensors) {
     EXPECT_EQ(tensor.meta.fqn.find("grad_scaler"), std::string::npos) << tensor.meta.fqn;
   }
   clear();
