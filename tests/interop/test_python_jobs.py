@@ -427,6 +427,106 @@ def test_a_tensor_whose_elements_share_memory_at_other_strides_is_not_loaded_int
     tessera.load({"a": torch.zeros(20).as_strided((3, 4), (5, 1))}, tmp_path / "state")
 
 
+def save_in_groups(root):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.new_group([0, 1])  # so rank 2 is in fewer groups
+    odd = [dist.new_group([0]), dist.new_group([1, 2])][rank > 0]
+    if rank > 0:
+        tessera.save({"a": torch.ones(2)}, root / "part", process_group=odd)
+    tessera.save({"a": torch.ones(2)}, root / "whole")
+    dist.barrier()
+    assert sorted(os.listdir(root)) == ["part", "whole"]
+    dist.destroy_process_group()
+
+
+def test_ranks_in_different_numbers_of_groups_save(tmp_path):
+    run_function(save_in_groups, 3, tmp_path)
+
+
+def save_to_two_paths(root):
+    dist.init_process_group("gloo")
+    import tessera.dcp
+
+    with pytest.raises(dcp.api.CheckpointException, match="checkpoint to save: expected 'step-0', as on rank 0, found 'step-1' on rank 1"):
+        dcp.save({"a": torch.ones(2)}, storage_writer=tessera.dcp.StorageWriter(root / f"step-{dist.get_rank()}"))
+    dist.barrier()
+    assert os.listdir(root) == []
+    dist.destroy_process_group()
+
+
+def test_the_storage_writer_refuses_ranks_with_different_paths(tmp_path):
+    run_function(save_to_two_paths, 2, tmp_path)
+
+
+def use_shards_of_another_dtype(root):
+    dist.init_process_group("gloo")
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+    from torch.distributed._shard.sharded_tensor import init_from_local_shards
+
+    tessera.save({"w": torch.ones(4)}, root / "whole")
+    sharded = init_from_local_shards([LocalShard.from_tensor_and_offsets(torch.zeros(4), [0], 0)], 4)
+    sharded.local_shards()[0].tensor = torch.zeros(4, dtype=torch.bfloat16)
+    split = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+    split._local_tensor = split._local_tensor.bfloat16()
+    expected = "w: tensor: expected local elements of torch.float32, the dtype of the whole tensor, found torch.bfloat16"
+    for tensor in (sharded, split):
+        with pytest.raises(tessera.Error, match=expected):
+            tessera.save({"w": tensor}, root / "sharded")
+        with pytest.raises(tessera.Error, match=expected):
+            tessera.load({"w": tensor}, root / "whole")
+    dist.destroy_process_group()
+
+
+def test_local_elements_of_another_dtype_are_refused(tmp_path):
+    run_function(use_shards_of_another_dtype, 1, tmp_path)
+
+
+def test_the_storage_writer_takes_what_the_planner_makes_of_tensors(tmp_path):
+    import tessera.dcp
+
+    class Planner(dcp.DefaultSavePlanner):
+        def __init__(self, change):
+            super().__init__()
+            self.change = change
+
+        def resolve_data(self, item):
+            return self.change(super().resolve_data(item))
+
+    def save(name, change):
+        dcp.save({"w": torch.arange(8.0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / name), planner=Planner(change), no_dist=True)
+
+    save("half", torch.Tensor.half)
+    found = tessera.open(tmp_path / "half")["w"].torch()
+    assert found.dtype == torch.float16 and torch.equal(found, torch.arange(8.0).half())
+    with pytest.raises(dcp.api.CheckpointException, match=r"w: tensor: expected elements of the shape \[8\], as in the plan, found \[2\]"):
+        save("short", lambda tensor: tensor[:2])
+
+
+def test_a_thread_that_saves_waits_until_another_has_copied(tmp_path):
+    has_returned = threading.Event()
+
+    def save_other():
+        tessera.async_save({"w": torch.zeros(2)}, tmp_path / "other").result()
+        has_returned.set()
+
+    class Stateful:
+        def state_dict(self):
+            self.thread = threading.Thread(target=save_other)
+            self.thread.start()
+            assert not has_returned.wait(0.5)
+            return {"w": torch.ones(2)}
+
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    model = Stateful()
+    tessera.async_save({"model": model}, tmp_path / "first").result()
+    model.thread.join()
+    assert tessera.open(tmp_path / "first")["model.w"].torch().tolist() == [1, 1]
+    assert tessera.open(tmp_path / "other")["w"].torch().tolist() == [0, 0]
+
+
 def save_two_kinds(root):
     dist.init_process_group("gloo")
     entry = 3 if dist.get_rank() == 0 else {"x": 1}

@@ -103,6 +103,7 @@ def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Rank
     if hasattr(local, "wait"):  # an asynchronous collective
         local = local.wait()
     check_plain(name, local)
+    _check_dtype(name, local, tensor.dtype)
     held: list[tuple[Box, torch.Tensor]] = []
     for offsets, sizes, holders in layout:
         if ranks.rank in holders and 0 not in shape:
@@ -113,6 +114,13 @@ def _of_dtensor(name: str, tensor: Any, placements: tuple[Any, ...], ranks: Rank
         raise _refuse(name, f"no elements on rank {ranks.rank} for {_placements_text(placements)}",
                       f"a local shape of {list(local.shape)}")
     return JobTensor(_dtype_name(tensor), shape, layout, held)
+
+
+def _check_dtype(name: str, local: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises Error if the local elements have another dtype than the whole tensor says, for example because the program
+    replaced them. Their bytes would be taken for elements of that dtype."""
+    if local.dtype != dtype:
+        raise _refuse(name, f"local elements of {dtype}, the dtype of the whole tensor", str(local.dtype))
 
 
 def _placements_text(placements: tuple[Any, ...]) -> str:
@@ -214,6 +222,7 @@ def _of_sharded_tensor(name: str, tensor: Any, ranks: Ranks) -> JobTensor:
     held: list[tuple[Box, torch.Tensor]] = []
     for shard in tensor.local_shards():
         check_plain(name, shard.tensor)
+        _check_dtype(name, shard.tensor, metadata.tensor_properties.dtype)
         box = (tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
         if ranks.rank not in shards.get(box, []) and shard.tensor.numel():
             raise _refuse(name, f"the shards that its metadata gives to rank {ranks.rank}", f"a shard at {box[0]}")

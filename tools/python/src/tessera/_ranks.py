@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import datetime
 import os
@@ -64,7 +65,8 @@ class Ranks:
             if self.rank < 0:
                 raise ValueError("process_group: expected a group that has this rank, found a group without it")
             if self.size > 1:
-                self._group = dist.new_group(self.global_ranks, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
+                self._group = _new_gloo(self.global_ranks, self.rank)
+        self.lock = threading.RLock()  # of the thread that starts a save: a second thread must not reuse its copies
         self._interrupted = False
         self._num_threads = 0
         self.rank_of = {rank: i for i, rank in enumerate(self.global_ranks)}
@@ -74,17 +76,7 @@ class Ranks:
         """Ends the Gloo groups. A thread of a group that still runs when Python ends may abort the process."""
         all_ranks, cls._by_group = list(cls._by_group.values()), {}
         for ranks in all_ranks:
-            ranks._leave_group()
-
-    def _leave_group(self) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        import torch.distributed as dist
-
-        if dist.is_initialized():  # else the trainer has destroyed all groups
-            with contextlib.suppress(ValueError, RuntimeError):
-                dist.destroy_process_group(group)
+            ranks._group = None
 
     @property
     def size(self) -> int:
@@ -184,21 +176,37 @@ class Ranks:
         """Returns the messages of all ranks, padded with zeros to 8 + _SHORT_NBYTES bytes. Uses all-to-all: Gloo's
         all_gather is a ring, in which each rank waits for many others if there are more ranks than cores."""
         import torch
-        import torch.distributed as dist
 
         sent = _as_tensor(message, 8 + _SHORT_NBYTES).repeat(self.size)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._group)
+        self._group.alltoall_base(received, sent, [], []).wait()
         return [each.numpy().tobytes() for each in received.view(self.size, -1)]
 
     def _exchange_long(self, message: bytes, nbytes: int) -> list[bytes]:
         import torch
-        import torch.distributed as dist
 
         sent = _as_tensor(message, nbytes)
         received = [torch.empty_like(sent) for _ in range(self.size)]
-        dist.all_gather(received, sent, group=self._group)
+        self._group.allgather([received], [sent]).wait()
         return [each.numpy().tobytes() for each in received]
+
+
+_num_groups: collections.Counter[tuple[int, ...]] = collections.Counter()  # that this process has made, by global ranks
+
+
+def _new_gloo(global_ranks: list[int], rank: int) -> Any:
+    """Returns a Gloo group of these ranks, unknown to torch.distributed. Collective among them.
+
+    dist.new_group(use_local_synchronization=True) is not used: it derives the group's name from the number of groups that this
+    process has, so ranks with other numbers of groups (pipelines, meshes of part of the ranks) would wait for each other forever.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    members = tuple(global_ranks)
+    name = f"tessera/{'_'.join(map(str, members))}/{_num_groups[members]}"
+    _num_groups[members] += 1
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, _get_default_store()), rank, len(members), _TIMEOUT)
 
 
 def require_same(what: str, by_rank: list[Any], path: str) -> None:

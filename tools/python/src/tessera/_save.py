@@ -74,8 +74,9 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
     its result was never read, raises that error instead, before it saves.
     """
     begin = time.monotonic()
-    with Ranks.of(process_group).holding_interrupts():
-        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
+    ranks = Ranks.of(process_group)
+    with ranks.lock, ranks.holding_interrupts():
+        job = _Job.start(ranks, state_dict, path, format, overwrite, keep_last, compress, base,
                          changed_rows, memory, endpoint)
         job.run()
     return job.with_linked(job.report(begin))
@@ -92,8 +93,9 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
     the error on all of them, and does not save; without a next save it is printed at the end of the program.
     """
     begin = time.monotonic()
-    with Ranks.of(process_group).holding_interrupts():
-        job = _Job.start(state_dict, path, process_group, format, overwrite, keep_last, compress, base,
+    ranks = Ranks.of(process_group)
+    with ranks.lock, ranks.holding_interrupts():
+        job = _Job.start(ranks, state_dict, path, format, overwrite, keep_last, compress, base,
                          changed_rows, memory, endpoint)
         job.copy_tensors()
         return _Background.start(job, job.report(begin))
@@ -173,9 +175,8 @@ class _Job(SaveSteps):
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
-    def start(cls, state_dict: Mapping[Any, Any], path: PathLike, process_group: Any, format: str, overwrite: bool,
+    def start(cls, ranks: Ranks, state_dict: Mapping[Any, Any], path: PathLike, format: str, overwrite: bool,
               keep_last: int | None, compress: str, base: PathLike | None, changed_rows: bool, memory: int | str, endpoint: str | None) -> _Job:
-        ranks = Ranks.of(process_group)
         _Background.wait(ranks)
         return cls(ranks, state_dict, path, format, overwrite, keep_last, compress, base, changed_rows, memory, endpoint)
 

@@ -30,7 +30,7 @@ from ._errors import Error
 from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
-from ._ranks import Ranks, last_part, require_same_checkpoint
+from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
 from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values, names_that_tell_kinds
 from ._symbol import with_constants
 
@@ -231,17 +231,21 @@ class _PlannedSave(SaveSteps):
         self._paths = getattr(planner, "mappings", {})
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
-        def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None]:
+        def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None, str, str]:
             _warn_of_ties(planner, ranks)  # here, because an error (python -W error) must reach all ranks
-            self._save = _core.Save(stored_path_bytes("path", path, endpoint), "native", ranks.rank, *options, b"", False)
+            encoded = stored_path_bytes("path", path, endpoint)
+            self._save = _core.Save(encoded, "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             values = [(value_path, _core.plain_value(value_path, value)) for value_path, value in values]
-            return pieces, values, self.save.stage() if ranks.rank == 0 else None
+            staged = self.save.stage() if ranks.rank == 0 else None
+            return pieces, values, staged, last_part(os.fsdecode(encoded)), str(options[:3])  # not the memory
 
         by_rank = self.together(begin)
         try:
-            values = merged_values([values for _, values, _ in by_rank])
-            job = core_job(ranks, (_joined([pieces for pieces, _, _ in by_rank]), {}), names_that_tell_kinds(values))
+            require_same("checkpoint to save", [message[3] for message in by_rank], os.fspath(path))
+            require_same("arguments", [message[4] for message in by_rank], os.fspath(path))
+            values = merged_values([message[1] for message in by_rank])
+            job = core_job(ranks, (_joined([message[0] for message in by_rank]), {}), names_that_tell_kinds(values))
             held = {name: pieces[3] for name, pieces in by_rank[ranks.rank][0].items()}
             self.plan = _core.SavePlan(job, "native", ranks.rank, held)
             self.boxes = {name: list(tensors) for name, tensors in self._tensors.items()}
@@ -270,8 +274,13 @@ class _PlannedSave(SaveSteps):
             check_plain(name, data)
             shape = list(item.tensor_data.size)
             chunk = item.tensor_data.chunk
-            dtype = str(item.tensor_data.properties.dtype).removeprefix("torch.")
-            boxes = pieces.setdefault(name, (path, dtype, shape, []))[3]
+            if list(data.shape) != list(chunk.sizes):
+                raise Error(f"{name}: tensor: expected elements of the shape {list(chunk.sizes)}, as in the plan, found "
+                            f"{list(data.shape)} from the planner's resolve_data", kind="mismatch", tensor=name)
+            dtype = str(data.dtype).removeprefix("torch.")  # a planner's resolve_data may convert the elements
+            _, first_dtype, _, boxes = pieces.setdefault(name, (path, dtype, shape, []))
+            if dtype != first_dtype:
+                raise Error(f"{name}: tensor: expected elements of {first_dtype} in each piece, found {dtype}", kind="mismatch", tensor=name)
             boxes.append((list(chunk.offsets), list(chunk.sizes)))
             self._tensors.setdefault(name, []).append(data.detach())
         return pieces, values
@@ -282,6 +291,9 @@ def _joined(by_rank: list[_Pieces]) -> dict[str, tuple[list[Any], str, list[int]
     joined: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     for rank, pieces in enumerate(by_rank):
         for name, (path, dtype, shape, boxes) in pieces.items():
-            layout = joined.setdefault(name, (path, dtype, shape, []))[3]
+            _, first_dtype, _, layout = joined.setdefault(name, (path, dtype, shape, []))
+            if dtype != first_dtype:
+                raise Error(f"{name}: tensor: expected elements of {first_dtype}, as on a rank before, found {dtype} on rank {rank}",
+                            kind="mismatch", tensor=name)
             layout.extend((offsets, sizes, [rank]) for offsets, sizes in boxes)
     return joined
