@@ -1484,9 +1484,9 @@ def count_threads(expected):
         patch.setattr("socket.gethostname", lambda: machines[rank])
         patch.setattr("tessera._core.default_num_threads", lambda: 16)  # of a machine with many cores
         dist.init_process_group("gloo")
-        new_group = dist.new_group
+        gloo = dist.ProcessGroupGloo
         timeouts = []
-        patch.setattr("torch.distributed.new_group", lambda *given, **options: (timeouts.append(options["timeout"]), new_group(*given, **options))[1])
+        patch.setattr("torch.distributed.ProcessGroupGloo", lambda *given: (timeouts.append(given[-1]), gloo(*given))[1])
         for what, sets in cores.items():
             patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
             assert Ranks(dist.group.WORLD).num_threads() == expected[what][rank], what
