@@ -56,7 +56,7 @@ class Ranks:
     def __init__(self, group: Any):
         self.global_ranks: list[int] = [0]  # by rank of the group
         self.rank = 0
-        self._group = None
+        self._group: Any = None
         if group is not None:
             import torch.distributed as dist
 
