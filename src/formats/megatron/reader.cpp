@@ -194,15 +194,16 @@ class MegatronReader final : public EntryReader {
                    std::to_string(num_ranks) + " saved",
                "the file of rank " + std::to_string(*rank));
       }
-      // Ranks are numbered so in both of Megatron's orders (use_tp_pp_dp_mapping). The first
-      // data-parallel rank saves the file.
-      const std::size_t before = i - std::min(i, folders_.sizes.tensor);
-      const auto rank_before = files_[before]->number_at({"args", "rank"});
-      if (before != i && rank_before && *rank < *rank_before) {
-        refuse(
-            *files_[i], "args.rank", "folder of a rank",
-            "a rank above " + std::to_string(*rank_before) + ", that of " + files_[before]->name(),
-            "the file of rank " + std::to_string(*rank));
+      // The ranks of one tensor rank rise with the stage and with the expert rank in both of
+      // Megatron's orders (use_tp_pp_dp_mapping), as data-parallel rank 0 saves the files.
+      const File* const before =
+          i < folders_.sizes.tensor ? nullptr : files_[i - folders_.sizes.tensor];
+      const auto rank_before =
+          before == nullptr ? std::nullopt : before->number_at({"args", "rank"});
+      if (rank_before && *rank < *rank_before) {
+        refuse(*files_[i], "args.rank", "folder of a rank",
+               "a rank above " + std::to_string(*rank_before) + ", that of " + before->name(),
+               "the file of rank " + std::to_string(*rank));
       }
       if (first_of.at(*rank) != files_[i]) {
         refuse(*files_[i], "args.rank", "folder of a rank", "a rank's file in one folder only",
@@ -231,8 +232,8 @@ class MegatronReader final : public EntryReader {
         const std::size_t stage = is_begin ? 0 : folders_.sizes.stage - 1;
         if ((!is_begin && !is_end) || rank.place.stage == stage) continue;
         refuse(*rank.file, "model." + tensor.name, "folder of a rank",
-               std::string(is_begin ? "this tensor on the first stage" : "it on the last stage") +
-                   ", " + std::to_string(stage),
+               std::string("it on the ") + (is_begin ? "first" : "last") + " stage, " +
+                   std::to_string(stage),
                "it on stage " + std::to_string(rank.place.stage));
       }
     }
