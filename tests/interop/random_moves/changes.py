@@ -98,7 +98,10 @@ def is_named(optimizer):
     """Returns whether an optimizer has names, not numbers, for its parameters. None: it is no optimizer."""
     if not isinstance(optimizer, dict) or not {"state", "param_groups"} <= optimizer.keys():
         return None
-    listed = [name for group in optimizer["param_groups"] for name in group.get("params", [None])]
+    groups = optimizer["param_groups"]
+    if not all(isinstance(group, dict) and "params" in group for group in groups):
+        return None
+    listed = [name for group in groups for name in group["params"]]
     kinds = {type(name) for name in [*listed, *optimizer["state"]]}
     return kinds == {str} if kinds in ({str}, {int}) and set(optimizer["state"]) <= set(listed) else None
 
