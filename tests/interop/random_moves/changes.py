@@ -98,7 +98,10 @@ def is_named(optimizer):
     """Returns whether an optimizer has names, not numbers, for its parameters. None: it is no optimizer."""
     if not isinstance(optimizer, dict) or not {"state", "param_groups"} <= optimizer.keys():
         return None
-    listed = [name for group in optimizer["param_groups"] for name in group.get("params", [None])]
+    groups = optimizer["param_groups"]
+    if not all(isinstance(group, dict) and "params" in group for group in groups):
+        return None
+    listed = [name for group in groups for name in group["params"]]
     kinds = {type(name) for name in [*listed, *optimizer["state"]]}
     return kinds == {str} if kinds in ({str}, {int}) and set(optimizer["state"]) <= set(listed) else None
 
@@ -115,18 +118,19 @@ def is_trained(state):
 def recipe(rng, walk):
     """`--recipe`: a tensor of the model gets another name, and may be transposed. Its state under names follows.
 
-    The tensor is not tied, and no other dict, such as an EMA copy of the model, has its name."""
+    No other dict, such as an EMA copy of the model, has its name."""
     state = walk.state
     [key], tensors = MODELS & state.keys(), tensors_of(state)
     fitting = [name for name, tensor in state[key].items() if isinstance(tensor, torch.Tensor) and isinstance(name, str)
                and is_argument(name) and not set("{}*") & set(name)
-               and sum(other.endswith("." + name) or other.startswith(f"{key}.{name}.") for other in tensors) == 1
-               and sum(memory_of(other) == memory_of(tensor) for other in tensors.values()) == 1]
-    if not fitting:
+               and sum(other.endswith("." + name) or other.startswith(f"{key}.{name}.") for other in tensors) == 1]
+    if not fitting or "by_recipe" in state[key]:
         return None
     name = rng.choice(fitting)
     shape, named = state[key][name].shape, {k for k in OPTIMIZERS & state.keys() if is_named(state[k])}
-    turn = len(shape) == 2 and not state[key][name].requires_grad and named == OPTIMIZERS & state.keys()
+    is_tied = sum(memory_of(other) == memory_of(state[key][name]) for other in tensors.values()) > 1
+    has_numbers = named != OPTIMIZERS & state.keys()
+    turn = len(shape) == 2 and not (is_tied or has_numbers or state[key][name].requires_grad) and rng.random() < 0.7
 
     def new(old):
         return "by_recipe" if old == name else old
