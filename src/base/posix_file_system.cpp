@@ -47,6 +47,7 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
                             detail::kind_in_words(status.st_mode));
     }
     nbytes_ = static_cast<std::uint64_t>(status.st_size);
+    changed_at_ = status.st_mtim;
     version_ = detail::state_in_words(status);
   }
 
@@ -54,7 +55,10 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
   std::uint64_t nbytes() const override { return nbytes_; }
   std::string version() const override { return version_; }
   bool is_as_opened() const override {
-    return detail::state_in_words(status_of(file_, path_)) == version_;
+    const struct stat status = status_of(file_, path_);
+    return static_cast<std::uint64_t>(status.st_size) == nbytes_ &&
+           status.st_mtim.tv_sec == changed_at_.tv_sec &&
+           status.st_mtim.tv_nsec == changed_at_.tv_nsec;
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
@@ -80,6 +84,7 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
   std::string path_;
   FileDescriptor file_;
   std::uint64_t nbytes_ = 0;
+  timespec changed_at_{};
   std::string version_;
 };
 
