@@ -11,7 +11,7 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
@@ -222,6 +222,16 @@ def _warn_of_ties(planner: SavePlanner, ranks: Ranks) -> None:
 _Pieces = dict[str, tuple[list[Any], str, list[int], list[tuple[list[int], list[int]]]]]
 
 
+class _Begun(NamedTuple):
+    """What each rank tells the others at the begin of a save."""
+
+    pieces: _Pieces
+    values: list[tuple[list[Any], Any]]
+    staged: bytes | None  # the staging directory, from rank 0
+    checkpoint: str  # the last part of the path
+    options: str
+
+
 class _PlannedSave(SaveSteps):
     """A save of the items that DCP's planner gives to this rank."""
 
@@ -231,25 +241,25 @@ class _PlannedSave(SaveSteps):
         self._paths = getattr(planner, "mappings", {})
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
-        def begin() -> tuple[_Pieces, list[tuple[list[Any], Any]], bytes | None, str, str]:
+        def begin() -> _Begun:
             _warn_of_ties(planner, ranks)  # here, because an error (python -W error) must reach all ranks
             encoded = stored_path_bytes("path", path, endpoint)
             self._save = _core.Save(encoded, "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             values = [(value_path, _core.plain_value(value_path, value)) for value_path, value in values]
-            staged = self.save.stage() if ranks.rank == 0 else None
-            return pieces, values, staged, last_part(os.fsdecode(encoded)), str(options[:3])  # not the memory
+            return _Begun(pieces, values, self.save.stage() if ranks.rank == 0 else None, last_part(os.fsdecode(encoded)),
+                          str(options[:3]))  # without `memory`, which may differ
 
         by_rank = self.together(begin)
         try:
-            require_same("checkpoint to save", [message[3] for message in by_rank], os.fspath(path))
-            require_same("arguments", [message[4] for message in by_rank], os.fspath(path))
-            values = merged_values([message[1] for message in by_rank])
-            job = core_job(ranks, (_joined([message[0] for message in by_rank]), {}), names_that_tell_kinds(values))
-            held = {name: pieces[3] for name, pieces in by_rank[ranks.rank][0].items()}
+            require_same("checkpoint to save", [begun.checkpoint for begun in by_rank], os.fspath(path))
+            require_same("arguments", [begun.options for begun in by_rank], os.fspath(path))
+            values = merged_values([begun.values for begun in by_rank])
+            job = core_job(ranks, (_joined([begun.pieces for begun in by_rank]), {}), names_that_tell_kinds(values))
+            held = {name: pieces[3] for name, pieces in by_rank[ranks.rank].pieces.items()}
             self.plan = _core.SavePlan(job, "native", ranks.rank, held)
             self.boxes = {name: list(tensors) for name, tensors in self._tensors.items()}
-            directory = by_rank[0][2]
+            directory = by_rank[0].staged
             assert directory is not None
             self.save.set_contents(self.plan, directory, values)
         except BaseException as error:
@@ -278,12 +288,18 @@ class _PlannedSave(SaveSteps):
                 raise Error(f"{name}: tensor: expected elements of the shape {list(chunk.sizes)}, as in the plan, found "
                             f"{list(data.shape)} from the planner's resolve_data", kind="mismatch", tensor=name)
             dtype = str(data.dtype).removeprefix("torch.")  # a planner's resolve_data may convert the elements
-            _, first_dtype, _, boxes = pieces.setdefault(name, (path, dtype, shape, []))
-            if dtype != first_dtype:
-                raise Error(f"{name}: tensor: expected elements of {first_dtype} in each piece, found {dtype}", kind="mismatch", tensor=name)
+            boxes = pieces.setdefault(name, (path, dtype, shape, []))[3]
+            _require_dtype(name, pieces[name][1], dtype)
             boxes.append((list(chunk.offsets), list(chunk.sizes)))
             self._tensors.setdefault(name, []).append(data.detach())
         return pieces, values
+
+
+def _require_dtype(name: str, expected: str, found: str, where: str = "") -> None:
+    """Raises Error if a planner's resolve_data has given pieces of one tensor different dtypes."""
+    if found != expected:
+        raise Error(f"{name}: tensor: expected elements of {expected}, as in the first piece, found {found}{where}", kind="mismatch",
+                    tensor=name)
 
 
 def _joined(by_rank: list[_Pieces]) -> dict[str, tuple[list[Any], str, list[int], Any]]:
@@ -291,9 +307,7 @@ def _joined(by_rank: list[_Pieces]) -> dict[str, tuple[list[Any], str, list[int]
     joined: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     for rank, pieces in enumerate(by_rank):
         for name, (path, dtype, shape, boxes) in pieces.items():
-            _, first_dtype, _, layout = joined.setdefault(name, (path, dtype, shape, []))
-            if dtype != first_dtype:
-                raise Error(f"{name}: tensor: expected elements of {first_dtype}, as on a rank before, found {dtype} on rank {rank}",
-                            kind="mismatch", tensor=name)
+            layout = joined.setdefault(name, (path, dtype, shape, []))[3]
+            _require_dtype(name, joined[name][1], dtype, f" on rank {rank}")
             layout.extend((offsets, sizes, [rank]) for offsets, sizes in boxes)
     return joined
