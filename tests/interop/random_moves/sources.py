@@ -5,7 +5,7 @@ import random
 import shutil
 
 import framework_folders
-import ranks
+import rank_jobs
 import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_tools import run
@@ -144,7 +144,7 @@ class Source:
         logs = self.folder / "logs"
         logs.mkdir()
         try:
-            run_function(ranks.on_rank, self.rng.choice([2, 3, 4]), function, logs=logs)
+            run_function(rank_jobs.on_rank, self.rng.choice([2, 3, 4]), function, logs=logs)
         except AssertionError as error:
             raise Unusable(f"on ranks: {str(error)[-500:]}") from None
         finally:
@@ -157,18 +157,18 @@ class Source:
         self.path.mkdir()
 
         def save(rank, num_ranks):
-            mine = ranks.sharded(self.random_state(), self.seed)
+            mine = rank_jobs.sharded(self.random_state(), self.seed)
             if has_own:
                 mine["extra_state"] = {"rng": torch.arange(5, dtype=torch.uint8) + rank, "rank": rank, "same": 3}
                 mine["loader"] = {"position": [rank, 1], "text": "a" * rank}
-            ranks.save_files_of_rank(rank, num_ranks, mine, self.path, has_kinds)
+            rank_jobs.save_files_of_rank(rank, num_ranks, mine, self.path, has_kinds)
 
         self.on_ranks(save)
         self.state, self.has_order = usable(load_rank_files, self.path), False
 
     def save_dcp_of_ranks(self, state):
         writer = dcp.FileSystemWriter(self.path)
-        self.on_ranks(lambda rank, _: dcp.save(ranks.sharded(self.random_state(), self.seed), storage_writer=writer))
+        self.on_ranks(lambda rank, _: dcp.save(rank_jobs.sharded(self.random_state(), self.seed), storage_writer=writer))
         self.state = usable(load_dcp, self.path)
         if any(isinstance(tensor, DTensor) for tensor in tensors_of(self.state).values()):
             raise Unusable("PyTorch pickles DTensors in lists and tuples as values")
@@ -176,13 +176,13 @@ class Source:
     def save_hf_of_ranks(self, state):
         self.state = self.tensors_for_safetensors(state)
         writer = HuggingFaceStorageWriter(str(self.path), save_distributed=True)
-        self.on_ranks(lambda rank, _: dcp.save(ranks.sharded(self.state, self.seed), storage_writer=writer))
+        self.on_ranks(lambda rank, _: dcp.save(rank_jobs.sharded(self.state, self.seed), storage_writer=writer))
 
     def save_tessera_of_ranks(self, state):
         format = self.rng.choice(["native", "native", "dcp", "safetensors", "torch"])
 
         def save(rank, _):
-            saved = tessera.save(ranks.sharded(self.random_state(), self.seed), self.path, format=format)
+            saved = tessera.save(rank_jobs.sharded(self.random_state(), self.seed), self.path, format=format)
             if rank == 0:
                 (self.folder / "changes.json").write_text(json.dumps(dict(saved.changes)))
 
