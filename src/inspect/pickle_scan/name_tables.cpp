@@ -277,12 +277,10 @@ constexpr std::string_view kPowerfulFunctionsOfTorchAndNumpy =
 
 constexpr std::string_view kPowerfulFunctions =
     "__import__ _run_code _run_module_code _run_pip _load_from_bytes check_call check_output eval "
-    "evaluate_forward_ref "
-    "exec exec_ execfile execWrapper execv execve find_spec get_annotations get_type_hints "
-    "getstatusoutput import_module import_string "
-    "load_module loadLibrary open_code popen Popen read_pickle resolve_name run_code run_module "
-    "run_path run_shell runcode runcommand runctx runsource runstring spawn spawnv system "
-    "unsafe_load";
+    "evaluate_forward_ref exec exec_ execfile execWrapper execv execve find_spec get_annotations "
+    "get_type_hints getstatusoutput import_module import_string load_module loadLibrary open_code "
+    "popen Popen read_pickle resolve_name run_code run_module run_path run_shell runcode "
+    "runcommand runctx runsource runstring spawn spawnv system unsafe_load";
 
 }  // namespace
 
