@@ -494,7 +494,7 @@ def test_the_storage_writer_takes_what_the_planner_makes_of_tensors(tmp_path):
             return self.change(super().resolve_data(item))
 
     def save(name, change):
-        dcp.save({"w": torch.arange(8.0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / name), planner=Planner(change), no_dist=True)
+        dcp.save({"w": torch.arange(8.0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / name), planner=Planner(change))
 
     save("half", torch.Tensor.half)
     found = tessera.open(tmp_path / "half")["w"].torch()
