@@ -38,13 +38,20 @@ struct State {
 /// optimizer state. Keeps references to `contents`.
 class Inputs {
  public:
-  explicit Inputs(const formats::CheckpointContents& contents);
+  /// `prefix`: what names of the model begin with, or empty.
+  explicit Inputs(const formats::CheckpointContents& contents, const std::string& prefix = {});
 
   /// Returns the tensors, in their order, then the aliases; without the state of parameters.
   const std::vector<Input>& all() const { return inputs_; }
   /// Returns the state of a parameter. Of a tied parameter, the optimizer uses one of its names,
   /// and the state is that of the tensor or alias of this name.
   const std::vector<State>& states_of(const Input& parameter) const;
+  /// State of which the names do not tell the parameter.
+  struct Undecided {
+    const std::string* fqn;                    // of the tensor or value
+    std::vector<std::string_view> parameters;  // names of those that it may belong to
+  };
+  const std::vector<Undecided>& undecided() const { return undecided_; }
   const StateNames& state_names() const { return *state_names_; }
   /// Moves `state_names` out. Do not call it or `state_names` again.
   StateNames take_state_names() { return *std::move(state_names_); }
@@ -52,7 +59,10 @@ class Inputs {
   bool has_optimizer() const { return has_optimizer_; }
 
  private:
+  void find_undecided(const formats::CheckpointContents& contents);
+
   std::vector<Input> inputs_;
+  std::vector<Undecided> undecided_;
   // By StateName::full_name.
   std::unordered_map<std::string_view, std::vector<State>> states_;
   std::optional<StateNames> state_names_;

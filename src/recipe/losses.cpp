@@ -110,6 +110,31 @@ void note_dropped(const Transformation& made, const CheckpointContents& source,
                        found + " left out by its rules"));
 }
 
+/// Adds a note if rules drop tensors, and nothing tells which state under numbers is theirs.
+void note_numbered_state(const Transformation& made, const CheckpointContents& source,
+                         const std::string& path, std::vector<Finding>& notes) {
+  const auto is_numbered = [&](const std::string& name) {
+    return made.state_names->is_of_number(name);
+  };
+  if (!made.state_names || made.dropped.empty() || std::ranges::all_of(made.dropped, is_numbered)) {
+    return;
+  }
+  std::set<std::string_view> kept;
+  for (const Target& target : made.targets) {
+    const std::string& name = target.entry.meta.fqn;
+    if (target.rule == 0 && target.entry.parameter.empty() && is_numbered(name) &&
+        source.find_tensor(name) != nullptr) {
+      kept.insert(name);
+    }
+  }
+  if (kept.empty()) return;
+  Finding about_state = note("state", path, "state that is left out with its parameter",
+                             counted_names(kept, "tensor", "tensors") +
+                                 " of state under numbers, also of parameters that are left out");
+  about_state.remedy = {Remedy::Action::name_params};
+  notes.push_back(std::move(about_state));
+}
+
 /// Adds a note about tensors to which the recipe adds a number.
 void note_additions(const Transformation& made, const std::string& path,
                     std::vector<Finding>& notes) {
@@ -267,6 +292,7 @@ std::vector<Finding> find_losses(const Transformation& made, const CheckpointCon
   std::vector<Finding> notes;
   const std::vector<RenamedEntry> entries = list_renamed(made, source);
   note_dropped(made, source, path, notes);
+  note_numbered_state(made, source, path, notes);
   note_additions(made, path, notes);
   note_split_ties(made, source, entries, path, notes);
   note_separated_codes(made, source, path, notes);

@@ -1,6 +1,7 @@
 #include "recipe/state_names.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
@@ -77,8 +78,8 @@ std::string_view StateName::state() const {
 }
 
 StateNames::StateNames(const formats::CheckpointContents& contents,
-                       const std::vector<std::size_t>& parameters)
-    : states_(contents) {
+                       const std::vector<std::size_t>& parameters, std::string prefix)
+    : states_(contents), prefix_(std::move(prefix)) {
   constexpr std::size_t kMaxRemoved = 4;
   const auto add = [&](std::string_view name, std::size_t tensor) {
     names_[tensor].push_back(name);
@@ -165,18 +166,59 @@ std::optional<StateNames::Found> StateNames::find_parameter(std::string_view nam
   const auto found = by_suffix_.find(name);
   if (found == by_suffix_.end()) return std::nullopt;
   std::optional<Found> best;
-  Fit best_fit;
+  std::pair<Fit, std::pair<bool, std::size_t>> best_fit;
   for (const std::size_t tensor : found->second) {
     for (const std::string_view own : names_.at(tensor)) {
       const auto removed = removed_from(own, name);
       if (!removed) continue;
-      const Fit fit = fit_of(own, *removed, entry);
+      const std::pair fit(fit_of(own, *removed, entry), model_fit(own, *removed));
       if (best && fit <= best_fit) continue;
       best_fit = fit;
       best = Found{StateName{"", std::string(name), own, ""}, tensor};
     }
   }
   return best;
+}
+
+bool StateNames::is_of_number(std::string_view name) const {
+  const auto rest = states_.behind_state(name);
+  return rest && reshard::has_only_digits(rest->substr(0, rest->find('.')));
+}
+
+StateNames::Candidates StateNames::candidates_for(std::string_view name,
+                                                  std::string_view entry) const {
+  Candidates result;
+  const auto found = by_suffix_.find(name);
+  if (found == by_suffix_.end()) return result;
+  Fit best_fit;
+  std::pair<bool, std::size_t> best_model_fit;
+  for (const std::size_t tensor : found->second) {
+    for (const std::string_view own : names_.at(tensor)) {
+      const auto removed = removed_from(own, name);
+      if (!removed || std::ranges::find(result.names, own) != result.names.end()) continue;
+      const Fit fit = fit_of(own, *removed, entry);
+      if (!result.names.empty() && fit < best_fit) continue;
+      const auto of_model = model_fit(own, *removed);
+      if (result.names.empty() || fit > best_fit) {
+        result = {};
+        best_fit = fit;
+        best_model_fit = of_model;
+      } else if (of_model > best_model_fit) {
+        result.is_decided = true;
+        best_model_fit = of_model;
+      } else if (of_model == best_model_fit) {
+        result.is_decided = false;
+      }
+      result.names.push_back(own);
+    }
+  }
+  return result;
+}
+
+std::pair<bool, std::size_t> StateNames::model_fit(std::string_view full_name,
+                                                   std::string_view removed) const {
+  return {!prefix_.empty() && full_name.starts_with(prefix_),
+          reshard::count_model_components(removed)};
 }
 
 std::string optimizer_name_of(const std::string& fqn, const StateName& name,

@@ -33,9 +33,10 @@ struct StateName {
 /// `contents`.
 class StateNames {
  public:
-  /// `parameters`: indices of the tensors that may be parameters.
+  /// `parameters`: indices of the tensors that may be parameters. `prefix`: what names of the model
+  /// begin with, or empty.
   StateNames(const formats::CheckpointContents& contents,
-             const std::vector<std::size_t>& parameters);
+             const std::vector<std::size_t>& parameters, std::string prefix);
 
   /// Splits the name `fqn` of state of this parameter into its parts. Returns nothing if the name
   /// contains none of the parameter's names. If it may be several of them, prefers as
@@ -54,11 +55,29 @@ class StateNames {
   /// Returns the parameter whose name in an optimizer is `name`, which may lack first components
   /// such as `model.`. If several fit, returns the one that shares most first components with
   /// `entry`, the name of the entry that contains `name`; of these, the one whose own name has the
-  /// fewest more components.
+  /// fewest more components; of these, the one that begins with the prefix of the model; of these,
+  /// the one in a dict of the model (`model.fc.weight`, not `ema.fc.weight`).
   std::optional<Found> find_parameter(std::string_view name, std::string_view entry) const;
 
+  /// Returns whether this is the name of state of a numbered parameter: `optim.state.0.exp_avg`.
+  bool is_of_number(std::string_view name) const;
+
+  /// Full names that an optimizer may mean by one name, because they fit equally well.
+  struct Candidates {
+    std::vector<std::string_view> names;
+    bool is_decided = true;  // the prefix, or the dict of the model, tells which one it is
+  };
+  /// Returns the names between which `find_parameter` chooses by the model's prefix and dict.
+  Candidates candidates_for(std::string_view name, std::string_view entry) const;
+
  private:
+  /// More is better: whether the full name begins with the prefix, then how many names of a dict of
+  /// the model are in its first components `removed`.
+  std::pair<bool, std::size_t> model_fit(std::string_view full_name,
+                                         std::string_view removed) const;
+
   reshard::StateRoots states_;
+  std::string prefix_;
   std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
   // Names of a tensor: its own, its aliases.
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;

@@ -42,7 +42,7 @@ class Transformer {
         sources_(std::move(sources)),
         prefix_(prefix),
         new_names_(new_names),
-        inputs_(contents),
+        inputs_(contents, prefix),
         matcher_(rules, prefix, inputs_.all(),
                  [this](std::string rule, const std::string& fqn, std::string expected,
                         std::string found) {
@@ -52,6 +52,8 @@ class Transformer {
   Transformation run() {
     result_.targets.reserve(contents_.tensors.size());
     match_inputs();
+    refuse_undecided_state();
+    refuse_numbered_state();
     for (std::size_t r = 0; r < rules_.rules.size(); ++r) apply_rule(r);
     keep_rest();
     place_values();
@@ -74,6 +76,8 @@ class Transformer {
   const Input& input_of(std::size_t number) const { return inputs_.all()[number]; }
 
   void match_inputs();
+  void refuse_undecided_state();
+  void refuse_numbered_state();
   void drop(std::size_t input);
   void add_dropped(const std::string& name, std::size_t tensor);
 
@@ -166,6 +170,41 @@ void Transformer::match_inputs() {
       matcher_.add(i, *std::move(found));
     }
   }
+}
+
+/// Refuses state that may belong to several parameters, if a rule names one of these.
+void Transformer::refuse_undecided_state() {
+  if (inputs_.undecided().empty()) return;
+  std::unordered_set<std::string_view> matched;
+  for (std::size_t i = 0; i < rule_of_input_.size(); ++i) {
+    if (rule_of_input_[i]) matched.insert(*input_of(i).name);
+  }
+  for (const Inputs::Undecided& state : inputs_.undecided()) {
+    const auto& names = state.parameters;
+    if (std::ranges::none_of(names, [&](auto name) { return matched.contains(name); })) continue;
+    problem("state", *state.fqn, "one parameter that this state may belong to",
+            printable(names[0]) + " and " + printable(names[1]));
+    result_.problems.back().remedy = {Remedy::Action::drop_optimizer};
+  }
+}
+
+/// Refuses state under numbers if operations change tensors, because nothing tells which of them
+/// are the parameters of this state.
+void Transformer::refuse_numbered_state() {
+  const auto changes = [&](const Rule& rule) {
+    return !rule.operations.empty() && result_.uses[index_of(rule)].num_sources > 0;
+  };
+  const auto rule = std::ranges::find_if(rules_.rules, changes);
+  if (rule == rules_.rules.end()) return;
+  const auto is_numbered = [&](const Input& input) {
+    return inputs_.state_names().is_of_number(*input.name);
+  };
+  const auto state = std::ranges::find_if(inputs_.all(), is_numbered);
+  if (state == inputs_.all().end()) return;
+  problem(rule_name(*rule), *state->name,
+          "state under the names of parameters, which can follow the operations of this rule",
+          "state under numbers");
+  result_.problems.back().remedy = {Remedy::Action::name_params};
 }
 
 /// Adds one name of a tensor that is dropped. The elements are lost with the last name.

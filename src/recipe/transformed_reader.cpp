@@ -163,12 +163,12 @@ class TransformedReader final : public formats::DerivedReader {
         elements_(base(), base().path()),
         groups_(made_, rules.wrappers) {
     require_no_problems(made_.problems, rules.path);
+    require_whole_sources(made_, base().contents(), base().path());
+    losses_ = find_losses(made_, base().contents(), base().path());
     const auto& values = base().contents().values;
     if (std::ranges::none_of(values, GroupNames::may_list, &formats::ValueEntry::name)) {
       made_.state_names.reset();  // nothing lists parameters
     }
-    require_whole_sources(made_, base().contents(), base().path());
-    losses_ = find_losses(made_, base().contents(), base().path());
     take_tensors();
     take_conditions();
     contents_.aliases = made_.aliases;

@@ -110,7 +110,7 @@ class ContainerTree {
         renamed.made.reset();
         break;
       }
-      at = pass(*at, rest, passed);
+      at = pass(*at, renamed.kept_nbytes, rest, passed);
       if (at != nullptr && !at->is_list) {
         entered = passed;
         inside = rest;
@@ -138,9 +138,13 @@ class ContainerTree {
   }
 
   /// Finds the container in `at` whose key is the longest beginning of `rest` (`v` or `v.w` for
-  /// `v.w.z`), removes the key from `rest` and adds it to `passed`.
-  static const Container* pass(const Container& at, std::string_view& rest, KeyPath& passed) {
-    for (std::size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot > 0;
+  /// `v.w.z`), removes the key from `rest` and adds it to `passed`. Does not split the last
+  /// `kept_nbytes` bytes.
+  static const Container* pass(const Container& at, std::size_t kept_nbytes, std::string_view& rest,
+                               KeyPath& passed) {
+    if (rest.size() <= kept_nbytes) return nullptr;
+    const std::size_t last = kept_nbytes == 0 ? rest.size() : rest.size() - kept_nbytes - 1;
+    for (std::size_t dot = rest.rfind('.', last); dot != std::string_view::npos && dot > 0;
          dot = rest.rfind('.', dot - 1)) {
       const auto item = at.items.find(rest.substr(0, dot));
       if (item == at.items.end()) continue;
@@ -160,10 +164,13 @@ RenamedPath renamed_path(const KeyPath& path, const std::string& name,
                          const std::vector<Rename>& renames) {
   const std::string new_name = renamed(name, renames);
   if (name == new_name) return {path};
-  if (path.empty() || path == KeyPath{name}) return {KeyPath{new_name}, 0, path.empty()};
-  if (formats::spell(path) != name) return {};
   const auto rename = std::find_if(renames.begin(), renames.end(),
                                    [&](const Rename& r) { return name.starts_with(r.from); });
+  if (path.empty() || path == KeyPath{name}) {
+    const bool is_kept = rename->from.empty() && rename->to.ends_with('.');
+    return {KeyPath{new_name}, 0, path.empty(), is_kept ? name.size() : 0};
+  }
+  if (formats::spell(path) != name) return {};
   std::string_view from = rename->from;
   std::string_view to = rename->to;
   RenamedPath result;

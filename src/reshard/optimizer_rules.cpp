@@ -79,7 +79,8 @@ class ParameterNames {
   /// Returns the parameter that an optimizer calls `name`, or nothing. `name` may lack first
   /// components of the parameter's key. If several keys fit, prefers the one that shares the
   /// longest beginning with `state` (as in merged checkpoints), then the one that `name` shortens
-  /// least: `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`.
+  /// least: `fc.weight` is `model.fc.weight`, not `model.block.fc.weight`. Of these, prefers the
+  /// one in the dict of the model: `model.fc.weight`, not `ema.fc.weight`.
   std::optional<FoundParameter> find(std::string_view name, std::string_view state) const {
     const auto it = by_name_.find(name);
     if (it == by_name_.end()) return std::nullopt;
@@ -97,7 +98,7 @@ class ParameterNames {
       }
       if (best != nullptr && shared <= most_shared) continue;
       most_shared = shared;
-      best = &*std::ranges::lower_bound(named, state.substr(0, shared), {}, &Named::fqn);
+      best = &best_of_equal(named, state.substr(0, shared), name);
     }
     return FoundParameter{best->index, best->fqn};
   }
@@ -113,6 +114,18 @@ class ParameterNames {
       return std::tie(a.num_removed, a.fqn) < std::tie(b.num_removed, b.fqn);
     }
   };
+
+  /// Of the keys that begin with `shared` and end with `name`, returns the one in the dict of the
+  /// model; if that is none or several, the first.
+  static const Named& best_of_equal(std::span<const Named> named, std::string_view shared,
+                                    std::string_view name) {
+    const auto begin = std::ranges::lower_bound(named, shared, {}, &Named::fqn);
+    const auto end = std::find_if_not(
+        begin, named.end(), [&](const Named& each) { return each.fqn.starts_with(shared); });
+    return *std::ranges::max_element(begin, end, {}, [&](const Named& each) {
+      return count_model_components(each.fqn.substr(0, each.fqn.size() - name.size()));
+    });
+  }
 
   /// Returns the length of the common beginning of two names, up to its last dot.
   static std::size_t shared_components(std::string_view a, std::string_view b) {

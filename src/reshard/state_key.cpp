@@ -6,6 +6,21 @@
 #include "tessera/layout/table_plan.h"
 
 namespace tessera::reshard {
+namespace {
+
+/// Returns the number of components in the beginning of a name for which `is_it` returns true.
+template <class Predicate>
+std::size_t count_if(std::string_view beginning, const Predicate& is_it) {
+  std::size_t count = 0;
+  for (std::size_t begin = 0; begin < beginning.size();) {
+    const std::size_t end = std::min(beginning.find('.', begin), beginning.size());
+    if (is_it(beginning.substr(begin, end - begin))) ++count;
+    begin = end + 1;
+  }
+  return count;
+}
+
+}  // namespace
 
 std::optional<std::string_view> behind_state(std::string_view fqn) {
   constexpr std::string_view kState = "state.";
@@ -27,14 +42,17 @@ std::optional<std::string_view> before_component(std::string_view fqn, std::stri
 std::size_t count_components(std::string_view beginning) {
   constexpr std::string_view kWrappers[] = {"module", "_orig_mod", "_fsdp_wrapped_module",
                                             "_checkpoint_wrapped_module"};
-  std::size_t count = 0;
-  for (std::size_t begin = 0; begin < beginning.size();) {
-    const std::size_t end = std::min(beginning.find('.', begin), beginning.size());
-    const std::string_view component = beginning.substr(begin, end - begin);
-    if (std::ranges::find(kWrappers, component) == std::end(kWrappers)) ++count;
-    begin = end + 1;
-  }
-  return count;
+  return count_if(beginning, [&](std::string_view component) {
+    return std::ranges::find(kWrappers, component) == std::end(kWrappers);
+  });
+}
+
+std::size_t count_model_components(std::string_view beginning) {
+  constexpr std::string_view kModels[] = {"model", "module", "state_dict", "model_state_dict",
+                                          "net"};
+  return count_if(beginning, [&](std::string_view component) {
+    return std::ranges::find(kModels, component) != std::end(kModels);
+  });
 }
 
 bool has_only_digits(std::string_view name) {

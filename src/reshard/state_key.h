@@ -23,6 +23,10 @@ bool has_only_digits(std::string_view name);
 /// those of wrapper modules (`module`, `_orig_mod`), which optimizers leave out of names.
 std::size_t count_components(std::string_view beginning);
 
+/// Returns how many components in the beginning of a name, such as `state_dict.model.`, are names
+/// that trainers give to the dict of the trained model. A copy of it (EMA) has fewer of them.
+std::size_t count_model_components(std::string_view beginning);
+
 /// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`. The component
 /// `state` is before the table's module, because a table may have this name too. Views of the key.
 struct FusedStateKey {

@@ -52,6 +52,14 @@ std::vector<std::string> names(const CheckpointReader& reader) {
   return all;
 }
 
+std::vector<std::string> notes_of(const CheckpointReader& reader) {
+  std::vector<std::string> notes;
+  for (const formats::Finding& finding : reader.contents().opening_findings) {
+    notes.push_back(finding.found);
+  }
+  return notes;
+}
+
 std::string message_of(const std::function<void()>& action) {
   try {
     action();
@@ -455,6 +463,94 @@ TEST(RecipeTest, TheOptimizerOfAModelFollowsThisModel) {
   EXPECT_EQ(moved->read_value(0), Value(Value::List{"fc"}));
   EXPECT_EQ(moved->read_value(2), Value(Value::List{"head"}));
   EXPECT_EQ(moved->contents().values[3].name, "critic.optim.state.head.step");
+}
+
+/// Tensors `<model>.fc` for each model, and for each optimizer the state of a parameter `fc`.
+MemoryCheckpoint with_models(const std::vector<std::string>& models,
+                             const std::vector<std::string>& optimizers = {"optim"}) {
+  MemoryCheckpoint source;
+  for (const std::string& model : models)
+    source.add({model + ".fc", DType::float32, {2}}, numbers(2));
+  for (const std::string& optimizer : optimizers) {
+    source.add({optimizer + ".state.fc.exp_avg", DType::float32, {2}}, numbers(2));
+    source.add_value(optimizer + ".state.fc.step", 1);
+    source.add_value(optimizer + ".param_groups.0.params", Value::List{"fc"});
+  }
+  return source;
+}
+
+// `ema.fc` fits the optimizer's name `fc` as well as `model.fc` does.
+TEST(RecipeTest, StateFollowsTheModelAndNotACopyOfIt) {
+  const Recipe recipe = parsed(R"({"from": "fc", "to": "head"})", R"("rest": "keep", )");
+  const auto moved = applied(with_models({"ema", "model"}), recipe, with_prefix());
+  EXPECT_THAT(names(*moved),
+              ElementsAre("ema.fc [2]", "model.head [2]", "optim.state.head.exp_avg [2]"));
+  EXPECT_EQ(moved->contents().values[0].name, "optim.param_groups.0.params");
+  EXPECT_EQ(moved->read_value(0), Value(Value::List{"head"}));
+  EXPECT_EQ(moved->contents().values[1].name, "optim.state.head.step");
+
+  const Recipe of_any = parsed(R"({"from": "{m:model|ema}.fc", "to": "{m:new|ema}.head"})");
+  EXPECT_THAT(names(*applied(with_models({"ema", "model"}), of_any)),
+              ElementsAre("ema.head [2]", "new.head [2]", "optim.state.new.head.exp_avg [2]"));
+
+  RecipeOptions options;  // the prefix counts more than the name `model`
+  add_setting(options, "prefix=policy.");
+  EXPECT_THAT(names(*applied(with_models({"model", "policy"}), recipe, options)),
+              ElementsAre("model.fc [2]", "optim.state.head.exp_avg [2]", "policy.head [2]"));
+}
+
+TEST(RecipeTest, RefusesStateOfWhichNothingTellsTheParameter) {
+  const auto renaming = [](const char* name, MemoryCheckpoint source, const char* prefix) {
+    RecipeOptions options;
+    add_setting(options, std::string("prefix=") + prefix);
+    const std::string rule = R"({"from": ")" + std::string(name) + R"(", "to": "head"})";
+    const Recipe recipe = parsed(rule, R"("rest": "keep", )");
+    return message_of([&] { applied(std::move(source), recipe, options); });
+  };
+  EXPECT_THAT(renaming("b.fc", with_models({"a", "b"}), ""),
+              HasSubstr("optim.state.fc.exp_avg: state: expected one parameter that this state may "
+                        "belong to, found a.fc and b.fc"));
+  EXPECT_THAT(renaming("a.fc", with_models({"a", "b", "c"}), ""), HasSubstr("found a.fc and b.fc"));
+  // The prefix would give one parameter the state of both optimizers.
+  EXPECT_THAT(renaming("fc", with_models({"model", "disc"}, {"optim_d", "optim_g"}), "model."),
+              HasSubstr(".state.fc.exp_avg: state: expected one parameter"));
+  // The rule names none of the parameters.
+  MemoryCheckpoint source = with_models({"a", "b"});
+  source.add({"other", DType::float32, {2}}, numbers(2));
+  EXPECT_EQ(renaming("other", std::move(source), ""), "no error");
+}
+
+/// A tensor `w`, a buffer, and state of a parameter 0.
+MemoryCheckpoint with_numbered_state() {
+  MemoryCheckpoint source;
+  source.add({"buffer", DType::float32, {2}}, numbers(2));
+  source.add({"optim.state.0.exp_avg", DType::float32, {2, 1}}, numbers(2)).key_path = {
+      "optim", "state", std::int64_t{0}, "exp_avg"};
+  source.add({"w", DType::float32, {2, 1}}, numbers(2));
+  return source;
+}
+
+TEST(RecipeTest, OperationsRefuseStateUnderNumbers) {
+  const auto error_of = [](const char* rule) {
+    const Recipe recipe = parsed(rule, R"("rest": "keep", )");
+    return message_of([&] { applied(with_numbered_state(), recipe); });
+  };
+  EXPECT_THAT(error_of(R"({"from": "w", "to": "w", "ops": [{"transpose": [0, 1]}]})"),
+              HasSubstr("optim.state.0.exp_avg: rule 1: expected state under the names of "
+                        "parameters, which can follow the operations of this rule, found state "
+                        "under numbers"));
+  EXPECT_EQ(error_of(R"({"from": "w", "to": "v"})"), "no error");
+}
+
+TEST(RecipeTest, StateUnderNumbersThatStaysIsNotedIfRulesDropTensors) {
+  const auto notes_for = [](const char* rule) {
+    return notes_of(*applied(with_numbered_state(), parsed(rule, R"("rest": "keep", )")));
+  };
+  EXPECT_THAT(notes_for(R"({"from": "buffer"})"),
+              Contains("1 tensor (optim.state.0.exp_avg) of state under numbers, also of "
+                       "parameters that are left out"));
+  EXPECT_THAT(notes_for(R"({"from": "optim.state.{N}.exp_avg"})"), testing::SizeIs(1));
+  EXPECT_THAT(notes_for(R"({"from": "buffer", "to": "b"})"), IsEmpty());
 }
 
 TEST(RecipeTest, AnAliasThatEndsLikeAParameterIsNotTakenForIt) {
@@ -927,14 +1023,6 @@ TEST(RecipeTest, ChecksTenThousandNames) {
       contents, {});
   EXPECT_TRUE(report.is_invertible);
   EXPECT_EQ(report.num_targets, 100U);
-}
-
-std::vector<std::string> notes_of(const CheckpointReader& reader) {
-  std::vector<std::string> notes;
-  for (const formats::Finding& finding : reader.contents().opening_findings) {
-    notes.push_back(finding.found);
-  }
-  return notes;
 }
 
 TEST(RecipeTest, WhatRulesAndSlicesDropIsNoted) {

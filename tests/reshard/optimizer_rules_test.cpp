@@ -45,6 +45,17 @@ TEST(OptimizerRulesTest, TheLongestParameterNameWins) {
   EXPECT_EQ(classify_state(contents)[2].parameter_index, 1U);
 }
 
+TEST(OptimizerRulesTest, OfEqualNamesTheOneInTheDictOfTheModelWins) {
+  const auto parameter_of = [](const std::string& copy, const std::string& model) {
+    const auto contents =
+        contents_of({{copy + ".a", {2}}, {model + ".a", {2}}, {"optim.state.a.exp_avg", {2}}});
+    return contents.tensors[*classify_state(contents)[2].parameter_index].meta.fqn;
+  };
+  EXPECT_EQ(parameter_of("ema", "model"), "model.a");
+  EXPECT_EQ(parameter_of("ema.net", "model.net"), "model.net.a");
+  EXPECT_EQ(parameter_of("a.net", "b.net"), "a.net.a");
+}
+
 TEST(OptimizerRulesTest, MegatronPutsTheNameOfTheStateFirst) {
   const auto contents = contents_of({{"decoder.a", {2}},
                                      {"decoder.b", {4}},

@@ -522,6 +522,11 @@ TEST(PlannerTest, ANewNameGoesIntoTheDictThatItBeginsWith) {
             (Paths{{"l", 0, "a"}, {"l", 0, "b"}}));
 }
 
+TEST(PlannerTest, APrefixForAllNamesSplitsNoKey) {
+  EXPECT_EQ(paths_after({{"w", "a"}, {"w.up"}}, {{"", "run."}}),
+            (std::vector<formats::KeyPath>{{"run", "w", "a"}, {"run", "w.up"}}));
+}
+
 TEST(PlannerTest, ANewNameIsOneKeyWhereNoDictHasItsBeginning) {
   using Paths = std::vector<formats::KeyPath>;
   EXPECT_EQ(paths_after({{"b.w"}, {"w"}}, {{"", "module."}}), (Paths{{}, {}}));

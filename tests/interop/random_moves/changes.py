@@ -76,9 +76,9 @@ def renaming(rng, walk):
     state = remade(walk.state, {key: item for key, item in walk.state.items() if key != "per_rank"})
     own = walk.state.get("per_rank", {})
     is_dotted = any(isinstance(key, str) and key.startswith(f"{spelled(other)}.") for key in state for other in state)
-    if is_dotted or not isinstance(own, dict) or not all(isinstance(values, dict) for values in own.values()):
+    if not isinstance(own, dict) or not all(isinstance(values, dict) for values in own.values()):
         return None
-    fitting = [key for key in state if isinstance(key, str) and is_argument(key) and not set("=.") & set(key)
+    fitting = [key for key in state if not is_dotted and isinstance(key, str) and is_argument(key) and not set("=.") & set(key)
                and not any(name.startswith((key, "renamed")) and name.split(".")[0] != key for name in flatten(state))]
     key = rng.choice([*fitting, ""])
     is_flat = all(path == (name,) for name, (path, _) in flatten(state).items())
@@ -116,14 +116,12 @@ def is_trained(state):
 
 
 def recipe(rng, walk):
-    """`--recipe`: a tensor of the model gets another name, and may be transposed. Its state under names follows.
-
-    No other dict, such as an EMA copy of the model, has its name."""
+    """`--recipe`: a tensor of the model gets another name, and may be transposed. Its state under names follows."""
     state = walk.state
     [key], tensors = MODELS & state.keys(), tensors_of(state)
     fitting = [name for name, tensor in state[key].items() if isinstance(tensor, torch.Tensor) and isinstance(name, str)
                and is_argument(name) and not set("{}*") & set(name)
-               and sum(other.endswith("." + name) or other.startswith(f"{key}.{name}.") for other in tensors) == 1]
+               and not any(other.startswith(f"{key}.{name}.") for other in tensors)]
     if not fitting or "by_recipe" in state[key]:
         return None
     name = rng.choice(fitting)
