@@ -42,7 +42,7 @@ LatestValid latest_valid(const std::string& directory,
                          Validation validation = Validation::structure);
 
 /// Is called for an old checkpoint that `keep_last` leaves, because the checkpoint's folder
-/// contains a foreign file or any folder: `foreign_entry`, a path relative to the checkpoint.
+/// contains another file or a folder: `foreign_entry`, a path relative to the checkpoint.
 using LeftCheckpointSink =
     std::function<void(const std::string& path, const std::string& foreign_entry)>;
 
@@ -50,7 +50,7 @@ using LeftCheckpointSink =
 /// ones, and returns the removed paths, newest first. An invalid checkpoint does not count as kept,
 /// and is removed if it opens and is older than the kept ones. Never removes: what does not open as
 /// a checkpoint, links, what this process has no permission to open, a save in progress, and a
-/// directory with a foreign file or with a folder in it. One with a folder does not count as kept.
+/// directory with a file that is not the checkpoint's. Neither removes nor counts one with folders.
 ///
 /// Renames each checkpoint to `<name>.removing` before deleting anything, so that no half-deleted
 /// checkpoint ever has the name of a checkpoint. The next call removes what an interrupted call

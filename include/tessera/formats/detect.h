@@ -18,9 +18,9 @@ Format detect_format(const FileSystem& fs, const std::string& path);
 
 /// Checks that a writer may replace what is at `path`: nothing, an empty directory, or a checkpoint
 /// (damaged or not). Each file must start with the bytes its name promises, so that Tessera never
-/// replaces other people's files. Throws: Error(invalid_argument) for anything else, also for a
-/// foreign file among those of a checkpoint, and for safetensors files without an index that do not
-/// form one checkpoint. `option`: how messages call the option that allows replacing.
+/// replaces other people's files. Throws: Error(invalid_argument) for anything else, also if a file
+/// beside a checkpoint's files is not part of it, and for safetensors files without an index that
+/// do not form one checkpoint. `option`: how messages call the option that allows replacing.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option);
 
 /// What the caller tells a reader, because the files of the checkpoint do not say it.
