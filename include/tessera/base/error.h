@@ -66,7 +66,7 @@ struct Remedy {
   };
 
   Action action = Action::none;
-  std::string argument{};
+  std::string argument{};  // a pattern for leave_out and keep_dtype; else empty
 
   explicit operator bool() const { return action != Action::none; }
   friend bool operator==(const Remedy&, const Remedy&) = default;
@@ -91,7 +91,7 @@ class Error : public std::runtime_error {
   static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                         std::string_view expected, std::string_view found, Remedy remedy);
 
-  /// Returns an error of several lines: its reason is `what` and, below it, the lines of `list`.
+  /// Returns an error of several lines: its reason is `what`, then the lines of `list`, indented.
   static Error listing(ErrorKind kind, ErrorWhere where, std::string_view what,
                        std::string_view list, Remedy remedy = {});
 

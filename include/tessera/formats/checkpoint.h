@@ -42,7 +42,7 @@ std::string_view state_kind_name(StateKind kind);
 
 /// A dict key that is not a string, such as the numbers in the `state` of an optimizer.
 struct NonStringKey {
-  std::string json;  // the key as value_to_json writes it
+  std::string json;  // the key as JSON text, which `dict_key_value` decodes
   friend auto operator<=>(const NonStringKey&, const NonStringKey&) = default;
 };
 
@@ -209,7 +209,7 @@ struct PieceStorage {
   std::string file;                     // relative to the checkpoint; in a merge, the whole path
   std::optional<ByteRange> byte_range;  // empty if the piece is not one range of the file
   std::string encoding;                 // `plain`, `zstd`, `big-endian`, `patched`
-  std::uint64_t stored_nbytes = 0;
+  std::uint64_t stored_nbytes = 0;      // bytes on disk, with those of a patch
 };
 
 /// The pieces and values whose files are missing, each with the name of its file.
@@ -338,8 +338,8 @@ class CheckpointWriter {
 
   /// Returns true if an interrupted writer of the same work has written this block and its checksum
   /// is right: the block is then done. If it returns false, the caller must call `write_block` for
-  /// it. Same order and thread-safety as `write_block`. `room` is a buffer of the block's size, in
-  /// which the caller cannot expect the block after the call.
+  /// it. Same order and thread-safety as `write_block`. `room`: memory of the block's size for the
+  /// writer to use; its content after the call is undefined.
   virtual bool resume_block(PieceId /*piece*/, std::int64_t /*begin*/,
                             std::span<std::byte> /*room*/) {
     return false;

@@ -23,10 +23,10 @@ namespace tessera::formats {
 using ResumeIdentity = std::map<std::string, std::string>;
 inline constexpr const char* kPlanDigest = "plan";         // name of the digest of the plan
 inline constexpr const char* kValuesDigest = "values";     // name of the digest of all values
-inline constexpr const char* kPlanExplanation = "plan, ";  // start of names
+inline constexpr const char* kPlanExplanation = "plan, ";  // how their names start
 
 /// What a writer does with kept work: the finished blocks that an interrupted run left at the
-/// destination's staging path (`DST.partial`).
+/// destination's staging path (`DST.partial`). If there is none, the writer begins anew.
 enum class KeptWork {
   refuse,   // throw Error(already_exists)
   resume,   // continue it; throw Error(mismatch) if its identity differs
@@ -48,7 +48,7 @@ struct ExtraFile {
   std::string path;                   // of the file to copy
   std::string name;                   // in the new directory
   std::uint64_t nbytes = 0;           // of the copy
-  std::string state{};                // size and time, which must stay as listed; empty: any
+  std::string state{};                // size and time when listed; changed: error; empty: no check
   std::optional<std::string> text{};  // bytes to write in place of the file's bytes
 };
 

@@ -25,7 +25,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
 
 /// What the caller tells a reader, because the files of the checkpoint do not say it.
 struct OpenOptions {
-  std::string flat_layout_path{};  // JSON: the parameters in FSDP1's flat vectors; empty: not given
+  std::string flat_layout_path{};  // JSON file with the layout of FSDP1's flat vectors; empty: none
   /// Classes, such as `argparse.Namespace`, whose objects are read as dicts of their attributes.
   /// The reader compares names as text and imports nothing. CheckpointContents::opened_classes
   /// counts the objects. If the state of such an object is not a dict, the reader refuses the

@@ -62,8 +62,8 @@ struct FormatTraits {
   /// Which pieces of a tensor the format can store.
   enum class Pieces {
     whole_tensors,  // one piece per tensor: such a checkpoint has no ranks
-    boxes,          // boxes of a tensor, each of any rank
-    any_region,     // boxes and flat ranges of a tensor, each of any rank
+    boxes,          // boxes of a tensor, each in the file of any rank
+    any_region,     // boxes and flat ranges of a tensor, each in the file of any rank
   };
 
   Pieces pieces = Pieces::any_region;
@@ -85,10 +85,10 @@ struct FormatTraits {
   /// The name of an extra file that would make readers of the new checkpoint open another one, so
   /// that a move does not copy it: DeepSpeed's `latest` names the folder to open. Empty: none.
   std::string_view misleading_name{};
-  /// A tensor whose name starts so stays whole on each rank, unless the source stores replicas and
-  /// cuts it. Empty: none.
+  /// A tensor whose name starts with this stays whole on every rank, unless the source stores
+  /// replicas and cuts it. Empty: none.
   std::string_view uncut_prefix{};
-  /// Keys of the outermost dict whose entries are in files of their own, the model's key first.
+  /// Keys of the outermost dict whose entries have their own files, the model's first. Empty: none.
   std::span<const std::string_view> dicts_with_files{};
   bool has_device_mesh = false;    // the writer uses CreateOptions::device_mesh
   bool has_several_files = false;  // it uses CreateOptions::safetensors.max_shard_nbytes
@@ -103,8 +103,8 @@ struct OutermostChanges {
   std::size_t num_split_ties = 0;   // tied tensors that are stored once for each of their files
 };
 
-/// How files begin whose names have one ending. Before Tessera replaces a checkpoint, it checks
-/// that each file begins as its name promises, so that it never removes other people's files.
+/// A kind of file in a format's directories, and how it begins. Tessera replaces a checkpoint only
+/// if each file begins as its name promises, so that it never removes other people's files.
 struct FileMark {
   std::string_view name_end;   // how the file's name ends
   std::string_view in_words;   // "a file of a native checkpoint"
@@ -116,7 +116,7 @@ struct FileMark {
 struct FormatDescription {
   std::string_view title;         // "PyTorch's distributed checkpoint (DCP)"
   std::string_view in_directory;  // the file that marks a directory: ".metadata"; empty: none
-  std::string_view as_file;       // "a torch.save archive"; empty: never a single file
+  std::string_view as_file;       // a single file: "a torch.save archive"; empty: none
 };
 
 /// Finds, restores and removes side files: the files that belong to a single-file checkpoint and
@@ -133,7 +133,7 @@ class SideFiles {
   /// Returns nothing if there is no such file.
   virtual std::optional<std::string> left_beside(const FileSystem& fs,
                                                  const std::string& path) const = 0;
-  /// Restores the side file of the checkpoint at `path`, if a writer died after replacing it.
+  /// Puts the old side file of the checkpoint at `path` back, if a writer replaced it and died.
   virtual void restore(FileSystem& fs, const std::string& path) const = 0;
   /// Removes the side files of an earlier checkpoint, after the one now at `path` has replaced it.
   virtual void remove(FileSystem& fs, const std::string& path) const noexcept = 0;
@@ -164,7 +164,7 @@ class FormatDriver {
   virtual Recognition recognize_file(const FileBegin& file) const = 0;
 
   /// Opens a checkpoint of this format. `fs` must outlive the reader.
-  /// Throws: Error(not_found), (corruption) or (unsupported), as the format's page in docs/ says.
+  /// Throws: Error(not_found, corruption, unsupported) as the format's page in docs/formats says.
   virtual std::unique_ptr<CheckpointReader> open(const FileSystem& fs,
                                                  const std::string& path) const = 0;
   /// Opens a checkpoint as `open` does, and reads objects of the classes in `as_dict` as dicts

@@ -56,7 +56,7 @@ struct ShareOptions {
   Step step = Step::write;  // what to do
   int index = 0;            // of this process's share, from 0; only for `write`
   int num_shares = 1;       // into how many shares the work is divided; equal in all processes
-  std::string command{};    // a text for the process that finishes; may differ
+  std::string command{};    // any text, kept for the process that finishes
   /// Whether this process may make the staging path for all shares, if no other process has yet.
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;
 };
