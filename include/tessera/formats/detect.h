@@ -33,9 +33,9 @@ struct OpenOptions {
   std::vector<std::string> as_dict{};
 };
 
-/// Throws Error(invalid_argument), which names the class, if none of the `checkpoints` has an
-/// object of some class in `as_dict` that was read as a dict: the name is perhaps mistyped.
-/// `option`: how the message calls the option.
+/// Throws Error(invalid_argument) if a class in `as_dict` is unused: no object of this class in any
+/// of the `checkpoints` was read as a dict, so its name is perhaps mistyped. The error names the
+/// first such class. `option`: how the message calls the option.
 void require_classes_found(const std::vector<std::string>& as_dict,
                            std::initializer_list<const CheckpointContents*> checkpoints,
                            const std::string& option);

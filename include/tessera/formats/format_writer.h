@@ -57,7 +57,7 @@ struct ShareOptions {
   int index = 0;            // of this process's share, from 0; only for `write`
   int num_shares = 1;       // into how many shares the work is divided; equal in all processes
   std::string command{};    // any text, kept for the process that finishes
-  /// Whether this process may make the staging path for all shares, if no other process has yet.
+  /// Whether this process may begin the work, if none has begun it. If not: Error(already_exists).
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;
 };
 
