@@ -10,7 +10,7 @@ namespace tessera {
 /// calling thread). Tasks start in order of i. After a task throws, no more tasks start: the call
 /// waits for the running tasks, and then throws the exception of the lowest i. It throws an
 /// Error(interrupted) only if no task threw anything else: a failed task may interrupt others that
-/// wait for it, and the caller shall see the failure. After a stop request, the next task that
+/// wait for it, and the caller must see that failure. After a stop request, the next task that
 /// would start counts as one that threw Error(interrupted).
 void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
                   const std::function<void(std::int64_t)>& task);

@@ -183,7 +183,7 @@ struct Simplification {
 };
 
 /// All that a checkpoint holds except tensor data and the values themselves: what a reader found,
-/// or what a writer shall write. `tensors`, `values` and `aliases` are each sorted by name (byte
+/// or what a writer is to write. `tensors`, `values` and `aliases` are each sorted by name (byte
 /// order), and no name occurs twice in the three lists together.
 struct CheckpointContents {
   int world_size = 1;
