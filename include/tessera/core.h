@@ -1,7 +1,7 @@
 #pragma once
 
-/// Includes everything that a program without libtorch uses: opening, checking, reading, planning,
-/// moving and writing checkpoints. Trainers include tessera/tessera.h.
+/// Includes all headers for programs that do not link libtorch. They can open, check, read, plan,
+/// move and write checkpoints. Trainers, which link libtorch, include tessera/tessera.h instead.
 #include "tessera/formats/base_checkpoint.h"
 #include "tessera/formats/checkpoint_series.h"
 #include "tessera/formats/create.h"

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// The element types a tensor may have: all of torch's dense dtypes.
-/// Stored on disk; never renumber.
+/// The element types of tensors: torch's dtypes except quantized ones (`qint8`), raw bits (`bits8`)
+/// and integers below one byte (`uint4`). The numbers are stored on disk: never change one.
 enum class DType : std::uint8_t {
   boolean = 0,
   uint8 = 1,
@@ -43,17 +43,17 @@ std::string_view dtype_name(DType dtype);
 /// no such dtype. Also accepts torch's short names (`half`, `float`, `long`, …).
 std::optional<DType> parse_dtype(std::string_view name);
 
-/// For the error about an unknown dtype `name`: returns what was expected, `a dtype of torch`. If
-/// `name` is a known short form (`bf16`), the text also says which dtype it stands for.
+/// Returns the "expected" text for an error about the unknown dtype `name`: `a dtype of torch`. For
+/// a short form of another library, such as `bf16`: `a dtype of torch such as bfloat16`.
 std::string dtype_expectation(std::string_view name);
 
 /// Returns the dtype stored on disk as `code`, or nothing if no dtype has that code.
 std::optional<DType> dtype_from_code(std::uint8_t code);
 
-/// Returns the size of an element in bytes. A complex number or a pair of 4-bit floats is one.
+/// Returns an element's size in bytes. A complex number, or a pair of 4-bit floats, is one element.
 std::uint64_t itemsize(DType dtype);
 
-bool is_floating_point(DType dtype);  // true for real floats, also those of 8 and 4 bits
+bool is_floating_point(DType dtype);  // true for real (not complex) floats of any width
 bool is_complex(DType dtype);         // true if elements have a real and an imaginary part
 
 }  // namespace tessera

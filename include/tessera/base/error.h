@@ -26,12 +26,12 @@ enum class ErrorKind {
   unsupported,       // well-formed input that Tessera does not accept
   invalid_argument,  // the caller asked for something meaningless
   mismatch,          // two valid things do not fit each other (strict loading, planning)
-  already_exists,    // the destination, or another path that its writer needs, exists
-  io,                // the operating system failed a read, a write or a sync
-  interrupted,       // the user asked to stop
+  already_exists,    // the destination, or a path that its writer needs, exists or is in use
+  io,                // the operating system or a server failed a read, a write or a sync
+  interrupted,       // the user asked to stop, or a failure elsewhere stopped this thread's work
 };
 
-std::string_view to_string(ErrorKind kind);
+std::string_view to_string(ErrorKind kind);  // the enumerator's name: `not_found`
 
 /// The place of a failure. Empty members are left out of the message.
 struct ErrorWhere {
@@ -45,28 +45,28 @@ struct ErrorWhere {
 struct Remedy {
   /// What to do.
   enum class Action {
-    none,
-    resume_or_discard,  // resume or discard the work that an interrupted run kept
-    discard,            // discard the work that an interrupted run kept
-    give_units,         // name the flat units, which the source does not record
-    give_flat_layout,   // say which parameters are in bare flat vectors
+    none,               // there is no advice
+    resume_or_discard,  // resume or discard the unfinished files that an interrupted run left
+    discard,            // discard the unfinished files that an interrupted run left
+    give_units,         // name FSDP1's flat units, which the source does not record
+    give_flat_layout,   // say which parameters FSDP1's flat vectors in the source consist of
     give_strategy,      // give a strategy for tables that the table plan does not name
-    leave_out,          // leave out what the pattern `argument` selects (NameSelection)
-    allow_lossy,        // let row-wise state be merged by a weighted mean
+    leave_out,          // leave out what the pattern `argument` selects (see NameSelection)
+    allow_lossy,        // let the row-wise state of column shards be merged by a weighted mean
     use_less_memory,    // use smaller buffers, or fewer threads
-    choose_source,      // choose the source whose entry is taken, or give each source a prefix
+    choose_source,      // in a merge: choose which source wins, or give each source a prefix
     rebuild_index,      // rebuild the index of a native checkpoint
     allow_overflow,     // choose what a cast makes of numbers that are too large
     keep_dtype,         // move without a cast, or leave out what the pattern `argument` selects
-    leave_extra_files,  // do not copy extra files
-    take_as_is,         // move one part of a checkpoint as if it were whole
+    leave_extra_files,  // do not copy files such as config.json that are no part of the checkpoint
+    take_as_is,         // move one part (such as one rank's file) as if it were a whole checkpoint
     name_params,        // give the names of an optimizer's parameters in a file
-    prefer_source,      // choose the source whose entry is taken
+    prefer_source,      // in a merge: choose which source wins
     drop_optimizer,     // leave out optimizer state
   };
 
   Action action = Action::none;
-  std::string argument{};
+  std::string argument{};  // a pattern for leave_out and keep_dtype; else empty
 
   explicit operator bool() const { return action != Action::none; }
   friend bool operator==(const Remedy&, const Remedy&) = default;
@@ -77,34 +77,34 @@ std::string remedy_to_string(const Remedy& remedy);
 
 /// One failure, with facts for programs and one line for people.
 ///
-/// The line is `<path>: <fqn>: bytes [<begin>, <end>): <what>`. If two things were compared, `what`
-/// is `<rule>: expected <x>, found <y> (<likely cause>)`. Errors made by `listing` have more lines.
-/// Control characters from files are escaped, and long names are shortened.
+/// `what()` is `<path>: <fqn>: bytes [<begin>, <end>): <reason> (<remedy>)`, without empty parts.
+/// The constructor takes the reason as `what`; `expected` and `listing` compose it.
+/// Control characters are escaped, and long names are shortened.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, ErrorWhere where, std::string_view what, Remedy remedy = {});
 
-  /// Returns an error whose text is `<rule>: expected <expected>, found <found> (<likely_cause>)`.
+  /// Returns an error with reason `<rule>: expected <expected>, found <found> (<likely_cause>)`.
   static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                         std::string_view expected, std::string_view found,
                         std::string_view likely_cause = {});
   static Error expected(ErrorKind kind, ErrorWhere where, std::string_view rule,
                         std::string_view expected, std::string_view found, Remedy remedy);
 
-  /// Returns an error whose first line is `what`, with the lines of `list`, indented, below it.
+  /// Returns an error of several lines: its reason is `what`, then the lines of `list`, indented.
   static Error listing(ErrorKind kind, ErrorWhere where, std::string_view what,
                        std::string_view list, Remedy remedy = {});
 
   ErrorKind kind() const noexcept { return kind_; }
   const ErrorWhere& where() const noexcept { return where_; }
-  /// Returns `<what>`: the text without the place and the remedy.
+  /// Returns `<reason>`: the text of `what()` without the place and the remedy.
   std::string_view reason() const noexcept;
-  /// What the caller can do about it. `what()` ends with this remedy, in C++ terms.
+  /// Returns what the caller can do about the error. `what()` ends with this, in C++ terms.
   const Remedy& remedy() const noexcept { return remedy_; }
   /// Returns the text of `what()` with `spelled` in place of the remedy, so that a program can use
-  /// its own words. If `spelled` is empty, the line has no remedy.
+  /// its own words. If `spelled` is empty, the result has no remedy.
   std::string line_with(std::string_view spelled) const;
-  /// Returns a copy that names the tensor `fqn` in place of any other.
+  /// Returns a copy of this error whose `where().fqn` is `fqn`.
   Error at_tensor(std::string fqn) const;
 
  private:
@@ -134,7 +134,7 @@ namespace detail {
 
 }  // namespace tessera
 
-/// Asserts an invariant of Tessera itself in every build type. Never used on input.
+/// Throws InternalError if `condition` is false, in every build type. Checks Tessera, never input.
 #define TESSERA_CHECK(condition)                                                    \
   do {                                                                              \
     if (!(condition)) {                                                             \

@@ -19,11 +19,11 @@ bool glob_match(std::string_view pattern, std::string_view name);
 /// Returns the glob that matches `text` and nothing else.
 std::string glob_of(std::string_view text);
 
-/// A selection of names by patterns. A pattern (see glob_match) selects the name it equals, the
-/// names it matches, and all names below a match: `layers.0` selects `layers.0.up.weight`. With `=`
-/// at its start, it selects no names below: `=args` selects `args`, but not `args.weight`. A
-/// pattern that starts with `!` (or `!=`) excludes names, also those that another pattern selects.
-/// If all patterns exclude, all names that are not excluded are selected.
+/// A selection of names by patterns (see glob_match; a pattern also matches the name it equals).
+/// `layers.0` selects this name and all names below it, such as `layers.0.up.weight`. With `=`, a
+/// pattern selects no names below: `=args` selects `args`, but not `args.weight`. `!args` and
+/// `!=args` exclude what `args` and `=args` would select, even if another pattern selects it. If
+/// no pattern selects (all exclude, or there are none), all names but the excluded are selected.
 class NameSelection {
  public:
   NameSelection() = default;
@@ -32,7 +32,7 @@ class NameSelection {
   bool selects(std::string_view name) const;
   bool selects_everything() const { return wanted_.empty() && unwanted_.empty(); }
 
-  /// Returns the patterns that match none of `names`, as the caller gave them.
+  /// Returns the patterns, as given, that neither select nor exclude any of `names`.
   std::vector<std::string> unused(const std::vector<std::string_view>& names) const;
 
  private:
@@ -40,7 +40,7 @@ class NameSelection {
   std::vector<std::string> unwanted_;  // without the `!`
 };
 
-/// A rule that replaces the prefix `from` of a name by `to`. Every name has the empty prefix.
+/// A rule: replace the prefix `from` of a name by `to`. An empty `from`: put `to` before the name.
 struct Rename {
   std::string from;
   std::string to;
@@ -50,7 +50,7 @@ struct Rename {
 /// also changes `a.10`. If no rename fits, returns `name` unchanged.
 std::string renamed(const std::string& name, const std::vector<Rename>& renames);
 
-/// Parses `FROM=TO`. Returns nothing if there is no `=`, or if both sides are empty.
+/// Parses `FROM=TO`; the first `=` counts. Returns nothing for a text without `=`, or for `=`.
 std::optional<Rename> parse_rename(std::string_view text);
 
 /// Returns how many insertions, deletions and replacements of bytes turn `a` into `b`.

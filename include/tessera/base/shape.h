@@ -17,9 +17,9 @@ namespace tessera {
 
 /// The sizes of a tensor, outermost first; empty for a 0-d tensor. Units: elements.
 ///
-/// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions, because
-/// a large checkpoint has two shapes for each piece that is a box. (c10::SmallVector does the same
-/// for torch's sizes.) Throws: std::length_error for 2^31 or more dimensions, as vectors do.
+/// Behaves like a std::vector, but needs no heap memory for up to `kInlineDims` dimensions: a large
+/// checkpoint has millions of shapes, two for each Box. (c10::SmallVector does the same for torch's
+/// sizes.) Throws: std::length_error for 2^31 or more dimensions.
 class Shape {
  public:
   using value_type = std::int64_t;
@@ -110,10 +110,10 @@ class Shape {
 /// The most dimensions a tensor may have. HDF5 has the same limit.
 inline constexpr std::size_t kMaxDims = 32;
 
-/// Returns the product of the sizes. Requires: no size is negative, and the product is below 2^63.
+/// Returns the product of the sizes (1 if empty). Requires: no size is negative; product < 2^63.
 std::int64_t numel_of(std::span<const std::int64_t> sizes);
 
-/// Returns the row-major strides. Units: elements. A size of zero counts as one, as in torch.
+/// Returns the strides of a contiguous tensor, in elements. As in torch, a size of 0 counts as 1.
 Shape row_major_strides(std::span<const std::int64_t> sizes);
 
 /// Returns the sizes as text: `[4096, 512]`; `[]` for a 0-d tensor.

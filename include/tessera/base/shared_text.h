@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// A text whose copies share memory. It takes one pointer, and nothing else while it is empty. Use
-/// it for members that are empty in most objects, or equal in many objects. Thread-safe as a
+/// A text whose copies share memory. An object is one pointer; an empty text needs no other memory.
+/// Use it for members that are empty in most objects, or equal in many objects. As thread-safe as a
 /// std::string.
 class SharedText {
  public:

@@ -12,10 +12,10 @@ namespace tessera {
 /// A list whose copies share memory until one of them is changed. Reads like a const std::vector;
 /// `edit` gives the list to change.
 ///
-/// Why shared: most tensors of a model have one of few shapes, so lists that follow from a shape
-/// are equal, and a large checkpoint has millions of tensors. An object is one pointer, half as
-/// large as a std::shared_ptr. Thread-safe as a std::vector: several threads may read one object,
-/// or change different objects that share memory.
+/// Why shared: a large checkpoint has millions of tensors of a few shapes, and tensors of one shape
+/// often have equal lists (of pieces, for example). An object is one pointer, half as large as a
+/// std::shared_ptr. As thread-safe as a std::vector: several threads may read one object, or change
+/// different objects, even if these objects share memory.
 template <class T>
 class SharedVector {
  public:
@@ -57,8 +57,8 @@ class SharedVector {
   const T& back() const { return get().back(); }
   operator const std::vector<T>&() const { return get(); }
 
-  /// Returns the list to change. Copies it first if another object shares it. Do not use the
-  /// reference after this object was copied, moved, assigned, swapped or cleared.
+  /// Returns the list to change. Copies it first if another object shares it. Do not use the result
+  /// after this object was copied, moved, assigned, swapped or cleared.
   std::vector<T>& edit() {
     if (shared_ == nullptr) {
       shared_ = new Shared;

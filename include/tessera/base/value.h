@@ -29,8 +29,8 @@ class Value {
     std::string data;
     friend bool operator==(const Bytes&, const Bytes&) = default;
   };
-  /// The name of a constant: `torch.float32`, `torch.strided`. A device is `device:cpu`, a complex
-  /// number `complex:1.5,-2.0`.
+  /// A constant that is kept as its name: `torch.float32`, `torch.strided`. The name of a device is
+  /// like `device:cpu`, that of a complex number like `complex:1.5,-2.0`.
   struct Symbol {
     std::string name;
     friend bool operator==(const Symbol&, const Symbol&) = default;
@@ -70,7 +70,7 @@ class Value {
   const Storage& storage() const { return storage_; }
   Storage& storage() { return storage_; }
 
-  /// Says whether the value is of type T, which is one of the types in Storage.
+  /// Says whether the value is a T. Requires, here and below: T is one of the types in Storage.
   template <class T>
   bool is() const {
     return std::holds_alternative<T>(storage_);
@@ -92,9 +92,9 @@ class Value {
     throw_is_not(Storage(std::in_place_type<T>));
   }
 
-  /// Returns the entry of a Dict with that string key, or nullptr (also if this is not a Dict).
+  /// Returns the Dict's value under a string key; nullptr if there is none, or if this is no Dict.
   const Value* find(std::string_view key) const;
-  /// As `find`, but throws Error(not_found) if no entry has this key. Names the existing keys.
+  /// As `find`, but throws Error(not_found), with the existing keys, where `find` returns nullptr.
   const Value& at(std::string_view key) const;
 
   friend bool operator==(const Value& a, const Value& b);
@@ -105,11 +105,11 @@ class Value {
   Storage storage_;
 };
 
-/// Returns `none`, `bool`, `int`, `float`, `str`, `bytes`, `symbol`, `list`, `tuple`, `set`,
-/// `dict`.
+/// Returns the name of the value's type: `none`, `bool`, `int` (also for a BigInt), `float`, `str`,
+/// `bytes`, `symbol`, `list`, `tuple`, `set` or `dict`.
 std::string_view type_name(const Value& value);
 
-/// Returns the value as Python would print it, on one line, cut to about `max_nbytes`.
+/// Returns the value as Python would print it, on one line; cut at about `max_nbytes`, with a `…`.
 std::string value_to_string(const Value& value, std::size_t max_nbytes = 200);
 
 }  // namespace tessera

@@ -4,17 +4,17 @@
 
 namespace tessera::formats {
 
-/// A checkpoint format, by the name that output and options use. Its driver says what the format
-/// can do (format_driver.h). Default: native.
+/// A checkpoint format: its name in output and options. The format's driver (format_driver.h) says
+/// what the format can do. Default: native.
 class Format {
  public:
   static const Format native;       // Tessera's own
   static const Format dcp;          // PyTorch's distributed checkpoint
   static const Format safetensors;  // a file, or a directory of files with an index
-  static const Format torch_zip;    // a file of torch.save; its name is `torch`
+  static const Format torch_zip;    // a file of torch.save; name() is `torch`
 
   constexpr Format() : Format("native") {}
-  /// `name` belongs to a driver and lives as long as that driver.
+  /// `name` must live as long as the object and its copies; drivers pass a constant.
   explicit constexpr Format(std::string_view name) : name_(name) {}
 
   constexpr std::string_view name() const { return name_; }  // in output and options

@@ -19,8 +19,8 @@
 
 namespace tessera::formats {
 
-/// The functions by which several processes write one checkpoint of a format; parts.h calls them.
-/// See [Note: Rank parts].
+/// How several processes, each one rank of a job, write one checkpoint of a format together. The
+/// functions of parts.h call these. See [Note: Rank parts] there.
 class PartsWriter {
  public:
   virtual ~PartsWriter() = default;
@@ -44,8 +44,8 @@ class PartsWriter {
                             const std::vector<Value>& values) const = 0;
 };
 
-/// What one of several processes does for a checkpoint that they write together. See
-/// [Note: Shared work].
+/// What one of several processes does for a checkpoint that they write together, without messages.
+/// Each process writes a share of the blocks. See [Note: Shared work].
 struct ShareOptions {
   /// What the process does.
   enum class Step {
@@ -54,33 +54,33 @@ struct ShareOptions {
   };
 
   Step step = Step::write;  // what to do
-  int index = 0;            // of the share, from 0; for `write`
-  int num_shares = 1;       // number of shares of the work
-  std::string command{};    // stored for the process that finishes the work; not compared
-  /// Whether this process may begin the work of all shares, if no other process has done so.
+  int index = 0;            // of this process's share, from 0; only for `write`
+  int num_shares = 1;       // into how many shares the work is divided; equal in all processes
+  std::string command{};    // any text, kept for the process that finishes
+  /// Whether this process may begin the work, if none has begun it. If not: Error(already_exists).
   enum class Beginning { allowed, refused } beginning = Beginning::allowed;
 };
 
-/// Writes one share of a checkpoint, or finishes a checkpoint whose shares are complete. In
-/// `write`, call `write_block` for the blocks of the share, and then `commit_share`. In `finish`,
-/// call `adopt_block` for all blocks, and then `commit`.
+/// Writes one share of a checkpoint (Step::write: the caller calls `write_block` for each block of
+/// the share, then `commit_share`), or finishes a checkpoint whose shares are all complete
+/// (Step::finish: the caller calls `adopt_block` for each block of all shares, then `commit`).
 class ShareWriter : public CheckpointWriter {
  public:
-  /// What one share can consist of.
+  /// What the caller may put into one share.
   enum class Unit {
     block,  // any blocks
-    file,   // all blocks of a file
+    file,   // whole files: all blocks of a file are in one share
   };
 
-  /// Returns the unit in which the work of this writer is divided into shares.
+  /// Returns what a share of this writer consists of: any blocks, or only whole files.
   virtual Unit unit() const = 0;
-  /// Returns the number of the file with the bytes of `piece`. In `write_order`, the pieces of one
-  /// file follow each other.
+  /// Returns the number of the file that holds the bytes of `piece`. In `write_order`, the pieces
+  /// of one file follow each other.
   virtual std::size_t file_of(PieceId piece) const = 0;
-  /// Takes a block that another process has written and synced, without reading it. Throws:
-  /// Error(corruption) if no share records the block.
+  /// Counts a block as written that another process has written and synced, without reading it.
+  /// Throws: Error(corruption) if no share records the block (for Unit::file, `commit` throws it).
   virtual void adopt_block(PieceId piece, std::int64_t begin) = 0;
-  /// Syncs the blocks that were written, and records durably that the share is complete.
+  /// Syncs the blocks that this process wrote, and records durably that its share is complete.
   virtual void commit_share() = 0;
 };
 
@@ -97,28 +97,28 @@ class FormatWriter {
                                                   SharedContents contents,
                                                   std::vector<Value> values,
                                                   const CreateOptions& options) const = 0;
-  /// Throws what `start` would throw about the destination and the files beside it. Changes
-  /// nothing.
+  /// Throws what `start` would throw about the destination, its staging path and the files beside
+  /// them. Changes nothing.
   virtual void check_staging(FileSystem& fs, const std::string& destination,
                              const CheckpointContents& contents, const std::vector<Value>& values,
                              const CreateOptions& options) const = 0;
-  /// The one element of a tensor, and its dtype in the source.
+  /// The only element of a tensor: its bytes, and its dtype in the source.
   struct Element {
     DType dtype;
     std::string bytes;
   };
-  /// Reads tensor number `tensor` of the contents. Requires: it has one element.
+  /// Reads tensor number `tensor` of the contents. Requires: this tensor has one element.
   using ReadElement = std::function<Element(std::size_t tensor)>;
-  /// Throws what a writer would throw about the elements of tensors, such as step counters that
-  /// contradict each other. Changes nothing.
+  /// Throws what a writer would throw later about elements of tensors, such as step counters that
+  /// contradict each other. `read` reads an element. Changes nothing.
   virtual void check_elements(const std::string& /*destination*/,
                               const CheckpointContents& /*contents*/,
                               const std::vector<Value>& /*values*/,
                               const CreateOptions& /*options*/, const ReadElement& /*read*/) const {
   }
-  /// Returns notes about what the writer adds, and about what programs of the format will read
-  /// otherwise than the source has it. `values` returns the values, parallel to `contents.values`;
-  /// `read` reads the element of a tensor that has only one.
+  /// Returns notes about what the writer adds, and about what programs of the format will read in
+  /// another way than the source has it. `values` returns the values, parallel to
+  /// `contents.values`; `read` reads an element.
   virtual std::vector<Finding> notes(const std::string& /*destination*/,
                                      const CheckpointContents& /*contents*/,
                                      const CreateOptions& /*options*/,
@@ -126,28 +126,28 @@ class FormatWriter {
                                      const ReadElement& /*read*/) const {
     return {};
   }
-  /// Returns the options that change the bytes of the files, in words; empty if none is set. A run
-  /// cannot resume the work of a run whose text differs (JournalOptions). The text is stored in
-  /// journals.
+  /// Returns, in words, the set options that change the bytes of the files; empty if none is set.
+  /// The text is stored in the journal: a run can resume only the work of a run with the same text
+  /// (JournalOptions).
   virtual std::string describe_options(const CreateOptions& /*options*/) const { return {}; }
 
-  /// Whether a writer without a journal writes each byte of a file at most once, and reads no byte
-  /// back before the file is synced. The bytes can then be sent to a server as they come.
+  /// Returns whether a writer without a journal writes each byte of a file at most once, and reads
+  /// no byte back before the file is synced. If so, the bytes can be sent to a server as they come.
   virtual bool writes_bytes_once() const { return true; }
 
-  /// Returns how several processes write one checkpoint together; null if the format does not allow
-  /// several writers.
+  /// Returns how the ranks of a job write one checkpoint of this format together (parts.h); null if
+  /// they cannot.
   virtual const PartsWriter* parts() const { return nullptr; }
 
-  /// Opens a base as `BaseCheckpoint::open` does; returns null if the format has no base.
+  /// Opens a base as `BaseCheckpoint::open` does; returns null if the format allows no base.
   virtual std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& /*fs*/,
                                                           const std::string& /*path*/) const {
     return nullptr;
   }
 
-  /// Starts a checkpoint as `start` does, for one of several processes that start at any time and
-  /// send each other no messages. Returns null if the format does not allow this. Requires:
-  /// `options.journal`. Throws: what `start` throws; what StagedWork throws about shares.
+  /// As `start`, for one of several processes, which start at any time and send each other no
+  /// messages. Returns null if the format does not allow this. Requires: `options.journal`. Throws:
+  /// as `start`; Error(already_exists) for a share in use; Error(unsupported) without file locks.
   virtual std::unique_ptr<ShareWriter> start_share(FileSystem& /*fs*/,
                                                    const std::string& /*destination*/,
                                                    SharedContents /*contents*/,
@@ -158,12 +158,12 @@ class FormatWriter {
   }
 };
 
-/// Adds the writer of a format whose driver says that it can be written. Same rules as
+/// Adds the writer of a format whose driver says that the format can be written. Same rules as for
 /// `register_format`.
 void register_format_writer(const FormatWriter& writer);
 
-/// Returns the writer of a format. Throws: Error(unsupported) naming the formats that can be
-/// written.
+/// Returns the writer of a format. Throws: Error(unsupported), which names the formats that can be
+/// written, if this format has none.
 const FormatWriter& writer_of(Format format);
 
 }  // namespace tessera::formats
