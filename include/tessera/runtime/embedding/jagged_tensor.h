@@ -57,7 +57,7 @@ class KeyedJaggedTensor {
   /// JaggedTensor::from_lengths refuses.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
-  /// Builds it from `offsets` `[F * B + 1]`, which go from 0 to N. Throws as from_lengths.
+  /// Takes `offsets` `[F * B + 1]`, from 0 to N, instead of lengths. Throws as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
   /// Keys, each with its bags.

@@ -22,7 +22,7 @@ enum class Kernel {
 
 /// How the tables of a sharded collection are updated, and which memory they are in.
 struct ShardOptions {
-  /// The kernel of each table, by table name. Default: fused if there is an `optimizer`, else
+  /// The kernel of each table, by table name. Default: fused if there is an `optimizer`, otherwise
   /// dense.
   std::map<std::string, Kernel> kernel{};
   std::optional<embedding::FusedOptimizer> optimizer{};  // of the fused tables

@@ -122,10 +122,10 @@ std::optional<FlatParameterInfo> flat_param_of(const at::Tensor& parameter);
 std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> fsdp_modules(
     const torch::nn::Module& module);
 
-/// Sets whether `module`'s unit is resharded after its forward (as by FULL_SHARD) or kept until its
-/// backward (as by SHARD_GRAD_OP). `recurse`: also for the units inside `module`. Takes effect at
-/// once. Not collective, but all ranks must make the same calls. Throws: Error(invalid_argument) if
-/// the module is not fully sharded.
+/// Sets whether `module`'s unit frees its full parameters after its forward (as FULL_SHARD does) or
+/// keeps them until its backward (as SHARD_GRAD_OP does). `recurse`: also for the units inside
+/// `module`. Takes effect at once. Not collective, but all ranks must make the same calls. Throws:
+/// Error(invalid_argument) if the module is not fully sharded.
 void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_forward,
                                bool recurse = true);
 
@@ -134,11 +134,11 @@ void set_reshard_after_forward(torch::nn::Module& module, bool reshard_after_for
 struct ExecutionInfo {
   /// The used parameters of one unit.
   struct ParamUsageInfo {
-    std::string module_fqn;           // the fully sharded module
+    std::string module_fqn;           // of the fully sharded module, relative to the root
     std::vector<std::string> params;  // names below it, in order of first use
   };
-  std::vector<std::string> module_forward_order;  // fully sharded modules
-  std::vector<std::string> param_forward_order;   // names below the root
+  std::vector<std::string> module_forward_order;  // fully sharded modules, relative to the root
+  std::vector<std::string> param_forward_order;   // parameters, relative to the root
   std::vector<ParamUsageInfo> module_to_param_usage_infos;
 };
 
@@ -179,7 +179,7 @@ class [[nodiscard]] MetaDeviceScope {
 }  // namespace detail
 
 /// Calls `make` and returns its result, with all new tensors on the meta device: a model of any
-/// size, for fully_shard to allocate unit by unit. `make` must not read tensor values. As `with
+/// size, for fully_shard to allocate unit by unit. `make` must not read tensor values. Like `with
 /// torch.device("meta")` in Python.
 template <class Make>
 auto on_meta_device(Make&& make) {

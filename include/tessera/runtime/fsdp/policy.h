@@ -33,8 +33,8 @@ struct ModuleImpl<Holder, std::void_t<typename Holder::ContainedType>> {
 };
 }  // namespace detail
 
-/// Makes a unit of each module of one of these types, or of a type derived from one. They are given
-/// as module classes or TORCH_MODULE holders: `ModuleWrapPolicy<Block>()`.
+/// Makes a unit of each module of one of these types, or of a type derived from one. Name module
+/// classes or TORCH_MODULE holders: `ModuleWrapPolicy<Block>()`.
 template <class... Modules>
 class ModuleWrapPolicy final : public FsdpPolicy {
  public:

@@ -11,7 +11,7 @@ namespace tessera {
 /// meaning are those of torch.distributed.fsdp.ShardingStrategy. Source:
 /// https://arxiv.org/abs/2304.11277, section 3.
 enum class ShardingStrategy {
-  full_shard,          // parameters are gathered for the forward and again for the backward
+  full_shard,          // parameters are gathered for the forward, freed, gathered for the backward
   shard_grad_op,       // parameters stay gathered until the unit's gradients are reduced
   no_shard,            // every rank holds everything; gradients are averaged
   hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`

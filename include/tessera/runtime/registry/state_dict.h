@@ -34,7 +34,7 @@ struct StateTensor {
   /// holds everything, or (type LOCAL) unknown.
   std::vector<Shard> layout;
   formats::StateKind kind = formats::StateKind::plain;
-  std::string parameter;  // key of the parameter that optimizer state belongs to, else empty
+  std::string parameter;  // of optimizer state: the key of its parameter; empty for other tensors
   /// The name of the parameter or buffer in the module tree; empty: unknown. A hook that renames
   /// the entry must not change `module_fqn`, because Tessera uses it to find the parameter's
   /// optimizer state and rename that too.

@@ -16,7 +16,7 @@ struct ReplicateOptions {
   /// Gradients are sent in buckets. A bucket of this many bytes takes no further parameter; the
   /// last ones are smaller. Their order is that in which a backward usually computes gradients.
   std::int64_t bucket_nbytes = std::int64_t{25} << 20;
-  /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks.
+  /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks (`sync`).
   enum class ModuleStates { sync, as_they_are } module_states = ModuleStates::sync;
   /// Whether each forward (tessera::forward) in training mode first sends rank 0's buffers, such as
   /// BatchNorm's running statistics, to all ranks. A forward in a NoSyncScope does not send them.

@@ -26,8 +26,8 @@ namespace tessera {
 StateDict optim_state_dict(torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                            const StateDictOptions& options = {});
 
-/// Returns the state of modules that update their own parameters (fused tables). For a model
-/// without an optimizer, because such modules update all of its parameters.
+/// Returns the state of modules that update their own parameters (fused tables). Use it if such
+/// modules update all parameters of the model, so that there is no optimizer.
 StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& options = {});
 
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
@@ -40,8 +40,8 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});
 
-/// Replaces the state of modules that update their own parameters (fused tables). For a model
-/// without an optimizer, because such modules update all of its parameters.
+/// Replaces the state of modules that update their own parameters (fused tables). Use it if such
+/// modules update all parameters of the model, so that there is no optimizer.
 void load_optim_state_dict(torch::nn::Module& model, const StateDict& state_dict,
                            const LoadStateDictOptions& options = {});
 

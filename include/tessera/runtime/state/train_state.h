@@ -63,7 +63,7 @@ struct SaveOptions {
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   /// How long rank 0 waits for each other rank, in this save and in later saves and loads. Empty:
-  /// as before; at first, the time-out of the mesh.
+  /// keeps the earlier time-out, which at first is that of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Writes this rank's files. Must outlive the save. Locks always use the operating system.
   FileSystem* file_system = &FileSystem::posix();
@@ -82,7 +82,7 @@ struct LoadOptions {
   bool allow_missing = false;     // state that the checkpoint lacks stays unchanged
   bool allow_unexpected = false;  // entries that the trainer lacks are ignored
   bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
-  bool allow_lossy = false;       // merges state that was saved per column shard
+  bool allow_lossy = false;       // merges row-wise state of column shards, by a weighted mean
   /// Patterns (globs) of the names to load, such as `model.*`; the rest stays unchanged. A value,
   /// the state of one parameter and the optimizer's groups are each loaded whole or not at all: a
   /// glob that matches only some of their names is an error.
