@@ -30,8 +30,8 @@ struct StateTensor {
   DType dtype = DType::float32;
   Shape shape;                           // of the whole tensor
   std::vector<LocalShard> local_shards;  // empty if this rank holds nothing
-  /// Which ranks of the model's mesh hold which regions; equal on all ranks. Empty: every rank
-  /// holds everything, or (type LOCAL) unknown.
+  /// Which ranks hold which regions; equal on all ranks. Empty: every rank holds everything, or
+  /// (LOCAL) unknown. Of copies that may differ (buffers), it lists only rank 0's, which is saved.
   std::vector<Shard> layout;
   formats::StateKind kind = formats::StateKind::plain;
   std::string parameter;  // of optimizer state: the key of its parameter; empty for other tensors
