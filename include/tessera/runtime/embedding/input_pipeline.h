@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// Reads batches ahead. While the trainer computes a batch, ranks exchange the ids of the next
-/// batch and the numbers of ids of the batch after it. As torchrec's TrainPipelineSparseDist.
+/// Reads batches ahead. While the trainer computes a batch, the ranks exchange the ids of the next
+/// batch and the number of ids of the batch after it. Like torchrec's TrainPipelineSparseDist.
 ///
 ///     InputPipeline<Batch> batches(tables, read_batch, [](const Batch& b) { return b.sparse; });
 ///     while (auto item = batches.next()) {
@@ -20,26 +20,26 @@ namespace tessera {
 ///       ...
 ///     }
 ///
-/// `next` is collective over the tables' mesh: all ranks must have equally many batches. Up to
-/// three batches are in memory.
+/// `next` is collective over the tables' mesh, so all ranks must have equally many batches. Up to
+/// three batches are in memory: the one that `next` returned, and two that it has read ahead.
 template <class Batch>
 class InputPipeline {
  public:
-  /// A batch, and its ids, which may still be in transit.
+  /// A batch, and its ids on their way to the ranks that hold the rows. Pass `input` to `forward`.
   struct Item {
     Batch batch;
     DistributedInput input;
   };
 
-  /// `read`: returns the next batch, or nothing at the end. `sparse`: returns the ids of a batch.
+  /// `read`: returns the next batch; std::nullopt at the end. `sparse`: returns the ids of a batch.
   InputPipeline(std::shared_ptr<ShardedEmbeddingBagCollection> tables,
                 std::function<std::optional<Batch>()> read,
                 std::function<KeyedJaggedTensor(const Batch&)> sparse)
       : tables_(std::move(tables)), read_(std::move(read)), sparse_(std::move(sparse)) {}
 
-  /// Returns the next batch, or nothing at the end. Throws what `read` throws; then do not call it
-  /// again. If `sparse` throws or returns invalid ids, the forward of that batch throws on all
-  /// ranks: the same error on this rank, an error that names this rank on the others.
+  /// Returns the next batch; std::nullopt at the end. Throws what `read` throws; after that, do not
+  /// call `next` again. If `sparse` throws or returns invalid ids, the forward of that batch throws
+  /// on all ranks: the same error on this rank, an error that names this rank on the others.
   std::optional<Item> next() {
     fill(2);
     if (under_way_.empty()) return std::nullopt;

@@ -10,18 +10,18 @@
 
 namespace tessera {
 
-/// Bags of ids, which may have different lengths; one bag per sample. What torchrec calls
-/// JaggedTensor.
-/// Immutable; copies share memory.
+/// Bags of ids. A bag has the ids (row numbers of a table) of one sample; bags may differ in
+/// length. What torchrec calls JaggedTensor. Immutable. Copies share memory. `values` and `weights`
+/// of the caller are shared too if they are contiguous, so do not write to them.
 ///
 /// Shapes, for B bags with N ids in total: `values` `[N]`, int32 or int64; `lengths` `[B]` and
 /// `offsets` `[B + 1]`, int64; `weights` `[N]`, floating point, or undefined. Bag b is
 /// `values[offsets[b]:offsets[b + 1]]`. All are contiguous. Put `weights` on the values' device.
 class JaggedTensor {
  public:
-  /// Builds a JaggedTensor from the number of ids in each bag. Throws: Error(invalid_argument)
-  /// naming the problem: negative lengths, lengths that do not add up, decreasing offsets, wrong
-  /// shapes or dtypes.
+  /// Builds a JaggedTensor from the number of ids in each bag, int32 or int64. Throws:
+  /// Error(invalid_argument) naming the problem: negative lengths, lengths whose sum is not N,
+  /// offsets that decrease or do not go from 0 to N, wrong shapes or dtypes.
   static JaggedTensor from_lengths(at::Tensor values, at::Tensor lengths, at::Tensor weights = {});
   /// Builds a JaggedTensor from `offsets` `[B + 1]`, which go from 0 to N. Throws as from_lengths.
   static JaggedTensor from_offsets(at::Tensor values, at::Tensor offsets, at::Tensor weights = {});
@@ -32,7 +32,7 @@ class JaggedTensor {
   const at::Tensor& weights() const { return weights_; }
   bool has_weights() const { return weights_.defined(); }
   std::int64_t num_bags() const { return lengths_.numel(); }
-  /// Returns the ids of each bag, as views.
+  /// Returns one 1-d tensor of ids for each bag. These are views of `values`.
   std::vector<at::Tensor> to_dense() const;
 
  private:
@@ -41,11 +41,11 @@ class JaggedTensor {
                at::Tensor host_offsets);
 
   at::Tensor values_, lengths_, offsets_, weights_;
-  at::Tensor host_offsets_;  // as `offsets_`, on the CPU
+  at::Tensor host_offsets_;  // the numbers in `offsets_`, on the CPU
 };
 
-/// A batch of bags for several features (keys), in one tensor. What torchrec calls
-/// KeyedJaggedTensor. Immutable; copies share memory.
+/// Bags of ids for several features, in one tensor. Each feature (key) has one bag for each sample.
+/// What torchrec calls KeyedJaggedTensor. Immutable; shares memory as JaggedTensor does.
 ///
 /// Layout, for F keys and B samples: feature-major. Bag `f * B + b` is the bag of key f and sample
 /// b. Shapes are those of a JaggedTensor with F * B bags.
@@ -53,20 +53,20 @@ class KeyedJaggedTensor {
  public:
   /// Builds a KeyedJaggedTensor from the number of ids in each bag. Does not check the ids, because
   /// their range depends on the table. Throws: Error(invalid_argument) naming key, sample and
-  /// problem: duplicate keys, negative lengths, lengths that do not add up, decreasing offsets,
-  /// wrong shapes or dtypes.
+  /// problem: duplicate keys, a number of bags that is no multiple of F, and everything that
+  /// JaggedTensor::from_lengths refuses.
   static KeyedJaggedTensor from_lengths(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor lengths, at::Tensor weights = {});
-  /// Builds a KeyedJaggedTensor from `offsets` `[F * B + 1]`, from 0 to N. Throws as from_lengths.
+  /// Takes `offsets` `[F * B + 1]`, from 0 to N, instead of lengths. Throws as from_lengths.
   static KeyedJaggedTensor from_offsets(std::vector<std::string> keys, at::Tensor values,
                                         at::Tensor offsets, at::Tensor weights = {});
-  /// Keys with their bags, in order.
+  /// Keys, each with its bags.
   using Entries = std::vector<std::pair<std::string, JaggedTensor>>;
-  /// Joins each key's bags; copies them. Throws: Error(invalid_argument) if numbers of bags differ,
-  /// a key occurs twice, or only some entries have weights.
+  /// Joins the bags of all entries, in order; copies them. Throws: Error(invalid_argument) if the
+  /// numbers of bags differ, a key occurs twice, or only some entries have weights.
   static KeyedJaggedTensor from_dict(const Entries& entries);
-  /// Returns a batch without ids. Without keys, `batch_size` is ignored and the batch has no
-  /// samples.
+  /// Returns `batch_size` samples whose bags are all empty, on the CPU. Without keys, the batch has
+  /// no samples, whatever `batch_size` is.
   static KeyedJaggedTensor empty(std::vector<std::string> keys = {}, std::int64_t batch_size = 0);
   /// Joins batches of equal size with different keys, in order; copies them. Throws as from_dict.
   static KeyedJaggedTensor concat(std::span<const KeyedJaggedTensor> batches);
@@ -78,18 +78,18 @@ class KeyedJaggedTensor {
   const at::Tensor& offsets() const { return bags_.offsets_; }
   const at::Tensor& weights() const { return bags_.weights_; }
   bool has_weights() const { return bags_.has_weights(); }
-  /// Returns the offsets in host memory, wherever the batch is.
+  /// Returns the numbers in `offsets()` as a CPU tensor, without waiting for a device.
   const at::Tensor& host_offsets() const { return bags_.host_offsets_; }
 
-  /// Returns the bags of one key. All tensors but the offsets are views. Throws: Error(not_found)
-  /// if there is no such key.
+  /// Returns the bags of one key: views of this batch, except for new offsets, which begin at 0.
+  /// Throws: Error(not_found) if there is no such key.
   JaggedTensor operator[](const std::string& key) const;
-  /// Returns the bags of each key, in order of the keys. All tensors but the offsets are views.
+  /// Returns the bags of each key, in the order of `keys()`, each as operator[] returns them.
   Entries to_dict() const;
-  /// Splits by keys: the first `sizes[0]` keys, the next `sizes[1]`, ... Shares memory. Throws:
-  /// Error(invalid_argument) if the sizes do not add up to the number of keys.
+  /// Returns a batch of the first `sizes[0]` keys, one of the next `sizes[1]`, and so on. Shares
+  /// memory. Throws: Error(invalid_argument) if the sizes do not add up to the number of keys.
   std::vector<KeyedJaggedTensor> split(std::span<const std::int64_t> sizes) const;
-  /// Returns a copy with the keys at these positions, in this order. Requires: no position twice.
+  /// Copies the keys at `positions`, in that order. Throws: Error(invalid_argument) if one repeats.
   KeyedJaggedTensor permute(std::span<const std::int64_t> positions) const;
   /// Returns this batch on `device`. Copies only tensors that are on another device.
   KeyedJaggedTensor to(at::Device device) const;
@@ -105,12 +105,12 @@ class KeyedJaggedTensor {
   JaggedTensor bags_;
 };
 
-/// One row of floats per sample. Each key names a range of columns. What torchrec calls
-/// KeyedTensor.
+/// A matrix of floats with one row for each sample. Each key names a range of columns. What
+/// torchrec calls KeyedTensor.
 class KeyedTensor {
  public:
-  /// Shape: `values` is `[B, sum of widths]`, for B samples. Throws: Error(invalid_argument) if
-  /// `values` has another shape, or if there is not one width per key.
+  /// `widths`: columns of each key. `values`: `[B, sum of widths]` for B samples. Throws:
+  /// Error(invalid_argument) if `values` has another shape, or if there is not one width per key.
   KeyedTensor(std::vector<std::string> keys, std::vector<std::int64_t> widths, at::Tensor values);
 
   const std::vector<std::string>& keys() const { return keys_; }
@@ -119,12 +119,12 @@ class KeyedTensor {
   /// Returns a key's columns, as a view. Shape: `[B, width]`. Throws: Error(not_found) if there is
   /// no such key.
   at::Tensor operator[](const std::string& key) const;
-  /// Returns each key's columns, in order of the keys, as views.
+  /// Returns each key's columns, in the order of `keys()`, as views.
   std::vector<std::pair<std::string, at::Tensor>> to_dict() const;
 
-  /// Regroups the columns of several tensors: returns one tensor for each group of keys, with
-  /// columns in the group's order. Takes a key's columns from the first tensor that has the key.
-  /// Throws: Error(not_found) naming a key that no tensor has.
+  /// Returns one new tensor for each group of keys, with the columns of these keys in the group's
+  /// order. Takes a key's columns from the first tensor that has the key. Requires: equal B, no
+  /// empty group. Throws: Error(not_found) naming a key that no tensor has.
   static std::vector<at::Tensor> regroup(std::span<const KeyedTensor> tensors,
                                          std::span<const std::vector<std::string>> groups);
 

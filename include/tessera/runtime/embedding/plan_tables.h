@@ -23,29 +23,29 @@ constexpr std::uint64_t operator""_GiB(unsigned long long value) {
 
 namespace embedding {
 
-/// The limits of a plan, and the sizes of batches and machines that it is made for.
+/// The memory that a plan may use, and the batches, machines and optimizer that it assumes.
 struct PlanOptions {
   std::uint64_t memory_per_rank = 0;  // bytes, for tables, optimizer state and a step's buffers
-  std::int64_t batch_size = 1024;     // of one rank
-  std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; else 1
-  std::optional<FusedOptimizer> optimizer{};             // to count its state; empty: dense tables
-  int ranks_per_host = 0;                                // 0: all ranks on one host
-  std::map<std::string, TableConstraint> constraints{};  // key: table
+  std::int64_t batch_size = 1024;     // samples of one rank in one step
+  std::map<std::string, double> pooling_factors{};       // mean ids in a bag, by table; default: 1
+  std::optional<FusedOptimizer> optimizer{};             // of fused tables; empty: all are dense
+  int ranks_per_host = 0;                                // 0: all ranks are on one host
+  std::map<std::string, TableConstraint> constraints{};  // key: table name
   PlannerBandwidths bandwidths{};                        // to estimate times
   std::uint64_t reserved = 0;                            // bytes of memory_per_rank to leave free
   bool is_weighted = false;                              // every id has a weight
-  /// The bytes that an optimizer of torch::optim keeps for each element of a dense table: of a
-  /// float32 table 4 for SGD with momentum or Adagrad, 8 for Adam.
+  /// How many bytes the torch::optim optimizer of dense tables keeps for each element. For a
+  /// float32 table: 4 for SGD with momentum and for Adagrad, 8 for Adam.
   std::uint64_t dense_state_nbytes_per_element = 0;
 };
 
-/// Proposes a plan for the tables of a collection over the ranks of a mesh. See `propose_plan`.
-/// Throws as `propose_plan`. Equal arguments give equal plans. Not collective.
+/// Proposes a plan for tables over the ranks of a mesh. Throws as `propose_plan`, or if a pooling
+/// factor names an unknown table. Not collective: equal arguments give equal plans.
 ProposedPlan plan(const std::vector<EmbeddingBagConfig>& tables, const dist::Mesh& mesh,
                   const PlanOptions& options);
 
-/// Returns the rules for `tables` only. Pass them to `shard` if one plan covers several
-/// collections. Throws: Error(mismatch) naming a table without a rule.
+/// Returns the rules of `plan` for `tables`. One plan may cover several collections, but `shard`
+/// takes only rules for its own tables. Throws: Error(mismatch) naming a table without a rule.
 TablePlan rules_for(const TablePlan& plan, const std::vector<EmbeddingBagConfig>& tables);
 
 }  // namespace embedding

@@ -16,17 +16,17 @@ namespace fsdp {
 class Pass;
 }
 
-/// A forward over a fully sharded root. In the scope parameters have their full shapes: an operator
-/// that uses a parameter all-gathers its unit. Autocast's weight cache is off in the scope. The
-/// pass ends with the backward, or, under NoGradGuard, with the scope. Then parameters are shards
-/// again, and `.grad` is this rank's shard of the average over the ranks. An exception that leaves
-/// the scope cancels the pass. Collective: all ranks run the same passes in the same order.
-///
-/// Do not write to parameters during the pass: its end throws if it detects a write. Writes through
-/// `data()` or a pointer are not detected, and are lost if the unit is sharded.
+/// Opens a pass: a forward over `root` and its backward. The scope is the forward; see also
+/// `tessera::forward`. During a pass parameters have full shapes: an operator that uses one
+/// all-gathers its unit (the parameters of one sharded module). The pass ends with the backward or,
+/// under NoGradGuard, with the scope. Then parameters are shards again, and `.grad` is this rank's
+/// shard of the average over the ranks. An exception that leaves the scope cancels the pass.
+/// Autocast's weight cache is off in the scope. Collective: all ranks run the same passes in the
+/// same order. Do not write to parameters during a pass: its end throws if it detects a write.
+/// Writes through `data()` or a pointer are not detected, and are lost if the unit is sharded.
 class [[nodiscard]] ForwardScope {
  public:
-  /// Throws: Error(invalid_argument) if
+  /// Throws: Error(mismatch) if ranks have different units; Error(invalid_argument) if
   /// - nothing at or below `root` is sharded or replicated;
   /// - a unit in it belongs to another root (a forward was run on a submodule or outer module);
   /// - its units are on several devices, or embedding tables were added after the first forward;
@@ -36,10 +36,10 @@ class [[nodiscard]] ForwardScope {
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// Allows a second backward through `output` (retain_graph), which opens the pass again. Also
-  /// lets the pass end if all watched outputs are destroyed without a backward.
+  /// Call it for each output of the forward. Then a second backward through `output` (retain_graph)
+  /// opens the pass again, and the pass also ends if all outputs are destroyed without a backward.
   void watch(const at::Tensor& output);
-  /// Casts a floating-point tensor to the root's param_dtype, unless MixedPrecision says `keep`.
+  /// Casts a float tensor to the root's param_dtype, unless MixedPrecision::inputs is `keep`.
   at::Tensor cast_input(at::Tensor input) const;
 
  private:
@@ -49,13 +49,13 @@ class [[nodiscard]] ForwardScope {
   bool was_autocast_cache_enabled_;
 };
 
-/// A scope in which gradients are not reduced. Gradients of passes that end within the scope
-/// accumulate unsharded until a pass ends outside of it. Within the scope, FULL_SHARD keeps
-/// parameters gathered from the forward to the backward, as SHARD_GRAD_OP does. Scopes nest.
-/// `zero_grad` does not clear gradients of units (see `drop_unsynced_gradients`). All ranks must
-/// use the scope for the same passes; entering it is not collective. Give it the same root as
-/// ForwardScope. Throws: Error(invalid_argument) if nothing at or below `root` is sharded or
-/// replicated, or if a unit in it belongs to another root.
+/// A scope in which gradients are not averaged over the ranks. Gradients of passes that end within
+/// the scope accumulate unsharded on each rank; the next pass that ends outside of it averages them
+/// too. Within the scope, FULL_SHARD keeps parameters gathered from the forward to the backward, as
+/// SHARD_GRAD_OP does. Scopes nest. `zero_grad` does not clear gradients of units that accumulate
+/// (see `drop_unsynced_gradients`). All ranks must use the scope for the same passes; entering it
+/// is not collective. Give it ForwardScope's root. Throws: Error(invalid_argument) if nothing at or
+/// below `root` is sharded or replicated, or if a unit in it belongs to another root.
 class [[nodiscard]] NoSyncScope {
  public:
   explicit NoSyncScope(torch::nn::Module& root);
@@ -74,7 +74,7 @@ class [[nodiscard]] NoSyncScope {
 /// has no sharded or replicated module, or if its units belong to another root (see ForwardScope).
 void drop_unsynced_gradients(torch::nn::Module& root);
 
-/// Returns whether sharded parameters of `module` are in an open pass. Not collective.
+/// Returns whether sharded parameters at or below `module` are in an open pass. Not collective.
 bool is_in_pass(const torch::nn::Module& module);
 
 namespace detail {
@@ -111,8 +111,8 @@ void watch(ForwardScope& scope, const std::tuple<Ts...>& outputs) {
 
 }  // namespace detail
 
-/// Calls `module.forward(args...)` within a ForwardScope. Applies `cast_input` to arguments that
-/// are tensors, and `watch` to tensors in the output (also in a vector, pair or tuple).
+/// Returns `module.forward(args...)`, called in a ForwardScope. Applies `cast_input` to arguments
+/// that are tensors, and `watch` to tensors in the output (also in a vector, pair or tuple).
 template <class Module, class... Args>
   requires std::is_base_of_v<torch::nn::Module, Module>
 auto forward(Module& module, Args&&... args) {
@@ -130,9 +130,9 @@ auto forward(const torch::nn::ModuleHolder<Impl>& module, Args&&... args) {
   return forward(*module.ptr(), std::forward<Args>(args)...);
 }
 
-/// All-gathers the unit of a sharded parameter, for code that reads `data_ptr()`. Ignores other
-/// tensors. Collective if the unit is not gathered yet. Throws: Error(invalid_argument) outside of
-/// a pass, if the parameter has requires_grad and gradients are enabled.
+/// All-gathers the unit of a sharded parameter now, for code that reads `data_ptr()`. Does nothing
+/// for other tensors. Collective if the unit is not gathered yet. Throws: Error(invalid_argument)
+/// outside of a pass, if the parameter has requires_grad and gradients are enabled.
 void touch(const at::Tensor& parameter);
 
 }  // namespace tessera

@@ -43,8 +43,8 @@ class FullyShardedDataParallel
   /// Holds a module that is sharded already, such as one that `register_module` returned.
   FullyShardedDataParallel(std::shared_ptr<Impl> module) : Holder(std::move(module)) {}
 
-  /// Calls the module's forward: as part of an open pass over the module, else as the root of a new
-  /// pass.
+  /// Calls the module's forward. If the module is in an open pass, the call is part of that pass.
+  /// Otherwise the call opens a new pass, whose root is the module (`tessera::forward`).
   template <class... Args>
   auto operator()(Args&&... args) {
     if (is_in_pass(*this->ptr())) return this->ptr()->forward(std::forward<Args>(args)...);

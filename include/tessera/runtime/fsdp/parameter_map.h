@@ -19,11 +19,11 @@ struct ParameterLocation {
   std::int64_t offset = 0;  // elements, in the flat parameter
   std::int64_t numel = 0;
   Shape shape;
-  std::vector<FlatRange> held;  // the parameter's elements on each rank of the shard group
+  std::vector<FlatRange> held;  // each rank's elements (hybrid: along axis `shard`; NO_SHARD: one)
 };
 
-/// Returns the place of the parameter named `fqn` below `module`; a tied weight has several names.
-/// Returns nothing if there is no parameter of this name in the units at and below `module`. Not
+/// Returns the place of the parameter named `fqn` below `module`; any name of a tied weight will
+/// do. Returns std::nullopt if the units at and below `module` have no parameter of this name. Not
 /// collective. Source: github.com/pytorch/pytorch, change 89899.
 std::optional<ParameterLocation> flat_param_of(const torch::nn::Module& module,
                                                const std::string& fqn);
@@ -35,8 +35,8 @@ struct ElementOfParameter {
   friend bool operator==(const ElementOfParameter&, const ElementOfParameter&) = default;
 };
 
-/// Returns the parameter and element at `offset` of a flat parameter; nothing if `offset` is in the
-/// padding.
+/// Returns the parameter and element at `offset` of a flat parameter; std::nullopt if `offset` is
+/// in the padding or beyond the end.
 std::optional<ElementOfParameter> element_at(const FlatParameterInfo& flat_param,
                                              std::int64_t offset);
 

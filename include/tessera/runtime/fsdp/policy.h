@@ -9,16 +9,16 @@
 
 namespace tessera {
 
-/// Decides which modules below a root become units. The tree is walked from the leaves up, as by
-/// torch.distributed.fsdp.wrap.
+/// Decides which modules below a root become units; the root always becomes one. `recurse` is asked
+/// from the root down, `wrap` from the leaves up, as in torch.distributed.fsdp.wrap.
 class FsdpPolicy {
  public:
   virtual ~FsdpPolicy() = default;
   /// Returns whether `module` or modules below it may become units. `nonwrapped_numel`: the number
-  /// of elements of all parameters at and below it, without those that are ignored or in units.
+  /// of elements of all parameters at and below it that are neither ignored nor already in units.
   virtual bool recurse(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
-  /// Returns whether `module` becomes a unit. `nonwrapped_numel`: as for `recurse`, but also
-  /// without the elements of the units that this policy has made below `module`.
+  /// Returns whether `module`, which is not the root, becomes a unit. `nonwrapped_numel`: as for
+  /// `recurse`, but also without the elements of units that this policy has made below `module`.
   virtual bool wrap(const torch::nn::Module& module, std::int64_t nonwrapped_numel) const = 0;
 };
 
@@ -33,8 +33,8 @@ struct ModuleImpl<Holder, std::void_t<typename Holder::ContainedType>> {
 };
 }  // namespace detail
 
-/// Makes a unit of each module of one of these types, or of a type derived from one. They are given
-/// as module classes or TORCH_MODULE holders: `ModuleWrapPolicy<Block>()`.
+/// Makes a unit of each module of one of these types, or of a type derived from one. Name module
+/// classes or TORCH_MODULE holders: `ModuleWrapPolicy<Block>()`.
 template <class... Modules>
 class ModuleWrapPolicy final : public FsdpPolicy {
  public:
@@ -44,8 +44,8 @@ class ModuleWrapPolicy final : public FsdpPolicy {
   }
 };
 
-/// Makes a unit of each module that has at least `min_nonwrapped_numel` elements outside of the
-/// units below it.
+/// Makes a unit of each module that has at least `min_nonwrapped_numel` parameter elements outside
+/// of the units below it.
 class SizeBasedPolicy final : public FsdpPolicy {
  public:
   explicit SizeBasedPolicy(std::int64_t min_nonwrapped_numel)

@@ -11,7 +11,7 @@ namespace tessera {
 /// meaning are those of torch.distributed.fsdp.ShardingStrategy. Source:
 /// https://arxiv.org/abs/2304.11277, section 3.
 enum class ShardingStrategy {
-  full_shard,          // parameters are gathered for the forward and again for the backward
+  full_shard,          // parameters are gathered for the forward, freed, gathered for the backward
   shard_grad_op,       // parameters stay gathered until the unit's gradients are reduced
   no_shard,            // every rank holds everything; gradients are averaged
   hybrid_shard,        // full_shard over the mesh axis `shard`, replicated over `replicate`
@@ -26,7 +26,7 @@ inline constexpr ShardingStrategy HYBRID_SHARD_ZERO2 = ShardingStrategy::hybrid_
 /// Returns the name in capitals: `FULL_SHARD`.
 std::string_view to_string(ShardingStrategy strategy);
 
-/// Dtypes during a pass. The optimizer's parameters keep their own dtype.
+/// Dtypes during a pass. Between passes, so also in the optimizer, parameters keep their own dtype.
 struct MixedPrecision {
   /// The dtype of gathered parameters, and so of the computation. Default: the parameters' own.
   std::optional<at::ScalarType> param_dtype{};
@@ -34,7 +34,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype{};
   /// The dtype to which `fully_shard` converts floating-point buffers. Default: the buffers' own.
   std::optional<at::ScalarType> buffer_dtype{};
-  /// The dtype of `.grad`: that of the parameters, or that in which gradients were reduced.
+  /// The dtype of `.grad`: the parameters' own (master_dtype), or `reduce_dtype` (low_precision).
   enum class Gradients { master_dtype, low_precision } gradients = Gradients::master_dtype;
   /// Whether `tessera::forward` casts floating-point tensors among its arguments to `param_dtype`.
   enum class Inputs { cast, keep } inputs = Inputs::cast;
@@ -46,18 +46,18 @@ enum class FreedParameters {
   poisoned,  // for debugging: fill their memory with NaN, so that a use without a gather shows
 };
 
-/// When a backward all-gathers the next unit. As torch.distributed.fsdp.BackwardPrefetch.
+/// When a backward all-gathers the next unit. Like torch.distributed.fsdp.BackwardPrefetch.
 enum class BackwardPrefetch {
   backward_pre,   // before the current unit's gradients are computed: most overlap
   backward_post,  // after the current unit is freed: one unit less in memory
-  none,           // when it is first used
+  none,           // when an operator first uses it
 };
 inline constexpr BackwardPrefetch BACKWARD_PRE = BackwardPrefetch::backward_pre;
 inline constexpr BackwardPrefetch BACKWARD_POST = BackwardPrefetch::backward_post;
 
 /// When a forward all-gathers the next unit.
 enum class ForwardPrefetch {
-  none,  // when it is first used
+  none,  // when an operator first uses it
   next,  // before the current unit computes
 };
 

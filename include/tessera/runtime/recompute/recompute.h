@@ -15,15 +15,15 @@ namespace tessera {
 enum class Recomputation {
   /// Saved-tensor hooks: autograd stores a placeholder instead of each saved tensor. When a
   /// backward reads the first placeholder, the function runs again. Works with autograd::grad.
-  /// Throws Error(unsupported) under Python's autograd engine. As use_reentrant=False in PyTorch.
+  /// `recompute` throws Error(unsupported) under Python's engine. In PyTorch: use_reentrant=False.
   saved_tensors,
   /// One autograd node for the whole function. The backward of this node runs the function again,
-  /// and then runs a nested backward through the second call. Not for torch::autograd::grad. As
-  /// use_reentrant=True in PyTorch.
+  /// and then runs a nested backward through the second call. Not for torch::autograd::grad. In
+  /// PyTorch: use_reentrant=True.
   reentrant,
 };
 
-/// Whether to restore the random number generators for the second call, such as for dropout.
+/// Whether the second call draws the same random numbers as the first, as dropout needs.
 enum class RngState { preserve, leave };
 
 /// Options of `recompute`.
@@ -93,13 +93,13 @@ Result unflatten(std::vector<at::Tensor> tensors) {
 /// Calls `function(args...)` and keeps only the tensors among `args` for the backward (activation
 /// checkpointing). The backward calls `function` again to compute the other tensors that it needs.
 /// `function` is a callable, a module holder or a shared_ptr to a module. It returns a tensor, or a
-/// vector or tuple of tensors, and must do the same in both calls. `function` and `args` are
-/// copied: what a lambda captures by reference must outlive the backward. Calls nest. Collective
-/// only in a pass of fully sharded modules: the second call gathers again.
+/// vector or tuple of tensors, and must do the same in both calls. It may call `recompute` itself.
+/// `function` and `args` are copied: what a lambda captures by reference must outlive the backward.
+/// Not collective, but in a pass of fully sharded modules the second call gathers them again.
 ///
 /// The backward throws: Error(mismatch) if the second call saves more or fewer tensors, or tensors
-/// of other shapes (`reentrant` checks neither); Error(unsupported) for torch::autograd::grad with
-/// `reentrant`. Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
+/// of other shapes (`reentrant` checks neither); Error(unsupported) for `reentrant` under
+/// autograd::grad. Source: torch.utils.checkpoint; Chen et al., https://arxiv.org/abs/1604.06174.
 template <class F, class... Args>
 auto recompute(const RecomputeOptions& options, F&& function, Args&&... args) {
   using Result =

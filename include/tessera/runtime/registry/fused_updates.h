@@ -13,7 +13,7 @@
 
 namespace tessera::registry {
 
-/// A parameter that its module updates during the backward, and the parameter's optimizer state.
+/// A parameter that its module updates during the backward, with its optimizer state on this rank.
 struct FusedParameter {
   /// A tensor of optimizer state, such as `exp_avg`.
   struct Slot {
@@ -23,22 +23,22 @@ struct FusedParameter {
   std::string name;  // within the module
   at::Tensor tensor;
   std::vector<Slot> slots;
-  std::int64_t* step = nullptr;  // number of steps taken; null: not counted
+  std::int64_t* step = nullptr;  // in the module: number of steps taken; null: not counted
 };
 
-/// The parameters that a module updates by itself during the backward. Their optimizer state is
-/// saved and loaded together with that of the trainer's optimizer, which does not update them.
+/// The parameters that a module updates by itself during the backward. The trainer's optimizer does
+/// not update them, but their optimizer state is saved and loaded together with its state.
 class FusedUpdates {
  public:
   virtual ~FusedUpdates() = default;
   /// Returns the parameters and their current state. The entries share memory with the state.
   virtual std::vector<FusedParameter> parameters() = 0;
-  /// Returns the fields of the parameter group of these parameters: `lr`, …
+  /// Returns the fields (settings) of the parameter group that these parameters form: `lr`, …
   virtual Value::Dict fields() const = 0;
   /// Checks saved fields. Throws: Error(mismatch) naming a field that is missing, not a number, or
   /// from another optimizer; Error(invalid_argument) naming a number that is out of range.
   virtual void check_fields(const Value::Dict& fields) const = 0;
-  /// Replaces the fields by saved ones. Requires: check_fields accepted the saved fields.
+  /// Replaces the fields by saved ones. Requires: check_fields did not throw for these.
   virtual void set_fields(const Value::Dict& fields) = 0;
 };
 
@@ -46,13 +46,13 @@ class FusedUpdates {
 class UpdatesParameters {
  public:
   virtual ~UpdatesParameters() = default;
-  /// Returns the parameters that this module updates; nullptr if there are none.
+  /// Returns access to the parameters that this module updates; nullptr if there are none.
   virtual std::shared_ptr<FusedUpdates> fused_updates() const = 0;
 };
 
-/// Throws Error(unsupported) if `module` updates its own parameters. Call it for modules to which
-/// no API was applied (registry::applied_api), because each rank would update such a module
-/// separately. `api`: the caller's name, for the message.
+/// Throws Error(unsupported) if `module` itself updates its parameters. Call it for modules to
+/// which no API was applied (registry::applied_api), because each rank would update such a module
+/// separately. `fqn`: the module's name; `api`: the caller's. Both are for the message.
 void refuse_own_updates(const torch::nn::Module& module, const std::string& fqn,
                         const std::string& api);
 

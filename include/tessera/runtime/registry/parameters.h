@@ -32,7 +32,7 @@ torch::OrderedDict<std::string, at::Tensor> named_parameters(const torch::nn::Mo
 
 /// A parameter with its shape in the unsharded model, and the shard that this rank holds.
 struct WholeParameter {
-  std::string fqn;    // relative to the module; of a tied weight, its first name
+  std::string fqn;    // relative to the module; the first name if it is a tied weight
   Shape shape;        // of the whole parameter, equal on all ranks
   at::Tensor tensor;  // the tensor that the optimizer gets; if sharded, this rank's shard
   /// Returns the number of dimensions of the whole parameter.

@@ -12,8 +12,8 @@
 
 namespace tessera::registry {
 
-/// What Tessera stores about a module, in a table outside of the module. Storing or finding a state
-/// does not change the module. A module has at most one state of each type.
+/// Base class of what Tessera stores about a module, in a table outside of the module: storing or
+/// finding a state does not change the module. A module has at most one state of each type.
 class ModuleState {
  public:
   virtual ~ModuleState() = default;
@@ -29,7 +29,7 @@ std::shared_ptr<ModuleState> find(const torch::nn::Module& module, std::type_ind
 void attach(torch::nn::Module& module, std::type_index type, std::shared_ptr<ModuleState> state);
 }  // namespace detail
 
-/// Returns the module's state of type `State`, or nullptr. Thread-safe.
+/// Returns the module's state of type `State`; nullptr if it has none. Thread-safe.
 template <class State>
 std::shared_ptr<State> find(const torch::nn::Module& module) {
   return std::static_pointer_cast<State>(detail::find(module, typeid(State)));
@@ -44,18 +44,18 @@ void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
 
 /// Records that an API (such as `fully_shard`) was applied to a module. Throws as `attach`.
 void note_applied(torch::nn::Module& module, std::string api, dist::Mesh mesh);
-/// Returns the API that was applied to this module itself, or nothing. Does not change the
-/// registry. Source: github.com/pytorch/pytorch, change 113654.
+/// Returns the name of the API that was applied to this module itself; std::nullopt if none was.
+/// Thread-safe. Source: github.com/pytorch/pytorch, change 113654.
 std::optional<std::string> applied_api(const torch::nn::Module& module);
-/// Returns the mesh of the API that was applied to this module itself, or nothing. Does not change
-/// the registry.
+/// Returns the mesh of the API that was applied to this module itself; std::nullopt if none was.
+/// Thread-safe.
 std::optional<dist::Mesh> applied_mesh(const torch::nn::Module& module);
 
 /// Whether a backward averages gradients over the ranks.
 enum class GradientSync { on, off };  // off: gradients accumulate on each rank
 
-/// State that an API, such as fully_shard, stores for a module. Its functions are called in each
-/// pass (forward and backward) over this module or a module above it.
+/// State that an API, such as fully_shard, stores for a module. Tessera calls its functions in each
+/// pass (forward and backward) whose root is this module or a module above it.
 class PassMember : public ModuleState {
  public:
   /// Called when a forward over the root begins.
@@ -63,8 +63,8 @@ class PassMember : public ModuleState {
   /// Called when the outermost backward over the root begins. On some ranks this backward may not
   /// reach this module.
   virtual void begin_backward() = 0;
-  /// Switches the averaging of gradients, from the next backward on. Calls nest: each `off` needs
-  /// one `on`.
+  /// Switches the averaging of gradients, from the next backward on. Calls nest: averaging is on
+  /// again when each `off` has been followed by an `on`.
   virtual void set_gradient_sync(GradientSync sync) = 0;
 };
 

@@ -22,7 +22,7 @@ namespace tessera {
 /// The elements of a shard that this rank holds.
 struct LocalShard {
   Region region;      // of the whole tensor
-  at::Tensor tensor;  // the region's elements in its own row-major order, in any shape; contiguous
+  at::Tensor tensor;  // the region's elements, row-major in the region; any shape; contiguous
 };
 
 /// A tensor of a state dict: whole, or the shards that this rank holds.
@@ -30,35 +30,35 @@ struct StateTensor {
   DType dtype = DType::float32;
   Shape shape;                           // of the whole tensor
   std::vector<LocalShard> local_shards;  // empty if this rank holds nothing
-  /// Which ranks of the model's mesh hold which regions; equal on all ranks. Empty: every rank
-  /// holds everything.
+  /// Which ranks hold which regions; equal on all ranks. Empty: every rank holds everything, or
+  /// (LOCAL) unknown. Of copies that may differ (buffers), it lists only rank 0's, which is saved.
   std::vector<Shard> layout;
   formats::StateKind kind = formats::StateKind::plain;
-  std::string parameter;  // key of the parameter that optimizer state belongs to
-  /// The name of the parameter or buffer in the module tree. A hook that renames the entry must not
-  /// change `module_fqn`, because this name is used to find and rename the parameter's optimizer
-  /// state. Empty: unknown.
+  std::string parameter;  // of optimizer state: the key of its parameter; empty for other tensors
+  /// The name of the parameter or buffer in the module tree; empty: unknown. A hook that renames
+  /// the entry must not change `module_fqn`, because Tessera uses it to find the parameter's
+  /// optimizer state and rename that too.
   std::string module_fqn;
 
-  /// Returns an entry that holds all of `tensor`: its memory if it is contiguous, else a copy.
+  /// Returns an entry with all of `tensor`. Shares its memory; copies if it is not contiguous.
   static StateTensor whole(const at::Tensor& tensor);
   /// Returns whether this rank holds all elements, in one shard.
   bool is_whole() const;
-  /// Returns the whole tensor. Throws: Error(invalid_argument) naming `fqn` if `is_whole()` is
-  /// false.
+  /// Returns the whole tensor, which shares memory with this entry. Throws: Error(invalid_argument)
+  /// naming `fqn` if `is_whole()` is false.
   at::Tensor tensor(const std::string& fqn) const;
 };
 
 /// Another name of a tied tensor.
 struct StateAlias {
-  std::string target;
+  std::string target;  // the fqn of the entry that has the tensor
 };
 
 /// What a state dict holds under one key.
 using StateEntry = std::variant<StateTensor, Value, StateAlias>;
 
 /// A state dict: tensors, other values and aliases by their flattened keys, in order of insertion.
-/// A plain container; copies share their tensors' memory.
+/// A plain container; copies share their tensors' memory. Not thread-safe.
 class StateDict {
  public:
   /// A key and its entry.
@@ -68,15 +68,15 @@ class StateDict {
     formats::KeyPath key_path{};  // in the nested dict; empty: the fqn is one key
   };
 
-  /// Replaces the entry of that name, or appends a new one.
+  /// Replaces the entry that is called `fqn`, or appends a new one.
   void set(std::string fqn, StateEntry entry, formats::KeyPath key_path = {});
-  bool erase(const std::string& fqn);
+  bool erase(const std::string& fqn);                    // returns whether there was an entry
   const StateEntry* find(const std::string& fqn) const;  // nullptr if there is none
   StateEntry* find(const std::string& fqn);
   /// Returns whether there is an entry of that name; aliases count.
   bool contains(const std::string& fqn) const { return find(fqn) != nullptr; }
-  /// Returns the whole tensor; follows aliases. Throws: Error(not_found); Error(invalid_argument)
-  /// if the entry is a value, or not whole on this rank (`is_whole`).
+  /// Returns the whole tensor; follows aliases. Throws: Error(not_found) if there is no entry;
+  /// Error(invalid_argument) if the entry is a value, or not whole on this rank (`is_whole`).
   at::Tensor tensor(const std::string& fqn) const;
 
   std::size_t size() const { return items_.size(); }
@@ -86,7 +86,7 @@ class StateDict {
   auto begin() { return items_.begin(); }
   auto end() { return items_.end(); }
 
-  /// Describes the flat parameters that hold the tensors. Parameter names are keys of this dict.
+  /// For type SHARDED: the flat parameters that hold the tensors, with keys of this dict as names.
   std::vector<FlatUnit> units;
 
  private:

@@ -13,28 +13,28 @@ namespace tessera {
 struct ReplicateOptions {
   /// Gradients are averaged over all ranks of this mesh. Default: this process alone.
   dist::Mesh mesh{};
-  /// The size at which a gradient bucket takes no further parameter; the last buckets are smaller.
-  /// Buckets are sent in the order in which a backward usually computes gradients.
+  /// Gradients are sent in buckets. A bucket of this many bytes takes no further parameter; the
+  /// last ones are smaller. Their order is that in which a backward usually computes gradients.
   std::int64_t bucket_nbytes = std::int64_t{25} << 20;
-  /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks.
+  /// Whether `replicate` first sends the parameters and buffers of rank 0 to all ranks (`sync`).
   enum class ModuleStates { sync, as_they_are } module_states = ModuleStates::sync;
   /// Whether each forward (tessera::forward) in training mode first sends rank 0's buffers, such as
   /// BatchNorm's running statistics, to all ranks. A forward in a NoSyncScope does not send them.
   enum class Buffers { broadcast, keep } buffers = Buffers::broadcast;
-  /// Parameters whose gradients `replicate` does not average. A save has rank 0's of these.
+  /// Parameters whose gradients `replicate` does not average. A save writes rank 0's copy of them.
   std::vector<at::Tensor> ignored_states{};
 };
 
 /// Averages the gradients of `module` over the ranks in every backward (data parallel, DDP), in
 /// buckets that are sent while the backward runs. The module keeps its type, names and `forward`.
 /// After a backward, `.grad` of a parameter that any rank used is part of the bucket's memory; a
-/// parameter that no rank used keeps its old gradient. NoSyncScope postpones the averaging. Ignores
-/// tables that `shard` has sharded. If `module` is inside a fully_shard module, fully_shard ignores
-/// `module`. Call `replicate` before creating the optimizer.
+/// parameter that no rank used keeps its old gradient. NoSyncScope postpones the averaging.
+/// `replicate` ignores tables that `shard` has sharded. A later fully_shard of a module around
+/// `module` ignores `module`. Call `replicate` before you create the optimizer.
 ///
-/// Collective, and so is each backward. These collectives and others may run in any order. All
-/// ranks must run equally many backwards, one at a time, and use at least one parameter of the
-/// module in each backward; with tessera::forward, a rank may use none.
+/// Collective, and so is each backward; both may be mixed with other collectives in any order. All
+/// ranks must run equally many backwards, one at a time. Each backward must use at least one
+/// parameter of the module on each rank, unless the forward was run by tessera::forward.
 /// Throws:
 /// - Error(invalid_argument) if no shared_ptr holds the module, or if the module or a module in it
 ///   is already sharded or replicated;

@@ -21,15 +21,15 @@ namespace tessera {
 /// Functions that read and set an item of a trainer's state, such as a step counter. A Stateful
 /// that `stateful` returns refers to an object; this object must outlive the Stateful.
 struct Stateful {
-  std::function<Value()> state_dict;
+  std::function<Value()> state_dict;  // returns the item's value, to be saved
   /// Sets the item to a saved value. Throws if the item cannot take that value.
   std::function<void(const Value&)> load_state_dict;
-  /// Makes a value for a rank that did not exist when the checkpoint was saved, from the `saved`
-  /// value of another rank. Used for PerRank::split if the saved values are not lists. Empty: only
-  /// lists can be split.
+  /// For PerRank::split of values that are not lists. Makes the value of a rank that did not exist
+  /// at the save, from the `saved` value of another rank. Empty: a split of such values throws
+  /// Error(mismatch).
   std::function<Value(const Value& saved, int rank)> branch{};
-  /// Throws what `load_state_dict` would throw, but changes nothing. Called before anything is
-  /// loaded. Empty: no check.
+  /// Throws what `load_state_dict` would throw, but changes nothing. A load calls it before it
+  /// replaces anything. Empty: no check.
   std::function<void(const Value&)> check{};
 };
 
@@ -84,13 +84,13 @@ concept HasStateDict = requires(T& object, const Value& value) {
 };
 }  // namespace detail
 
-/// Returns how to read and set `object`. The first case that fits decides:
+/// Returns functions that read and set `object`. The first case that fits decides:
 /// - a `Stateful`, a `Value`, an integer, a floating-point number, a bool or a std::string;
 /// - any type with `Value state_dict() const` and `load_state_dict(const Value&)`, also a subclass
-///   of a scheduler: these two functions are called, and nothing else is saved;
+///   of a scheduler: calls these two functions, and saves nothing else;
 /// - a torch::optim::LRScheduler: `{"last_epoch": …}`, counted so that a run that moves between
 ///   Python and C++ keeps its learning rates. A StepLR refuses a state with another step_size or
-///   gamma, but only a state that Python saved has these fields;
+///   gamma; only states that Python saved have these fields;
 /// - a torch::optim::ReduceLROnPlateauScheduler: all fields of Python's ReduceLROnPlateau but
 ///   `_last_lr`. Loading also replaces settings (`factor`, `patience`, …), as in Python.
 template <class T>
@@ -131,8 +131,8 @@ Stateful stateful(T& object) {
   }
 }
 
-/// Returns the state of the CPU's default generator, for `TrainState::per_rank`. With
-/// PerRank::split, ranks that did not exist in the save get random numbers of their own.
+/// Returns functions that read and set the CPU's default generator, for `TrainState::per_rank`.
+/// With PerRank::split, ranks that did not exist at the save get random numbers of their own.
 Stateful cpu_rng();
 
 }  // namespace tessera

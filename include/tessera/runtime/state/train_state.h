@@ -22,48 +22,48 @@
 
 namespace tessera {
 
-/// How to load a value that differs between ranks if the world size has changed.
+/// How to load a `per_rank` value if the world size has changed. (If not, each rank gets its own.)
 enum class PerRank {
   refuse,     // throw an error that names the value
-  replicate,  // rank r gets the value of rank r % N, where N ranks saved
-  merge,      // each rank gets the list of all values
-  split,      // join all lists, divide the items equally; values without lists: Stateful::branch
+  replicate,  // rank r gets the saved value of rank r % N, where N ranks saved
+  merge,      // each rank gets the list of all saved values
+  split,      // lists: join them, divide the items equally; other values: see Stateful::branch
   drop,       // keep the present value
 };
 
 /// How to save a checkpoint. Must be equal on all ranks, except memory and file system.
 struct SaveOptions {
-  /// All ranks write native and DCP checkpoints together. For other formats all ranks write native
-  /// parts beside the destination, then rank 0 copies these parts into the file. The disk then
-  /// needs room for both, and the ranks wait for rank 0.
+  /// All ranks write native and DCP checkpoints together. For other formats all ranks first write a
+  /// native checkpoint beside the destination, then rank 0 copies it into the file. The disk then
+  /// needs room for both, and the other ranks wait for rank 0.
   formats::Format format{};
-  /// What to do if the path has a checkpoint, damaged or not. `replace` puts the new one in its
-  /// place: on a file system in one step; in an object store the old index is removed first, so an
-  /// interrupted save can leave no checkpoint. Both policies refuse to replace files that are not a
-  /// checkpoint.
+  /// What to do if the path has a checkpoint, damaged or not. `refuse` throws. `replace` puts the
+  /// new one in its place: on a file system in one step; in an object store the old index is
+  /// removed first, so an interrupted save can leave no checkpoint. Neither policy replaces files
+  /// that are not a checkpoint.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
-  /// If true, saves the fields of a group once for each parameter: see `flatten_optim_state_dict`.
+  /// If true, saves a parameter group's fields for each parameter: see `flatten_optim_state_dict`.
   bool flatten_optimizer_state_dict = false;
-  /// If true, `save` returns once the state is copied, and writes in the background. The next
-  /// `save` or `wait` throws the error of that write; a `save` that throws it saves nothing.
+  /// If true, `save` copies the state, returns, and writes in the background. The next `save` or
+  /// `wait` throws the error of that write; a `save` that throws it saves nothing.
   bool async = false;
   /// How many checkpoints to keep, this one included: the newest of the checkpoints in its
   /// directory whose names differ only in the last number (`step-900`, `step-1000`). Older ones are
   /// removed when this one is complete. 0: keep all.
   int keep_last = 0;
-  /// Path of an older native checkpoint, on the same file system; empty: none. Pieces whose bytes
-  /// are those of this base are not written again: the base's files that hold them become hard
-  /// links in the new checkpoint, which stays whole without the base. The ranks read the base to
-  /// compare it. For native only.
+  /// Path of an older native checkpoint, on the same file system; empty: none. A piece (a stored
+  /// region of a tensor) whose bytes are those of this base is not written again: the new
+  /// checkpoint gets a hard link to the base's file that holds the piece, and stays complete if the
+  /// base is removed. The ranks read the base to compare it. For native only.
   std::string base{};
-  /// With a base: if only some rows of a table differ from it, writes these rows alone. Other
-  /// programs that read HDF5 then do not see this table as one dataset.
+  /// With a base: if only some rows of a piece differ from it, writes these rows alone. Other
+  /// programs that read HDF5 then do not see this tensor as one dataset.
   bool changed_rows = false;
   /// Memory for this rank's buffers. Units: bytes.
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;
   /// How long rank 0 waits for each other rank, in this save and in later saves and loads. Empty:
-  /// as before; at first, the time-out of the mesh.
+  /// keeps the earlier time-out, which at first is that of the mesh.
   std::optional<std::chrono::milliseconds> timeout{};
   /// Writes this rank's files. Must outlive the save. Locks always use the operating system.
   FileSystem* file_system = &FileSystem::posix();
@@ -73,8 +73,8 @@ struct SaveOptions {
 struct SaveReport {
   std::uint64_t nbytes_written = 0;    // of tensors, by this rank; with `async`, linked ones too
   std::uint64_t nbytes_linked = 0;     // of tensors that stay in files of the base; 0 with `async`
-  bool has_planned = true;             // false: reused the previous save's plan
-  std::chrono::nanoseconds stalled{};  // how long training was blocked
+  bool has_planned = true;             // false: used the plan of the previous save again
+  std::chrono::nanoseconds stalled{};  // how long `save` blocked training
 };
 
 /// Which differences a load accepts; by default none.
@@ -82,14 +82,14 @@ struct LoadOptions {
   bool allow_missing = false;     // state that the checkpoint lacks stays unchanged
   bool allow_unexpected = false;  // entries that the trainer lacks are ignored
   bool allow_cast = false;        // casts between floating dtypes, also for optimizer state
-  bool allow_lossy = false;       // merges state that was saved per column shard
-  /// Globs of the names to load, such as `model.*`; the rest stays unchanged. A value, the state of
-  /// one parameter and the optimizer's groups are each loaded whole or not at all: a glob that
-  /// matches only some of their names is an error.
+  bool allow_lossy = false;       // merges row-wise state of column shards, by a weighted mean
+  /// Patterns (globs) of the names to load, such as `model.*`; the rest stays unchanged. A value,
+  /// the state of one parameter and the optimizer's groups are each loaded whole or not at all: a
+  /// glob that matches only some of their names is an error.
   std::vector<std::string> only{};
-  /// Replaces prefixes of the checkpoint's names; of several renames that fit a name, the first is
-  /// used. Renaming a parameter (`{"model.fc.", "model.up."}`) also renames its optimizer state and
-  /// its name in the optimizer's groups.
+  /// Replaces prefixes of the checkpoint's names. If several renames fit a name, uses the first.
+  /// Renaming a parameter (`{"model.fc.", "model.up."}`) also renames its optimizer state and its
+  /// name in the optimizer's groups.
   std::vector<reshard::Rename> renames{};
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // of this rank's buffers; bytes
   const FileSystem* file_system = &FileSystem::posix();   // reads this rank's files
@@ -108,12 +108,12 @@ struct LoadSummary {
 /// final line feed.
 std::string summary_to_string(const LoadSummary& summary);
 
-/// A trainer's state, to save and load as one: a model, an optimizer and named values. Refers to
-/// all of these, which must outlive the TrainState. Keys are those of PyTorch's distributed
-/// checkpoint of `{"model": …, "optim": …, <name>: …}`. Not thread-safe.
+/// A trainer's state, to save and load as one: a model, an optimizer and named values. Shares the
+/// model; the optimizer and the values must outlive the TrainState. Keys are those of PyTorch's
+/// distributed checkpoint of `{"model": …, "optim": …, <name>: …}`. Not thread-safe.
 ///
 /// Keeps the plan, the buffers and a connection between the ranks from one save to the next. The
-/// trainer's collectives do not use it, so a save in the background does not disturb them. The
+/// trainer's collectives do not use this connection, so background saves do not disturb them. The
 /// constructor is collective: all ranks of the model's mesh construct their TrainStates in the same
 /// order. It throws as `optim_state_dict` for an unsupported optimizer or a parameter in it twice.
 /// The destructor waits for a running save, and warns (TORCH_WARN) of an error not thrown yet.
@@ -131,8 +131,8 @@ class TrainState {
   TrainState& operator=(TrainState&&) noexcept;
   ~TrainState();
 
-  /// Adds a value that is equal on all ranks; rank 0's value is saved. See `stateful`. Throws:
-  /// Error(invalid_argument) if the name is taken, a number, or has a dot.
+  /// Adds a value that is equal on all ranks; a save writes rank 0's. `object`: see `stateful`.
+  /// Throws: Error(invalid_argument) if the name is taken, empty, a number, or has a dot.
   template <class T>
   TrainState& with(std::string name, T& object) & {
     add(std::move(name), stateful(object));
@@ -143,7 +143,7 @@ class TrainState {
     add(std::move(name), stateful(object));
     return std::move(*this);
   }
-  /// Adds a value that differs between ranks. Throws as `with`.
+  /// Adds a value that differs between ranks; `policy` is for loads. Throws as `with`.
   template <class T>
   TrainState& per_rank(std::string name, T&& object, PerRank policy = PerRank::refuse) & {
     static_assert(
@@ -161,7 +161,7 @@ class TrainState {
     return std::move(*this);
   }
 
-  /// Waits for a save in the background. Throws the error of that save, once.
+  /// Waits for a save in the background (`load` waits too). Throws the error of that save, once.
   void wait();
 
  private:
@@ -174,14 +174,14 @@ class TrainState {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Saves the state as a checkpoint at `path`. Each rank writes its part. The checkpoint appears
-/// when all ranks are done, whole or not at all. If several ranks hold a piece, one of them writes
-/// it. Rank 0 locks the directory of `path` (not in an object store), so that no other trainer
-/// saves there, until this TrainState is destroyed or saves to another directory. If a rank fails,
-/// all ranks throw, and the destination is unchanged (but in an object store, the index of a
-/// replaced checkpoint may be gone). Exception: if only the removal of older checkpoints fails, the
-/// error says that the new one is complete. If the layout is as in the last save (the ranks compare
-/// a hash of it), the save is not planned again. Collective. Throws:
+/// Saves the state as a checkpoint at `path`. Each rank writes what it holds; what several ranks
+/// hold, one of them writes. The checkpoint appears when all ranks are done, whole or not at all.
+/// Rank 0 locks the directory of `path` (not in an object store), so that no other trainer saves
+/// there, until this TrainState is destroyed or saves to another directory. If a rank fails, all
+/// ranks throw, and the destination is unchanged (but in an object store, the index of a replaced
+/// checkpoint may be gone). Exception: if only the removal of older checkpoints fails, the error
+/// says that the new one is complete. If names, shapes and layout are those of the last save (the
+/// ranks compare a hash of them), the save uses the last plan again. Collective. Throws:
 /// - Error(already_exists) if `path` exists and the options refuse to replace it, or if another
 ///   trainer holds the lock; Error(io) if writing or a rank fails;
 /// - Error(mismatch) if ranks have different states, or the format cannot hold this state;
@@ -198,7 +198,7 @@ inline SaveReport save(TrainState&& state, const std::string& path,
 /// `torch.save(state_dict, path)`. Writes nothing for an empty state dict, so that with
 /// `rank0_only` every rank may call it. Not collective: the other ranks do not wait for the file.
 /// Throws:
-/// - Error(invalid_argument) naming a tensor of which only some elements are here;
+/// - Error(invalid_argument) naming a tensor of which this rank has only some elements;
 /// - Error(already_exists) if `path` exists and `options` refuses to replace it;
 /// - Error(unsupported) if the format cannot hold an entry;
 /// - Error(io) if writing fails.
@@ -207,9 +207,9 @@ void save(const StateDict& state_dict, const std::string& path,
 
 /// Loads a checkpoint of any format, world size and strategy. Each rank reads only what it holds.
 /// Checks everything before it replaces anything, except the optimizer's `step`, each Stateful
-/// without `check`, and whether all names of a tied tensor have the same elements. If reading then
+/// without `check`, and whether the names of a tied tensor have equal elements. If reading then
 /// fails (damage, disk failure), tensors may be partly old and partly new; all else is unchanged.
-/// Collective. If a rank fails, all throw an error of its kind. Throws:
+/// Collective. If a rank fails, all ranks throw an error of the same kind. Throws:
 /// - Error(mismatch) that lists everything that is missing, unexpected or does not fit, with hints
 ///   at useful options;
 /// - Error(mismatch) if ranks opened different checkpoints, or if the checkpoint has different
