@@ -31,7 +31,7 @@ std::string table_sharding_names();  // all names, for messages
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
   std::vector<int> ranks{};   // one for each shard; data_parallel uses all ranks instead
-  int num_column_shards = 1;  // for grid: how many groups `ranks` is cut into, without remainder
+  int num_column_shards = 1;  // only for grid: the number of equal groups that `ranks` is cut into
 };
 
 /// Why a rule is invalid, in words for a message.
