@@ -87,8 +87,8 @@ struct ProposedPlan {
   std::uint64_t memory_per_rank_nbytes = 0;  // as in PlannerOptions
   std::uint64_t common_nbytes = 0;  // on each rank: reserved bytes, and a batch's ids and outputs
 
-  /// Returns a text: a line per embedding table, a line per rank, and a summary. If a table's line
-  /// is wider than `max_width` columns (0: no limit), reasons get own lines, and names are cut.
+  /// Returns a text: a line per table, a line per rank, and a summary. If a table's line exceeds
+  /// `max_width` columns (0: no limit), reasons get own lines; if it still does, names are cut.
   std::string to_text(std::size_t max_width = 0) const;
   /// Returns everything as a JSON object (docs/cli/json-schema.md, ckpt-inspect plan).
   std::string to_json() const;

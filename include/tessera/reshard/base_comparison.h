@@ -81,7 +81,7 @@ struct ComparisonShare {
 /// reads the results of the other shares. If one is missing, it waits while another living worker
 /// compares that share; if none does, it compares the share itself. So all workers link the same
 /// pieces, even if they run one after the other. Calls `begins` for each share that it compares.
-/// Requires: `base` is not empty; `create` has a journal. Throws also: Error(unsupported, io).
+/// Requires: `base` and `create.journal` are set. Throws also: Error(unsupported) without locks.
 std::uint64_t link_to_base_with_others(const Plan& plan, const formats::CheckpointReader& reader,
                                        FileSystem& fs, const std::string& base,
                                        const std::string& destination, RowChanges row_changes,
