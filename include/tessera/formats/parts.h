@@ -11,9 +11,9 @@
 #include "tessera/formats/native.h"
 
 // [Note: Rank parts] Several processes (ranks) write one checkpoint together. Each rank writes its
-// part (the pieces that have its number) into one directory that all ranks see. The files are the
-// same, byte for byte, as those that one process writes with `create_native` or `create_dcp`. The
-// caller begins each action only when all ranks have finished the action before it:
+// part (the pieces whose Piece::rank is its number) into one directory that all ranks see. The
+// files are the same, byte for byte, as those that `create_native` or `create_dcp` writes in one
+// process. The caller begins each action only when all ranks have finished the action before it:
 //
 //     coordinator only   makes an empty directory, such as a StagedDestination's staging path
 //     all ranks          create_part, write_block for every block, commit

@@ -41,7 +41,7 @@ std::int64_t unpadded_numel(const FlatUnit& unit);
 /// Returns the number of elements per rank, with padding: unpadded_numel / world_size, rounded up.
 std::int64_t sharded_numel(const FlatUnit& unit, int world_size);
 
-/// Returns the elements of a parameter that `rank` holds, counted from its first; `[0, 0)` if none.
+/// Returns the range of the parameter's elements (from 0) that `rank` holds; `[0, 0)` if none.
 FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& parameter, int rank,
                              int world_size);
 

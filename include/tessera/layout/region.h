@@ -83,8 +83,8 @@ class CopyRuns {
   std::int64_t num_runs() const { return num_runs_; }
   std::int64_t numel() const { return numel_; }  // elements that the two regions share
 
-  /// Calls `visit` for each run that overlaps the window, in order, without what is outside. The
-  /// window counts elements of the destination region, in that region's own row-major order.
+  /// Calls `visit`, in order, for each run that overlaps the window; cuts off what lies outside it.
+  /// The window counts elements of the destination region, in that region's own row-major order.
   void for_each_in(FlatRange destination_window,
                    const std::function<void(const Run&)>& visit) const;
 
@@ -114,8 +114,8 @@ struct CoverageProblem {
   std::string detail;  // in words: which regions overlap, or which or how many elements are missing
 };
 
-/// Returns why the regions do not cover a tensor of `shape` exactly once: one problem or more, not
-/// always all; none if they do. Equal regions (replicas) count once; empty regions do not count.
+/// Returns nothing if the regions cover a tensor of `shape` exactly once; otherwise one problem or
+/// more, not always all. Equal regions (replicas) count once; empty regions do not count.
 /// Requires: `region_error` returns nothing for each region. Cost: O(n log n) for common layouts.
 std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
                                             std::span<const std::int64_t> shape);

@@ -46,7 +46,7 @@ inline constexpr int kMaxWorldSize = 1'000'000;
 /// (lists the names), if A * B is not `world_size`, or if there are over kMaxWorldSize ranks.
 Strategy parse_strategy(std::string_view text, int world_size);
 
-/// Returns a text from which parse_strategy makes this strategy, if it also gets its world size.
+/// Returns a text from which parse_strategy, with the same world size, makes this strategy again.
 std::string strategy_to_string(const Strategy& strategy);
 
 /// An index from each parameter's fqn to its flat unit.

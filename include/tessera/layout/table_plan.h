@@ -14,11 +14,11 @@ namespace tessera {
 enum class TableSharding {
   data_parallel,      // every rank holds the whole table
   table_wise,         // one rank holds the whole table
-  column_wise,        // columns over the ranks
-  row_wise,           // rows over the ranks
-  table_row_wise,     // rows over the ranks of one host
-  table_column_wise,  // columns over the ranks of one host
-  grid,               // columns over groups of ranks, rows within each group
+  column_wise,        // the columns are cut over the ranks
+  row_wise,           // the rows are cut over the ranks
+  table_row_wise,     // the rows are cut over ranks of one host
+  table_column_wise,  // the columns are cut over ranks of one host
+  grid,               // the columns are cut over groups of ranks, the rows within each group
 };
 
 /// Returns the enumerator's name, which plans use, such as `row_wise`.

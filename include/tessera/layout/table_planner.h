@@ -23,7 +23,7 @@ struct TableSize {
   bool is_weighted = false;                    // every id has a weight
   std::uint64_t state_nbytes_per_row = 0;      // row-wise Adagrad: 4
   std::uint64_t state_nbytes_per_element = 0;  // Adagrad: 4, Adam: 8
-  std::vector<std::string> other_names{};      // of a tied table; for read_table_notes
+  std::vector<std::string> other_names{};      // of a tied table; read_table_notes accepts any
 };
 
 /// How a table is updated. `fused`: row by row during the backward. `dense`: by an ordinary

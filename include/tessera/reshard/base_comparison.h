@@ -39,7 +39,7 @@ formats::PieceMatches find_equal_pieces(const Plan& plan, const formats::TensorS
 /// A function that is called before a comparison with a base, with the bytes of all its pieces.
 using ComparisonBegins = std::function<void(std::uint64_t nbytes)>;
 
-/// Does what find_equal_pieces does, for some pairs of pair_pieces. Requires: `pairs` is sorted.
+/// Does what find_equal_pieces does, for these pairs from pair_pieces. Requires: sorted by `piece`.
 formats::PieceMatches find_equal_pieces_of(const Plan& plan, const formats::TensorSource& source,
                                            const formats::BaseCheckpoint& base,
                                            std::vector<formats::PiecePair> pairs,

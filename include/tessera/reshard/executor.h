@@ -37,7 +37,7 @@ struct TensorUnderflow {
 };
 
 /// What happens to extra files: the files in the source's folder that are no part of the
-/// checkpoint.
+/// checkpoint, such as `config.json` and a tokenizer.
 enum class ExtraFilesPolicy {
   carry,   // copied into the destination's directory
   leave,   // not copied
@@ -136,9 +136,9 @@ class SourceFiles {
   /// Returns the states of a source's data files. For a file that has been opened: its state before
   /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
-  /// Throws Error(mismatch) if a file is no longer as it was just before it was opened (or when
-  /// `states_of` first looked at it), because another program has changed or replaced it. Ignores
-  /// files that are gone. Throws: Error(io).
+  /// Throws Error(mismatch) if another program has changed or replaced a file since just before it
+  /// was opened (or since `states_of` first looked at it). Ignores files that are gone. Throws:
+  /// Error(io).
   void require_unchanged() const;
 
  private:
@@ -258,7 +258,7 @@ struct SharedMoveOutcome {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
     std::uint64_t resumed_nbytes = 0;  // the part of `nbytes` that an interrupted worker wrote
-    bool was_complete = false;         // if true, this call wrote nothing of it: both bytes are 0
+    bool was_complete = false;         // if true, this call wrote nothing of it; both sizes are 0
   };
   /// A share that is not complete.
   struct Missing {
@@ -276,8 +276,8 @@ struct SharedMoveOutcome {
 /// workers may call this at the same time, each for its own share.
 /// Requires: `create` has a journal; `plan.problems` is empty.
 /// Throws:
-/// - what start_move and finish_move throw. After an error during the write, the finished blocks of
-///   this share are kept, and the error says so (not if damage is found after they were written);
+/// - what start_move and finish_move throw. An error while the share is written says that its
+///   finished blocks are kept (not if the source proves damaged after they were written);
 /// - Error(unsupported) if the format cannot be written by several processes, or if the file system
 ///   has no locks;
 /// - Error(already_exists) if another process writes the share;

@@ -157,7 +157,7 @@ struct UncastTensors {
 struct Plan {
   formats::CheckpointContents destination;
   std::vector<TensorCopy> copies;          // parallel to destination.tensors
-  std::vector<std::size_t> value_sources;  // parallel to destination.values
+  std::vector<std::size_t> value_sources;  // indices in the source; parallel to destination.values
   std::vector<formats::Finding>
       problems;                         // every reason to refuse the move; empty in a usable plan
   std::vector<formats::Finding> notes;  // findings that do not stop the move

@@ -47,8 +47,8 @@ class StoreDestination {
   const std::string& path() const;
 
   /// Calls `work`, which writes the checkpoint, and returns its result. If `work` throws an Error,
-  /// throws it with the URL as its path. If the next run may succeed (after a lost connection), the
-  /// server keeps the uploaded parts for it; after other errors, removes them.
+  /// throws it again, with URLs in place of local paths. If the next run may succeed (such as after
+  /// a lost connection), first lets the server keep the uploaded parts; otherwise removes them.
   template <class Work>
   auto run(const Work& work) {
     try {
