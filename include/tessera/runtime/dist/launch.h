@@ -25,10 +25,10 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 std::optional<std::string> process_environment(const std::string& name);
 
 /// Reads the variables of the first launcher that has set its own: torchrun (RANK, WORLD_SIZE,
-/// LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_*), Slurm's srun (SLURM_PROCID, …); nothing if
-/// none has. MASTER_PORT defaults to 29500. MASTER_ADDR must be set under torchrun; under mpirun,
-/// it defaults to this host if all ranks are on it; under srun, to the job step's first host.
-/// Throws: Error(invalid_argument) naming a variable that is missing or not a valid number.
+/// LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_*), Slurm's srun (SLURM_PROCID, …). Returns
+/// nothing if none has. MASTER_PORT defaults to 29500. MASTER_ADDR defaults to this host (mpirun on
+/// one host) or to the job step's first host (srun); otherwise it must be set. Throws:
+/// Error(invalid_argument) naming a variable that is missing or not a valid number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
 /// Connects the ranks of this job as the launcher's variables say. Without a launcher, returns a
