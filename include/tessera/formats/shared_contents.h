@@ -10,16 +10,16 @@ namespace tessera::formats {
 /// The contents that a writer writes. This object owns them, or refers to those of a plan (`of`),
 /// because a copy of all entries would take most of the memory of a move of many small tensors.
 ///
-/// Copies of this object share the contents until `edit` is called on one of them. Several threads
-/// may use different objects at the same time, but not one object.
+/// Copies of this object share the contents until `edit` is called on one of them. Different
+/// threads may use different objects (also copies) at the same time.
 class SharedContents {
  public:
   SharedContents() : SharedContents(CheckpointContents()) {}
   SharedContents(CheckpointContents contents)
       : own_(std::make_shared<CheckpointContents>(std::move(contents))), contents_(own_.get()) {}
 
-  /// Returns an object that refers to `contents`. They must outlive it and its copies, and must not
-  /// change.
+  /// Returns an object that refers to `contents` and does not own them. `contents` must outlive the
+  /// object and its copies, and must not change.
   static SharedContents of(const CheckpointContents& contents) { return {nullptr, &contents}; }
 
   const CheckpointContents& operator*() const { return *contents_; }

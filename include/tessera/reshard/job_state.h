@@ -38,8 +38,8 @@ struct JobState {
   std::vector<JobTensor> tensors{};
   std::vector<formats::Alias> aliases{};  // of `tensors`
   std::vector<FlatUnit> units{};          // the flat parameters that hold the tensors
-  /// If true, the kinds of optimizer state are derived from the names, as for a checkpoint without
-  /// kinds. If false, JobTensor::kind and JobTensor::parameter are used.
+  /// If true, share_out derives the kinds of optimizer state from the names, as for a checkpoint
+  /// without kinds. If false, it takes JobTensor::kind and JobTensor::parameter.
   bool has_kinds_by_name = false;
   /// Names of the values that are saved with the tensors. With `has_kinds_by_name`, names such as
   /// `optim.param_groups` tell where optimizer state is.
@@ -135,7 +135,7 @@ struct RankSaveOptions {
   formats::NativeWriteOptions native{};  // for native only
   int keep_last = 0;          // how many checkpoints of the series to keep, with this one; 0: all
   std::string base{};         // path of an older checkpoint to share files with; empty: none
-  bool changed_rows = false;  // with a base: of a table, writes only the rows that differ, if few
+  bool changed_rows = false;  // with a base: writes only the rows of a piece that differ, if few
   std::uint64_t memory_nbytes = std::uint64_t{64} << 20;  // for this rank's buffers
   FileSystem* file_system = &FileSystem::posix();         // must outlive the save
 };

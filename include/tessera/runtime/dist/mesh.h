@@ -50,10 +50,10 @@ class Mesh {
     std::shared_ptr<Group> group;  // this rank, and the ranks that differ from it only on this axis
   };
 
-  /// A mesh of this process alone, with one axis `shard`.
+  /// Makes a mesh of this process alone, with one axis `shard`.
   Mesh();
-  /// Requires: `world.size()` is the product of the axes' sizes. `world` may also be the group of
-  /// an axis.
+  /// Makes a mesh of existing groups. `world` has all ranks. If there is only one axis, its group
+  /// may be `world` itself. Requires: `world->size()` is the product of the axes' sizes.
   Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
 
   int rank() const { return world_->rank(); }
