@@ -13,9 +13,9 @@
 
 namespace tessera::inspect {
 
-/// Reads a tensor's elements in row-major order, however the tensor is cut into pieces. Of equal
-/// pieces (replicas) it reads the first. Keeps a reference to `reader`, which must outlive the
-/// TensorReader. Immutable after construction; thread-safe.
+/// Reads a tensor's elements in row-major order, however the checkpoint cuts it into pieces. Of
+/// several pieces with the same region (replicas), reads only the first. Keeps a reference to
+/// `reader`, which must outlive the TensorReader. Immutable after construction; thread-safe.
 class TensorReader {
  public:
   /// Throws: Error(corruption) if the pieces do not cover the tensor exactly once.
@@ -26,19 +26,19 @@ class TensorReader {
   /// Fills `out` with elements `[window.begin, window.end)` of the tensor, little-endian.
   /// Requires: a window within the tensor; `out.size() == window.numel() * itemsize`.
   /// Throws: Error(corruption), Error(io) as `CheckpointReader::read_piece`.
-  /// Cost: memory of at most the size of `out`, besides `out`.
+  /// Cost: a buffer that is at most as large as `out`.
   void read(FlatRange window, std::span<std::byte> out) const;
 
-  /// Fills `out` with elements `window` of a box of the tensor, in the box's own row-major order.
-  /// Requires: a box within the tensor, a window within the box;
-  /// `out.size() == window.numel() * itemsize`.
+  /// Fills `out` with elements `[window.begin, window.end)` of a box of the tensor, little-endian.
+  /// The window counts in the box's own row-major order. Requires: a box within the tensor, and a
+  /// window within the box; `out.size() == window.numel() * itemsize`.
   /// Throws: as the `read` above.
-  /// Cost: reads the box's elements of each piece, and gaps of up to 64 KiB between them; besides
-  /// `out` at most 4 MiB of memory.
+  /// Cost: reads from each piece the elements that are needed, and gaps of up to 64 KiB between
+  /// them; a buffer of at most 4 MiB.
   void read(const Box& box, FlatRange window, std::span<std::byte> out) const;
 
-  /// Returns the element before which a read from `begin` should end: at most `max_numel` elements
-  /// later (but at least one), and not beyond the contiguous piece in which the read begins.
+  /// Returns a good end for a window that begins at `begin`: at most `max_numel` elements after
+  /// `begin` (but at least one), and if possible within the contiguous piece that holds `begin`.
   std::int64_t window_end(std::int64_t begin, std::int64_t max_numel) const;
 
  private:
@@ -60,8 +60,8 @@ class TensorReader {
 /// Receives the elements `window` of a tensor, row-major. `bytes` are valid during the call only.
 using BlockVisitor = std::function<void(FlatRange window, std::span<const std::byte> bytes)>;
 
-/// Calls `visit` for consecutive blocks that cover the whole tensor. A block has at most
-/// `block_nbytes`, but at least one element.
+/// Calls `visit` for consecutive blocks (in row-major order) that cover the whole tensor. A block
+/// has at most `block_nbytes`, but at least one element. Throws: what `read` and `visit` throw.
 void for_each_block(const TensorReader& tensor, std::uint64_t block_nbytes,
                     const BlockVisitor& visit);
 

@@ -20,10 +20,10 @@ struct FlatUnitParameter {
   friend bool operator==(const FlatUnitParameter&, const FlatUnitParameter&) = default;
 };
 
-/// The flat parameter of a fully sharded module: its parameters, one after the other in row-major
-/// order, padded at the end so that all ranks hold equally many elements. The runtime and
-/// ckpt-reshard share the functions below, so both cut a unit the same way. Source: "PyTorch FSDP:
-/// Experiences on Scaling Fully Sharded Data Parallel" (VLDB 2023), 3.2.
+/// A flat unit: the flat parameter of a fully sharded module, as FSDP1's FlatParameter. It has the
+/// module's parameters one after the other, each in row-major order, and padding at its end, so
+/// that all ranks hold equally many elements. The runtime and ckpt-reshard both use the functions
+/// below, so both cut a unit in the same way. Source: "PyTorch FSDP" (VLDB 2023), section 3.2.
 struct FlatUnit {
   std::string name;  // fqn of the module that owns the unit; empty for the root
   DType dtype = DType::float32;
@@ -31,25 +31,25 @@ struct FlatUnit {
   friend bool operator==(const FlatUnit&, const FlatUnit&) = default;
 };
 
-/// Returns a unit whose parameters are in the given order, without gaps.
+/// Returns a unit whose parameters (fqn and shape) are in the given order, without gaps.
 FlatUnit make_flat_unit(std::string name, DType dtype,
                         std::vector<std::pair<std::string, Shape>> parameters);
 
 /// Returns the number of elements of all parameters, without padding.
 std::int64_t unpadded_numel(const FlatUnit& unit);
 
-/// Returns the number of elements per rank: unpadded_numel / world_size, rounded up.
+/// Returns the number of elements per rank, with padding: unpadded_numel / world_size, rounded up.
 std::int64_t sharded_numel(const FlatUnit& unit, int world_size);
 
-/// Returns the range of a parameter's elements that `rank` holds; empty if it holds none.
+/// Returns the range of the parameter's elements (from 0) that `rank` holds; `[0, 0)` if none.
 FlatRange shard_of_parameter(const FlatUnit& unit, const FlatUnitParameter& parameter, int rank,
                              int world_size);
 
 /// Reads units from JSON, with parameters in the order of the flat parameter:
 /// `{"schema": 1, "units": [{"name": "layers.0", "dtype": "float32", "parameters":
 /// [{"fqn": "model.layers.0.up.weight", "shape": [10, 4]}]}]}`
-/// Throws: Error(corruption) that names `path`, the unit and the broken rule. A parameter may be in
-/// only one unit.
+/// Throws: Error(corruption) naming `path`, the place and the broken rule, also if a parameter is
+/// in two units. `path` is only for messages.
 std::vector<FlatUnit> flat_units_from_json(std::string_view text, const std::string& path);
 
 }  // namespace tessera

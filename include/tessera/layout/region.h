@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// A hyper-rectangle of a tensor: what DTensor, DCP chunks and sharded tables hold.
-/// Units: elements. Both members have as many entries as the tensor has dimensions.
+/// A hyper-rectangle of a tensor, such as a DTensor's shard, a DCP chunk or an embedding table's
+/// shard. Units: elements. Both members have as many entries as the tensor has dimensions.
 struct Box {
   Shape offsets;
   Shape sizes;
@@ -35,38 +35,38 @@ struct FlatRange {
   friend auto operator<=>(const FlatRange&, const FlatRange&) = default;
 };
 
-/// Some elements of a tensor, numbered in the region's own row-major order: element i of a Box is
-/// the box's i-th, element i of a FlatRange is the tensor's element `begin + i`.
+/// Some elements of a tensor. A region numbers its elements from 0, in row-major order: a Box as a
+/// tensor of shape `sizes` does; element i of a FlatRange is element `begin + i` of the tensor.
 using Region = std::variant<Box, FlatRange>;
 
 /// Returns the number of elements in a region.
 std::int64_t numel_of(const Region& region);
-/// Returns the size of a region's elements in bytes.
+/// Returns the bytes of all elements in a region.
 std::uint64_t nbytes_of(const Region& region, DType dtype);
 std::string region_to_string(const Region& region);  // `[0:4, 8:16]` or `flat[12:40]`
 
-/// Returns the box of a whole tensor.
+/// Returns the box that holds all elements of a tensor.
 Box whole_box(std::span<const std::int64_t> shape);
 
-/// Returns the broken rule in words if the region is not within `shape` or has another number of
-/// dimensions, else nothing. Every reader checks every region from disk with this.
+/// Returns nothing if the region is within a tensor of `shape`; otherwise says in words what is
+/// wrong. Every reader checks every region from disk with this function.
 std::optional<std::string> region_error(const Region& region, std::span<const std::int64_t> shape);
 
-/// Returns the region as one range in the tensor's row-major order; nothing if it is not contiguous
-/// there. An empty region is `[0, 0)`.
+/// Returns the region as one range of the tensor's row-major order; nothing if its elements are not
+/// contiguous in that order. For an empty region, returns `[0, 0)`.
 std::optional<FlatRange> as_flat_range(const Region& region, std::span<const std::int64_t> shape);
 
-/// Returns the boxes that make up a region, in row-major order: the box itself, or at most 2n-1
-/// boxes for a range of an n-d tensor. Boxes are not empty; an empty region has none. A 0-d tensor
-/// has one box without dimensions.
+/// Returns the non-empty boxes that make up a region, in row-major order: one for a Box, at most
+/// 2n-1 for a FlatRange of an n-d tensor, none for an empty region. The element of a 0-d tensor is
+/// one box without dimensions.
 std::vector<Box> boxes_of(const Region& region, std::span<const std::int64_t> shape);
 
 /// Returns the box that two boxes of one tensor share; nothing if they share no element.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-/// The runs of elements that are contiguous in each of two regions of one tensor. A copy between
-/// the regions copies run by run. Both regions number their elements in row-major order, so the
-/// starts of the runs increase in both: a binary search finds the runs of a part of the
+/// The elements that two regions of one tensor share, as runs: ranges that are contiguous in both
+/// regions. To copy from one region to the other, copy run by run. Runs are in row-major order, so
+/// their starts increase in both regions, and a binary search finds the runs of a range of the
 /// destination. Immutable after construction; safe to share between threads.
 class CopyRuns {
  public:
@@ -83,8 +83,8 @@ class CopyRuns {
   std::int64_t num_runs() const { return num_runs_; }
   std::int64_t numel() const { return numel_; }  // elements that the two regions share
 
-  /// Calls `visit` for each run that overlaps the destination window, in order. A run that begins
-  /// before the window or ends after it is cut.
+  /// Calls `visit`, in order, for each run that overlaps the window; cuts off what lies outside it.
+  /// The window counts elements of the destination region, in that region's own row-major order.
   void for_each_in(FlatRange destination_window,
                    const std::function<void(const Run&)>& visit) const;
 
@@ -111,12 +111,12 @@ class CopyRuns {
 struct CoverageProblem {
   /// `hole`: elements in no region; `overlap`: elements in several regions.
   enum class Kind { hole, overlap } kind;
-  std::string detail;  // which regions overlap, or how many elements are missing
+  std::string detail;  // in words: which regions overlap, or which or how many elements are missing
 };
 
-/// Checks that the regions cover a tensor of `shape` exactly once. Equal regions (replicas) count
-/// once; empty regions are ignored. Requires: `region_error` accepts all regions. Cost: O(n log n)
-/// for common layouts.
+/// Returns nothing if the regions cover a tensor of `shape` exactly once; otherwise one problem or
+/// more, not always all. Equal regions (replicas) count once; empty regions do not count.
+/// Requires: `region_error` returns nothing for each region. Cost: O(n log n) for common layouts.
 std::vector<CoverageProblem> check_coverage(std::span<const Region> regions,
                                             std::span<const std::int64_t> shape);
 

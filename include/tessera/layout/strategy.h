@@ -13,26 +13,26 @@
 
 namespace tessera {
 
-/// A region of a tensor and the ranks that hold it: one rank, or several with a replica each.
+/// A region of a tensor, and the ranks that hold it: one rank, or several that each hold a replica.
 struct Shard {
   Region region;
   std::vector<int> ranks;  // ascending
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-/// The rule that distributes tensors over the ranks.
-///
-/// Names: `replicated`; `flat` (FULL_SHARD and SHARD_GRAD_OP of FSDP1: each unit's flat parameter
-/// cut into equal ranges); `dim0` (FSDP2: rows, cut as torch.chunk does); `dim1` (columns, cut
-/// in the same way; tensors of one dimension as `dim0`); `hybrid:AxB` (dim0 over B ranks,
-/// replicated A times) and `hybrid-flat:AxB` (the same with flat). In a hybrid world,
-/// rank = replica * B + shard, as in a device mesh of shape (A, B).
+/// The rule that distributes tensors over the ranks. The names of the rules:
+/// - `replicated`: every rank holds every tensor, whole;
+/// - `flat` (FSDP1's FULL_SHARD, SHARD_GRAD_OP): cuts each unit's flat parameter into equal ranges;
+/// - `dim0` (FSDP2): cuts the rows as torch.chunk does; `dim1`: the columns (1-d tensors: as dim0);
+/// - `hybrid:AxB`: A replicas, each cut over B ranks as by `dim0`;
+/// - `hybrid-flat:AxB`: A replicas, each cut over B ranks as by `flat`.
+/// In the hybrid rules, rank = replica * B + shard, as in a DeviceMesh of shape (A, B).
 struct Strategy {
   /// How one replica cuts a tensor into shards.
   enum class Sharding { replicated, flat, dim0, dim1 };
   Sharding sharding = Sharding::replicated;
-  int num_replicas = 1;  // A
-  int num_shards = 1;    // B; all ranks hold everything if `replicated`
+  int num_replicas = 1;  // A; the world size if `replicated`
+  int num_shards = 1;    // B; 1 if `replicated`
 
   int world_size() const { return num_replicas * num_shards; }
   friend bool operator==(const Strategy&, const Strategy&) = default;
@@ -42,11 +42,11 @@ struct Strategy {
 inline constexpr int kMaxWorldSize = 1'000'000;
 
 /// Parses a strategy for `world_size` ranks. If `world_size` is 0, the world size is A * B for a
-/// hybrid strategy, and 1 for any other. Throws: Error(invalid_argument) that lists the allowed
-/// names, or that has both numbers if A * B is not the world size.
+/// hybrid strategy, and 1 for any other. Throws: Error(invalid_argument) if the text is no strategy
+/// (lists the names), if A * B is not `world_size`, or if there are over kMaxWorldSize ranks.
 Strategy parse_strategy(std::string_view text, int world_size);
 
-/// Returns the text that parse_strategy reads.
+/// Returns a text from which parse_strategy, with the same world size, makes this strategy again.
 std::string strategy_to_string(const Strategy& strategy);
 
 /// An index from each parameter's fqn to its flat unit.
@@ -68,14 +68,14 @@ class FlatUnitIndex {
 };
 
 /// Returns which ranks hold which regions of a tensor, ordered by region. The regions cover the
-/// tensor exactly once. No shard is empty, except the one shard of an empty tensor. All ranks
-/// hold tensors that cannot be cut (0-d or empty) and, under `flat`, tensors in no unit
-/// (buffers). Shape: `shape` is that of the whole tensor. Requires: the strategy came from
-/// parse_strategy.
+/// tensor exactly once. No shard is empty, except the one shard of an empty tensor. All ranks hold
+/// the whole tensor if it cannot be cut (0-d or empty), or if the strategy is `flat` and `place` is
+/// null, because the tensor (a buffer) is in no unit. Other strategies ignore `place`.
+/// Shape: `shape` is that of the whole tensor. Requires: the strategy came from parse_strategy.
 std::vector<Shard> shards_of(const Strategy& strategy, std::span<const std::int64_t> shape,
                              const FlatUnitIndex::Place* place = nullptr);
 
-/// How a tensor is spread along one axis of a mesh: whole on all indices, cut, or on one only.
+/// How one axis of a mesh spreads a tensor. A rank has one index on each axis, from 0.
 struct MeshPlacement {
   enum class Kind {
     replicate,  // every index of the axis has the same elements
@@ -97,8 +97,8 @@ struct MeshLayout {
     std::vector<MeshPlacement> placements;  // one for each axis of the mesh
   };
   std::vector<int> shape;
-  std::vector<Rule> rules;  // for each name, the first that matches is used
-  std::string path{};       // of the file, for errors
+  std::vector<Rule> rules;  // the first rule that matches a name is used
+  std::string path{};       // of the file with the rules, for errors
 
   /// Returns the product of the axes' sizes.
   int world_size() const;
@@ -113,18 +113,18 @@ struct MeshLayout {
 
   /// Returns which ranks hold which boxes of a tensor, ordered by box. Each cut is that of
   /// torch.chunk, without the empty boxes. If several axes cut one dimension, the last axis cuts
-  /// first, as FSDP2 does over tensor parallelism. All ranks hold a 0-d or empty tensor, whole.
+  /// first, as FSDP2 does on top of tensor parallelism. All ranks hold a 0-d or empty tensor whole.
   /// Throws: Error(invalid_argument) naming the file and the tensor if no rule matches, or if the
   /// rule cuts a dimension that the tensor does not have.
   std::vector<Shard> shards_of(std::string_view name, std::span<const std::int64_t> shape) const;
 
   /// The rule for a tensor, or the reason why no rule applies.
   struct RuleChoice {
-    const Rule* rule = nullptr;  // the first that matches; none if the tensor cannot be cut
-    std::string expected{};      // for the error; empty if there is no error
+    const Rule* rule = nullptr;  // null: none matches, or the tensor (0-d or empty) is never cut
+    std::string expected{};      // for the error that shards_of throws; empty: it throws none
     std::string found{};
   };
-  /// Returns the rule by which `shards_of` cuts a tensor.
+  /// Returns the rule by which `shards_of` cuts a tensor. Does not throw if no rule applies.
   RuleChoice choose_rule(std::string_view name, std::span<const std::int64_t> shape) const;
 };
 

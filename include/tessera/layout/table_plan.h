@@ -10,20 +10,20 @@
 
 namespace tessera {
 
-/// How an embedding table is cut. Terms of torchrec's ShardingType.
+/// How an embedding table is cut (torchrec's ShardingType) over the ranks in TableRule::ranks.
 enum class TableSharding {
   data_parallel,      // every rank holds the whole table
   table_wise,         // one rank holds the whole table
-  column_wise,        // columns over the ranks
-  row_wise,           // rows over the ranks
-  table_row_wise,     // rows over the ranks of one host
-  table_column_wise,  // columns over the ranks of one host
-  grid,               // columns over groups of ranks, rows within each group
+  column_wise,        // the columns are cut over the ranks
+  row_wise,           // the rows are cut over the ranks
+  table_row_wise,     // the rows are cut over ranks of one host
+  table_column_wise,  // the columns are cut over ranks of one host
+  grid,               // the columns are cut over groups of ranks, the rows within each group
 };
 
-/// Returns the name that plans use: `row_wise`.
+/// Returns the enumerator's name, which plans use, such as `row_wise`.
 std::string_view table_sharding_name(TableSharding sharding);
-/// Returns the sharding of that name, or nothing.
+/// Returns the sharding of that name; nothing if there is none.
 std::optional<TableSharding> parse_table_sharding(std::string_view name);
 std::string table_sharding_names();  // all names, for messages
 
@@ -31,19 +31,19 @@ std::string table_sharding_names();  // all names, for messages
 struct TableRule {
   TableSharding sharding = TableSharding::table_wise;
   std::vector<int> ranks{};   // one for each shard; data_parallel uses all ranks instead
-  int num_column_shards = 1;  // for grid: the number of groups; divides ranks.size()
+  int num_column_shards = 1;  // only for grid: the number of equal groups that `ranks` is cut into
 };
 
-/// Why a rule is invalid.
+/// Why a rule is invalid, in words for a message.
 struct RuleProblem {
   std::string what;
   std::string expected;
   std::string found;
 };
-/// Returns why a rule cannot be used with `world_size` ranks; nothing if it can.
+/// Returns why a rule cannot be used with `world_size` ranks; nothing if it can be used.
 std::optional<RuleProblem> problem_of(const TableRule& rule, int world_size);
 
-/// Which ranks hold which shard of each embedding table. An example of the JSON form:
+/// Which ranks hold which shard of each embedding table. As JSON, for example:
 /// `{"schema": 1, "world_size": 4, "tables": {"t0": {"sharding": "row_wise", "ranks": [0, 1]}}}`
 struct TablePlan {
   int world_size = 1;
@@ -55,13 +55,13 @@ struct TablePlan {
   std::string to_json() const;
 };
 
-/// Returns the table's name if `fqn` is a table's weight with torchrec's names:
-/// `[<module>.]embedding_bags.<table>.weight` or `[<module>.]embeddings.<table>.weight`.
+/// Returns the table's name if `fqn` is `[<module>.]embedding_bags.<table>.weight` or
+/// `[<module>.]embeddings.<table>.weight`, as torchrec names weights; nothing for any other name.
 std::optional<std::string> table_of_weight(std::string_view fqn);
 
-/// Returns which ranks hold which boxes of a table, cut as by torch.chunk. Ranks without elements
-/// are left out; an empty table is whole on all ranks. Requires: problem_of finds nothing.
-/// Shape: `[rows, columns]`. Throws: Error(invalid_argument) for another number of dimensions.
+/// Returns which ranks hold which boxes of a table, cut as torch.chunk does, without empty boxes.
+/// All ranks hold an empty table. Requires: problem_of returns nothing.
+/// Shape: `shape` is `[rows, columns]`. Throws: Error(invalid_argument) unless it has 2 dimensions.
 std::vector<Shard> table_shards(const TableRule& rule, std::span<const std::int64_t> shape,
                                 int world_size);
 

@@ -23,36 +23,36 @@ struct TableSize {
   bool is_weighted = false;                    // every id has a weight
   std::uint64_t state_nbytes_per_row = 0;      // row-wise Adagrad: 4
   std::uint64_t state_nbytes_per_element = 0;  // Adagrad: 4, Adam: 8
-  std::vector<std::string> other_names{};      // of a tied table; notes may use any name
+  std::vector<std::string> other_names{};      // of a tied table; read_table_notes accepts any
 };
 
-/// How a table is updated: row by row during the backward, or by an ordinary optimizer from a
-/// gradient as large as the shard. A data_parallel table always counts as dense, which
-/// overestimates its cost.
+/// How a table is updated. `fused`: row by row during the backward. `dense`: by an ordinary
+/// optimizer, from a gradient as large as the shard. The planner takes `dense` for each
+/// data_parallel table, which overestimates the table's cost.
 enum class TableKernel { fused, dense };
 
-/// Which shardings a table may get. Default: any.
+/// What a plan may choose for one table.
 struct TableConstraint {
-  std::vector<TableSharding> shardings{};  // empty: any
-  std::vector<int> ranks{};                // ranks that may hold the table; empty: any
-  std::int64_t min_columns = 16;           // of each shard, if columns are cut
-  TableKernel kernel = TableKernel::fused;
+  std::vector<TableSharding> shardings{};   // that the table may get; empty: any
+  std::vector<int> ranks{};                 // that may hold the table; empty: any
+  std::int64_t min_columns = 16;            // of each shard, if columns are cut
+  TableKernel kernel = TableKernel::fused;  // how the table is updated
 };
 
 /// The bandwidth of one rank in one direction. Measure these on your machines. The defaults are
 /// typical of CPU memory and of 10 Gbit/s Ethernet. Units: bytes per second.
 struct PlannerBandwidths {
-  double random_rows = 10e9;
-  double within_host = 10e9;
-  double between_hosts = 1.25e9;
+  double random_rows = 10e9;      // memory, at reads and writes of rows in random order
+  double within_host = 10e9;      // link to a rank on the same host
+  double between_hosts = 1.25e9;  // link to a rank on another host
 };
 
 /// The limits of a plan, and the assumptions of its estimates.
 struct PlannerOptions {
   int world_size = 1;                        // ranks to distribute the tables over
   int ranks_per_host = 0;                    // divides world_size; 0: all are on one host
-  std::uint64_t memory_per_rank_nbytes = 0;  // total
-  std::uint64_t reserved_nbytes = 0;         // part of the total that is not for tables
+  std::uint64_t memory_per_rank_nbytes = 0;  // all memory of a rank
+  std::uint64_t reserved_nbytes = 0;         // of this memory; for other things than tables
   std::int64_t batch_size = 1024;            // samples of one rank in one step
   PlannerBandwidths bandwidths{};            // to estimate times
   std::map<std::string, TableConstraint> constraints{};  // key: table name
@@ -75,20 +75,20 @@ struct PlannedTable {
 
 /// The cost of all tables on one rank.
 struct PlannedRank {
-  std::uint64_t nbytes = 0;  // tables, plus common_nbytes
-  double seconds = 0;
+  std::uint64_t nbytes = 0;  // of the rank's shards, plus ProposedPlan::common_nbytes
+  double seconds = 0;        // per step
 };
 
 /// A plan with its estimates and reasons.
 struct ProposedPlan {
   TablePlan plan{};
-  std::vector<PlannedTable> tables{};  // sorted by name
-  std::vector<PlannedRank> ranks{};
-  std::uint64_t memory_per_rank_nbytes = 0;
-  std::uint64_t common_nbytes = 0;  // reserved bytes, and ids and outputs of a batch
+  std::vector<PlannedTable> tables{};        // sorted by name
+  std::vector<PlannedRank> ranks{};          // by rank
+  std::uint64_t memory_per_rank_nbytes = 0;  // as in PlannerOptions
+  std::uint64_t common_nbytes = 0;  // on each rank: reserved bytes, and a batch's ids and outputs
 
-  /// Returns a text: a line per embedding table, a line per rank, and a summary. If the first lines
-  /// would exceed `max_width` columns (0: no limit), reasons go below them; then names are cut.
+  /// Returns a text: a line per table, a line per rank, and a summary. If a table's line exceeds
+  /// `max_width` columns (0: no limit), reasons get own lines; if it still does, names are cut.
   std::string to_text(std::size_t max_width = 0) const;
   /// Returns everything as a JSON object (docs/cli/json-schema.md, ckpt-inspect plan).
   std::string to_json() const;
@@ -110,37 +110,37 @@ struct ProposedPlan {
 ///   each other column shard.
 /// - memory: weights, state, dense gradient (of a dtype of less than 4 bytes also its float32 sum);
 ///   a step's ids, outputs and their gradients.
-/// A data_parallel table is looked up for the rank's own samples, and its gradient is all-reduced:
-/// 2 (W-1)/W times the table's bytes. All times are added, as if nothing overlapped, and each id of
-/// a batch counts as a different row.
+/// With data_parallel, each rank looks up only its own samples, and an all-reduce of the gradient
+/// moves 2 (W-1)/W times the table's bytes. The estimate adds all times, as if nothing overlapped,
+/// and counts each id of a batch as a different row.
 ///
-/// How it searches: with a limit on the time of a rank, it places one table after the other. Each
-/// table gets, on the least loaded ranks, the sharding with the least total time that keeps every
-/// rank within the limit and within its memory. Bisection lowers the limit as long as all tables
-/// find a place. This is repeated with other orders of the tables and of their shardings. Then
-/// tables of the slowest rank are moved as long as that helps. For up to 12 tables it also tries
-/// combinations of all shardings. Equal arguments give equal results. row_wise uses all ranks that
-/// the table may use. table_row_wise and grid use whole hosts, table_column_wise some ranks of one
-/// host. These three are tried only if several hosts have several ranks, or if a constraint asks.
+/// How the planner searches: it sets a limit for the time of each rank, and places one table after
+/// the other. Each table gets the sharding with the least total time that keeps every rank within
+/// the limit and within its memory, on the least loaded ranks. Bisection lowers the limit as long
+/// as all tables find a place. The planner repeats this with other orders of tables and shardings.
+/// Then it moves tables off the slowest rank as long as that helps. For up to 12 tables, it also
+/// tries combinations of all shardings. Equal arguments give equal results. row_wise uses all ranks
+/// that the table may use, table_row_wise and grid use whole hosts, and table_column_wise uses some
+/// ranks of one host. The planner tries the last three if there are several hosts of several ranks;
+/// otherwise only if a constraint lists them.
 ///
-/// The stages (enumerate, estimate, partition, explain) are those of torchrec's planner
-/// (https://docs.pytorch.org/torchrec/planner-api-reference.html). Costs and search differ.
+/// torchrec's planner has the same stages (enumerate, estimate, partition, explain), but differs in
+/// costs and search (https://docs.pytorch.org/torchrec/planner-api-reference.html).
 ///
-/// Collective: no.
-/// Throws:
+/// Collective: no. Throws:
 /// - Error(invalid_argument) naming a table and its problem, an option, or a constraint that allows
 ///   no sharding;
-/// - Error(mismatch) if the batch or the tables do not fit. It names the bytes that are needed and
-///   available, and up to ten tables.
+/// - Error(mismatch) if the batch or the tables do not fit into the memory. The error names the
+///   bytes that are needed and available, and up to ten tables.
 /// Cost: 0.6 s for 1,000 tables on 128 ranks.
 ProposedPlan propose_plan(std::span<const TableSize> tables, const PlannerOptions& options);
 
-/// Reads optional features, pooling factors, weights and constraints of tables from JSON:
-/// `{"schema": 1, "tables": {"t0": {"features": 2, "pooling_factor": 12.5, "weighted": true,
-/// "sharding": ["row_wise", "column_wise"], "ranks": [0, 1], "min_columns": 32,
+/// Reads notes about tables from JSON into `tables` and `options.constraints`. Every key of a table
+/// is optional: `{"schema": 1, "tables": {"t0": {"features": 2, "pooling_factor": 12.5,
+/// "weighted": true, "sharding": ["row_wise", "column_wise"], "ranks": [0, 1], "min_columns": 32,
 /// "kernel": "dense"}}}`
-/// Requires: `options.world_size` is set. Throws: Error(corruption) that names `path`, the table
-/// and the broken rule, also for a table that is not in `tables`, or is noted under two names.
+/// Requires: `options.world_size` is set. Throws: Error(corruption) naming `path`, table and broken
+/// rule, also if a table is not in `tables`, or if a tied table has notes under two of its names.
 void read_table_notes(std::string_view json, const std::string& path, std::span<TableSize> tables,
                       PlannerOptions& options);
 

@@ -21,9 +21,9 @@
 
 namespace tessera::reshard {
 
-/// How many elements of one tensor were too large for the dtype of a cast, and the largest of them.
-/// If the dtype has no infinity, infinite elements also count. Plan::on_overflow decides which
-/// values they get.
+/// How many elements of one tensor were too large for the new dtype of a cast, and the largest of
+/// them. If the new dtype has no infinity, infinite elements also count. Plan::on_overflow decides
+/// what these elements become.
 struct TensorOverflow {
   std::size_t tensor_index = 0;  // of the destination
   std::int64_t num_elements = 0;
@@ -37,7 +37,7 @@ struct TensorUnderflow {
 };
 
 /// What happens to extra files: the files in the source's folder that are no part of the
-/// checkpoint.
+/// checkpoint, such as `config.json` and a tokenizer.
 enum class ExtraFilesPolicy {
   carry,   // copied into the destination's directory
   leave,   // not copied
@@ -56,20 +56,20 @@ struct CastDTypes {
   DType to;
 };
 
-/// Which extra files a move takes.
+/// Which extra files a move copies. If they exceed `max_nbytes` together, the largest are left out.
 struct ExtraFilesOptions {
   ExtraFilesPolicy policy = ExtraFilesPolicy::carry;    // what happens to extra files
-  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all files; the largest are skipped
-  std::string folder{};  // a folder whose files are carried instead; empty: the sources'
-  /// The source whose file is copied if sources of a merge have different files of one name.
+  std::uint64_t max_nbytes = kDefaultExtraFilesNbytes;  // of all copied files together
+  std::string folder{};  // whose files are copied instead of the sources'; empty: the sources'
+  /// If the sources of a merge have different files of one name: the source whose file is copied.
   formats::MergePreference preference = formats::MergePreference::none;
-  /// Whether quantized weights became numbers: removes their settings (in `config.json` or beside).
+  /// Whether quantized weights became numbers. If true, the move does not copy their settings.
   bool removes_quantization = false;
-  /// Whether a recipe made the tensors: a destination of whole tensors does not get Megatron's
-  /// `common.pt` and `metadata.json`, which describe the tensors before.
+  /// Whether a recipe made the tensors. If true, a destination of whole tensors does not get
+  /// Megatron's `common.pt` and `metadata.json`, which describe the tensors before the recipe.
   bool is_converted = false;
-  /// Set if the reader has float64 instead of tensors' own dtypes, because the plan casts its sums:
-  /// the dtypes that these tensors had, and the one that the plan gives them.
+  /// Set if the reader calculates tensors and shows them as float64, for the plan to cast: their
+  /// dtypes before the calculation, and the dtype that the plan gives them.
   std::optional<CastDTypes> widened{};
 };
 
@@ -80,7 +80,7 @@ struct ExtraFilesPlan {
     std::string name;
     std::string why;  // such as `a folder`; the words are in docs/cli/ckpt-reshard.md
   };
-  /// A change that is made in the copy of a file.
+  /// A change that the move makes in the copy of a file.
   struct Edit {
     std::string name;
     std::string what;  // such as `text_config.torch_dtype: float32 to bfloat16`
@@ -89,22 +89,22 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
-  /// Whether the source's format holds whole tensors, and none of its files begins with `adapter`.
-  /// Then it is a model, not an adapter. For SafetensorsWriteOptions::is_base_model.
+  /// Whether the source is a model, not an adapter: its format holds whole tensors, and no data
+  /// file's name begins with `adapter`. For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes
 };
 
-/// Lists the extra files of the directories among `sources`, and decides which of them are copied
-/// into a checkpoint of format `format` at `destination`; if `options.folder` is set, files of that
-/// folder are copied instead. Never follows links. Of the sources' subfolders, enters only those
-/// that hold files of the checkpoint. If the destination is a single file, copies none.
+/// Lists the extra files of the directories among `sources`, and decides which of them a move will
+/// copy into a checkpoint of `format` at `destination`. If `options.folder` is set, the move will
+/// copy files of that folder instead. Never follows links. Of the sources' subfolders, enters only
+/// those that hold files of the checkpoint. A destination that is a single file gets none.
 ///
-/// If sources have different files of one name, copies the preferred one; without a preference,
-/// none. If the plan casts tensors, `config.json` gets the new dtype. A file with a name that a
-/// checkpoint's own file could have is not copied, because readers could take it for a part of the
-/// checkpoint. A file with a name that the destination's writer itself uses is a problem.
+/// If sources have different files of one name, the move copies the preferred one; without a
+/// preference, none. If the plan casts tensors, the copied `config.json` gets the new dtype. A file
+/// whose name a checkpoint's own file could have is not copied, because readers could take it for
+/// one. A file whose name the destination's writer uses is a problem (ExtraFilesPlan::problems).
 /// Throws: Error(io); Error(not_found, invalid_argument) if `options.folder` is no folder.
 ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const formats::CheckpointReader& reader,
@@ -112,17 +112,17 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const std::string& destination, formats::Format format,
                                 const ExtraFilesOptions& options);
 
-/// For each path, a text that changes with the file: size and time of change, or size and ETag.
+/// For each path, a text that changes with the file: size and time of change (or ETag, at a URL).
 using FileStates = std::map<std::string, std::string>;
 
-/// Returns the states of a source's data files. Empty if the bytes are in memory. Throws:
+/// Returns the present states of a source's data files. Empty if the bytes are in memory. Throws:
 /// Error(io).
 FileStates source_file_states(const formats::CheckpointReader& reader);
 
 /// Local files and files at URLs, for opening a source. Records the state of each file before the
-/// file is opened for the first time. So a change is noticed even if it happens while the source is
-/// being opened, which may take long. Looks at each file once: `kind_of` answers from the recorded
-/// state if the file was there. Thread-safe.
+/// file is opened for the first time. So `require_unchanged` notices also a change that happens
+/// while the source is being opened, which may take long. Looks at each file once: if the file was
+/// there, `kind_of` answers from the recorded state. Thread-safe.
 class SourceFiles {
  public:
   SourceFiles();
@@ -130,15 +130,15 @@ class SourceFiles {
   SourceFiles(const SourceFiles&) = delete;
   SourceFiles& operator=(const SourceFiles&) = delete;
 
-  /// Returns the files. They live as long as this object, which must outlive readers of them.
+  /// Returns the file system. This object owns it, and must outlive all readers that use it.
   const FileSystem& file_system() const;
 
   /// Returns the states of a source's data files. For a file that has been opened: its state before
   /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
-  /// Throws Error(mismatch) if a file is no longer as it was just before it was opened (or when
-  /// `states_of` first looked at it), because another program has changed or replaced it. Ignores
-  /// files that are gone. Throws: Error(io).
+  /// Throws Error(mismatch) if another program has changed or replaced a file since just before it
+  /// was opened (or since `states_of` first looked at it). Ignores files that are gone. Throws:
+  /// Error(io).
   void require_unchanged() const;
 
  private:
@@ -151,27 +151,27 @@ struct ExecuteOptions {
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;  // all buffers of all threads together
   int num_threads = 0;                                 // 0: default_num_threads()
   std::stop_token stop{};            // a stop request ends the work with Error(interrupted)
-  formats::ProgressSink progress{};  // bytes of tensors written by this or an interrupted run
-  formats::ProgressSink resumed{};   // the part of `progress` that an interrupted run wrote
+  formats::ProgressSink progress{};  // gets the bytes of tensors that this or an earlier run wrote
+  formats::ProgressSink resumed{};   // gets those of them that an interrupted earlier run wrote
   std::string source_path{};         // path of the source, for errors; finish_move sets it
   /// The states of the source's files when it was opened, as from SourceFiles. finish_move compares
   /// them with the states at the end. Empty: the states when finish_move begins.
   std::optional<FileStates> source_files{};
-  /// Called at the end, in order, once for each tensor of the destination with elements that were
-  /// too large. Elements in blocks that an interrupted run wrote also count. An element that
-  /// several ranks store counts once.
+  /// Called at the end, once for each tensor of the destination that has elements too large for its
+  /// dtype, in the order of the tensors. Elements in blocks that an interrupted run wrote also
+  /// count. An element that several ranks store (a replica) counts once.
   std::function<void(const TensorOverflow&)> overflowed{};
   /// Called in the same way for each tensor with elements that a cast made zero.
   std::function<void(const TensorUnderflow&)> underflowed{};
-  /// Whether to read the source of blocks that an interrupted run wrote already. Set it for a
-  /// source that calculates its elements: such a source counts rounding losses while it is read.
+  /// Whether to read the source also for blocks that an interrupted run wrote already. Set it for a
+  /// source that calculates its elements, because that source counts rounding losses as it is read.
   bool reads_kept_blocks = false;
 };
 
 /// Moves the bytes that a plan names, block by block, so memory does not grow with the size of a
-/// tensor. Checks the source's checksums as it reads. Blocks that the writer already has from an
-/// interrupted run are not written again; their source is read only to count losses of a cast, or
-/// with `reads_kept_blocks`. Does not commit. If it throws, it has abandoned the writer.
+/// tensor. Checks the source's checksums as it reads. Skips blocks that the writer has from an
+/// interrupted run, but reads them from the source to count losses of a cast, or if
+/// `reads_kept_blocks` is set. Does not commit. If it throws, it has abandoned the writer.
 /// Requires: `plan.problems` is empty; `writer` was made for `plan.destination`.
 /// Throws:
 /// - what source and writer throw;
@@ -182,34 +182,34 @@ struct ExecuteOptions {
 void execute(const Plan& plan, const formats::TensorSource& source,
              formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
-/// Creates the destination of a plan, with its values but without its tensors, and returns its
-/// writer. If `create` asks for a journal, adds `resume_identity` to the journal's identity.
-/// `source_files`: as in ExecuteOptions; if not given, looks at each file for the identity.
+/// Starts the checkpoint of a plan, with its values but without its tensors, and returns its
+/// writer. If `create` has a journal, adds what identifies the move to it (ResumeIdentity).
+/// `source_files`: as in ExecuteOptions; empty: takes the present states for the identity.
 /// Requires: `plan.problems` is empty; `create.format` is the plan's; the plan outlives the writer.
-/// Throws: what read_value, resume_identity and create_checkpoint throw.
+/// Throws: what read_value and create_checkpoint throw; Error(io).
 std::unique_ptr<formats::CheckpointWriter> start_move(
     const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
     const std::string& destination, formats::CreateOptions create,
     const std::optional<FileStates>& source_files = {});
-/// Adds a note to `plan.notes` for each thing that the format's writer adds to the checkpoint. Adds
-/// nothing if the plan has problems. Of `create`, only the format and the extra files matter.
-/// Throws: the error with which `start_move` refuses the contents.
+/// Adds a note to `plan.notes` for each thing that the format's writer itself adds to a checkpoint.
+/// If the plan has problems, adds nothing. Of `create`, reads only the format and the extra files.
+/// Throws: the error that `start_move` would throw about the contents.
 void add_notes_of_writer(Plan& plan, const formats::CheckpointReader& reader,
                          const std::string& destination, const formats::CreateOptions& create);
-/// Checks whether a move could start, and changes nothing: whether `start_move` would refuse to
-/// replace the destination or to resume the staging directory, whether files of the source are
-/// missing, and whether the writer would refuse elements of the source, such as a step counter.
-/// `num_shares`: the shares of a move by several workers; then it is no error if other workers have
-/// begun the same work. `source_files`: as for start_move. Throws: the error that the move would
-/// throw.
+/// Checks whether a move could start, and changes nothing: whether `start_move` would accept the
+/// contents, replace the destination and resume the staging directory; whether all files of the
+/// source exist; and whether the writer would accept the elements (such as step counters, which
+/// must agree). `num_shares`: set if several workers do the move; then it is no error if others
+/// have begun the same work with that number of shares. `source_files`: as for start_move. Throws:
+/// the error that the move would throw.
 void check_move(const Plan& plan, const formats::CheckpointReader& reader, FileSystem& fs,
                 const std::string& destination, formats::CreateOptions create,
                 std::optional<int> num_shares = {},
                 const std::optional<FileStates>& source_files = {});
 /// Moves the tensors to the writer that `start_move` returned, and commits. Before the commit, may
-/// read the rest of partly read storages to check their checksums, and compares the source's files
-/// with ExecuteOptions::source_files (the destination must not mix old and new bytes of a file).
-/// Throws: what execute and commit throw; Error(corruption); Error(mismatch) with the changed file.
+/// read the rest of storages that it read in part (torch.save) to check their checksums, and checks
+/// that no source file has changed since ExecuteOptions::source_files, so that the destination does
+/// not mix old and new bytes. Throws: what execute and commit throw; Error(corruption, mismatch).
 void finish_move(const Plan& plan, const formats::CheckpointReader& reader,
                  formats::CheckpointWriter& writer, const ExecuteOptions& options);
 
@@ -222,10 +222,10 @@ void move_checkpoint(const Plan& plan, const formats::CheckpointReader& reader, 
 /// - after an error that may not occur in the next run: Error(io), an interruption, no memory, or
 ///   Error(already_exists) for a file in the way;
 /// - after any error, if the writer resumed work (not if the source proves damaged at the end).
-/// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If nothing is
-/// kept, it names a file that stays in DST.partial because Tessera did not write it. Returns how
-/// many bytes of tensors an earlier writer had written. Requires: `start_move` returned the writer
-/// for `destination` on `fs`. Throws: as finish_move.
+/// The error then says `kept: DST.partial, 43% done`, with the remedy to resume. If the writer
+/// keeps nothing, the error names a file in DST.partial that Tessera did not write (if any): it
+/// stays there. Returns how many bytes of tensors an earlier run wrote. Requires: `start_move`
+/// returned the writer for `destination` on `fs`. Throws: as finish_move.
 std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& reader,
                              formats::CheckpointWriter& writer, FileSystem& fs,
                              const std::string& destination, ExecuteOptions options);
@@ -236,7 +236,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
 
 /// Options of one worker that writes a share of a move.
 struct SharedMoveOptions {
-  /// Whether to write, after its own share, the shares that no living worker holds.
+  /// Whether the worker also writes, after its own share, the shares that no living worker writes.
   enum class OtherShares { leave, take_over };
 
   int share = 0;                                  // of this worker, from 0
@@ -258,7 +258,7 @@ struct SharedMoveOutcome {
     int index = 0;                     // from 0
     std::uint64_t nbytes = 0;          // of tensors
     std::uint64_t resumed_nbytes = 0;  // the part of `nbytes` that an interrupted worker wrote
-    bool was_complete = false;         // this worker wrote nothing of it; the numbers are 0
+    bool was_complete = false;         // if true, this call wrote nothing of it; both sizes are 0
   };
   /// A share that is not complete.
   struct Missing {
@@ -274,10 +274,10 @@ struct SharedMoveOutcome {
 /// Writes one share of a move, and records durably what it has finished. If all shares are then
 /// complete, makes the destination appear, with the same bytes as a move by one process. Several
 /// workers may call this at the same time, each for its own share.
-/// Requires: `create.journal`. `plan.problems` is empty.
+/// Requires: `create` has a journal; `plan.problems` is empty.
 /// Throws:
-/// - what start_move and finish_move throw. After an error during the write, the finished blocks of
-///   this share are kept, and the error says so (not if damage is found after they were written);
+/// - what start_move and finish_move throw. An error while the share is written says that its
+///   finished blocks are kept (not if the source proves damaged after they were written);
 /// - Error(unsupported) if the format cannot be written by several processes, or if the file system
 ///   has no locks;
 /// - Error(already_exists) if another process writes the share;
@@ -289,8 +289,8 @@ SharedMoveOutcome move_share(const Plan& plan, const formats::CheckpointReader& 
                              const ExecuteOptions& options);
 
 /// Makes the destination appear if all shares are complete; otherwise returns the missing ones.
-/// Writes no share. If another process is just finishing the move, waits for it; a stop request
-/// ends the wait. `source_files`: as for start_move. Throws: as move_share.
+/// Writes no share. While another process is finishing the move, waits for it; a stop request ends
+/// the wait. `source_files`: as for start_move. Requires and throws: as move_share.
 SharedMoveOutcome finish_shares(const Plan& plan, const formats::CheckpointReader& reader,
                                 FileSystem& fs, const std::string& destination,
                                 formats::CreateOptions create, const std::stop_token& stop = {},

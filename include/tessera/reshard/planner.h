@@ -18,11 +18,11 @@
 
 namespace tessera::reshard {
 
-/// Which names (and shapes) the state of fused optimizers gets.
+/// Which names (and shapes) the state of optimizers that are fused into embedding tables gets.
 enum class OptimizerNames {
-  as_stored,  // the names in the source
-  canonical,
-  torchrec,
+  as_stored,  // as in the source
+  canonical,  // Tessera's own: `….state.<fqn>.row_sum`
+  torchrec,   // torchrec's: `….state.<fqn>.<table>.momentum1`
 };
 
 /// Returns the value for `as-stored`, `canonical` or `torchrec`; nothing for another word.
@@ -35,11 +35,11 @@ using tessera::Rename;
 /// Whether the caller allows something that is refused by default.
 enum class Relaxation { refuse, allow };
 
-/// What a cast does with numbers that are too large for its dtype, as TensorOverflow counts them.
+/// What a cast does with numbers that are too large for the new dtype (TensorOverflow counts them).
 enum class OnOverflow {
   refuse,    // the move fails
-  saturate,  // they become the largest finite number of the dtype, with their sign
-  infinity,  // they become infinite, or NaN in float8_e4m3fn
+  saturate,  // they become the largest finite number of the new dtype, with their sign
+  infinity,  // they become infinite, or NaN in float8_e4m3fn, which has no infinity
 };
 
 /// Returns the value for `refuse`, `saturate` or `infinity`; nothing for another word.
@@ -47,7 +47,7 @@ std::optional<OnOverflow> parse_on_overflow(std::string_view name);
 /// Returns the word that parse_on_overflow reads.
 std::string_view on_overflow_name(OnOverflow on_overflow);
 
-/// Whether to move the entries of optimizers (OptimizerEntries).
+/// Whether to move the entries of optimizers: state, `param_groups`, and gradient scalers.
 enum class OptimizerSelection { keep, leave_out };
 
 /// The format, layout, names and dtypes of the destination. By default, the format is native, and
@@ -57,19 +57,19 @@ struct PlanOptions {
   int world_size = 0;                     // 0: from the strategy, table plan, mesh or source
   std::string strategy{};                 // for parse_strategy; empty: see plan_reshard
   std::optional<TablePlan> table_plan{};  // shards of each table; empty: by the strategy
-  std::optional<MeshLayout> mesh{};       // of the destination's names; instead of a strategy
+  std::optional<MeshLayout> mesh{};       // rules by the destination's names; not with a strategy
   /// Another checkpoint. Each tensor of the destination is cut like the tensor of the same name in
   /// that checkpoint; optimizer state is cut like its parameter. Excludes all options above except
   /// the format.
   std::shared_ptr<const formats::CheckpointContents> like{};
   std::string like_path{};        // path of the checkpoint `like`, for errors
-  std::vector<FlatUnit> units{};  // replace the source's units; same names, shapes, dtypes
+  std::vector<FlatUnit> units{};  // if not empty, replace the source's; same names, shapes, dtypes
   NameSelection only{};           // of the source's names
   OptimizerSelection optimizer = OptimizerSelection::keep;     // whether to move optimizer state
   OptimizerNames optimizer_names = OptimizerNames::as_stored;  // names of the state of fused tables
-  std::vector<Rename> renames{};  // for each name, the first that fits is used
+  std::vector<Rename> renames{};  // the first rename that fits a name is used
   std::optional<DType> cast{};    // new dtype of floating-point tensors; see plan_reshard
-  OnOverflow on_overflow = OnOverflow::refuse;  // of the cast
+  OnOverflow on_overflow = OnOverflow::refuse;  // for numbers that the cast cannot hold
   std::string quantization_method{};  // method named by config.json beside the source; for messages
   std::size_t num_unordered_dicts = 0;      // MergedCheckpoint::num_unordered_dicts of the source
   Relaxation missing = Relaxation::refuse;  // leave out what is incomplete or missing
@@ -77,36 +77,36 @@ struct PlanOptions {
   Relaxation part = Relaxation::refuse;     // move a part of a checkpoint (PartOfWhole) as it is
 };
 
-/// Pieces and values that a source lists in its contents but cannot read.
+/// Pieces and values that a source lists in its contents, but that it cannot read.
 struct SourceGaps {
   formats::MissingData missing{};
   std::map<std::size_t, Error> refused_values{};  // key: index of a value that Tessera never reads
 };
 
-/// Finds the gaps of an open checkpoint. Reads the values that `names` selects.
+/// Finds the gaps of an open checkpoint. Reads the values that `names` selects. Throws: Error(io).
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names);
 
 /// Where one destination tensor's elements come from. The struct is kept small, because a move has
 /// one for each tensor.
 struct TensorCopy {
   std::size_t source_tensor = 0;
-  /// For every destination piece, the source pieces that share elements with it, without replicas.
-  /// Tensors of equal shapes and cuts share one list.
+  /// For every destination piece, the indices of the source pieces that share elements with it,
+  /// without replicas. Tensors of equal shapes and cuts share one list.
   SharedVector<std::vector<std::uint32_t>> source_pieces{};
-  /// Not empty for row_wise_per_shard state that is merged. The source then has one block of rows
-  /// per column shard, and every destination piece needs all source pieces. `merged_widths` has the
-  /// shards' widths, which are the weights of the mean.
+  /// If the move merges row_wise_per_shard state: the widths of the source's column shards, which
+  /// are the weights of the mean; otherwise empty. The source then has one block of rows for each
+  /// of them, and every destination piece needs all source pieces.
   SharedVector<std::int64_t> merged_widths{};
-  /// Not 0 for row-wise state if each column shard of the destination gets a copy: element i of the
-  /// destination is row `i % num_repeated_rows` of the source (or of the merged rows). Every
-  /// destination piece lies within one copy.
+  /// If each column shard of the destination gets a copy of row-wise state: the number of rows;
+  /// otherwise 0. Element i of the destination is row `i % num_repeated_rows` of the source (or of
+  /// the merged rows). Every destination piece lies within one copy.
   std::int64_t num_repeated_rows = 0;
 };
 
 /// What a move changes because a format, or a new name, has no place for it
 /// (docs/formats/what-each-holds.md).
 enum class FormatChange {
-  text_keys,       // dict keys that are not strings become text; without optimizer_keys
+  text_keys,       // dict keys that are not strings become text (except optimizer_keys)
   optimizer_keys,  // the numbers of parameters in an optimizer's state become text
   split_ties,      // tied tensors are stored under each of their names
   list_root,       // the outermost list becomes a dict
@@ -124,7 +124,7 @@ enum class FormatChange {
   model_names,     // a tensor `w` of the outermost dict becomes `model.w`
 };
 
-/// Returns the name in JSON output: `text_keys`.
+/// Returns the enumerator's name, as in JSON output: `text_keys`.
 std::string_view format_change_name(FormatChange change);
 
 /// How often a move makes a change.
@@ -145,7 +145,7 @@ struct LeftOut {
   friend bool operator==(const LeftOut&, const LeftOut&) = default;
 };
 
-/// Floating-point tensors of another dtype that a cast leaves as they are.
+/// How many floating-point tensors a cast leaves in a dtype other than the cast's new dtype.
 struct UncastTensors {
   std::size_t count = 0;
   std::string first{};  // the first one's name at the destination; empty: none
@@ -157,7 +157,7 @@ struct UncastTensors {
 struct Plan {
   formats::CheckpointContents destination;
   std::vector<TensorCopy> copies;          // parallel to destination.tensors
-  std::vector<std::size_t> value_sources;  // parallel to destination.values
+  std::vector<std::size_t> value_sources;  // indices in the source; parallel to destination.values
   std::vector<formats::Finding>
       problems;                         // every reason to refuse the move; empty in a usable plan
   std::vector<formats::Finding> notes;  // findings that do not stop the move
@@ -180,31 +180,31 @@ struct Plan {
 /// - otherwise the pieces stay as they are (replicas stored once).
 ///
 /// safetensors and torch.save files hold whole tensors, so all options that cut tensors are
-/// refused. A table without a rule in the table plan follows the strategy; without a strategy it is
-/// a problem. DCP has only boxes and no aliases: ranges become boxes, and an alias becomes a
-/// tensor. Optimizer state follows its parameter by its role (optimizer_rules.h). The name at the
-/// destination decides the form of a table's row-wise state (torchrec_names.h): one block of rows
-/// per column shard under torchrec's names, else one element per row.
+/// refused. A table without a rule in the table plan follows the strategy; without a strategy, it
+/// is a problem. DCP has only boxes and no aliases: ranges become boxes, and an alias becomes a
+/// tensor. Optimizer state is cut as its kind (StateKind) and its parameter require. A table's
+/// row-wise state has one block of rows per column shard if its name at the destination is one of
+/// torchrec's; otherwise it has one element per row.
 ///
-/// A tensor with missing pieces is read from their replicas, if there are any. Each entry that
-/// `gaps` affects gets a note or a problem with its name.
-/// Throws: Error(invalid_argument) if options contradict each other, or if a rename or a pattern
-/// (other than `!GLOB`) fits no name. What is wrong with the source's contents is in `problems`.
+/// If pieces of a tensor are missing, the plan uses their replicas, if there are any. Each entry
+/// that `gaps` affects gets a note or a problem with its name. Throws: Error(invalid_argument) if
+/// options contradict each other, or if a rename or a pattern (other than `!GLOB`) fits no name.
+/// Plan::problems has what is wrong with the source's contents.
 /// Cost: O(pieces log pieces) per tensor for common layouts.
 Plan plan_reshard(const formats::CheckpointContents& source, const std::string& source_path,
                   const PlanOptions& options, const SourceGaps& gaps = {});
 
 /// Returns the SHA-256, as hex digits, of what a plan decides about tensors, values and aliases
-/// (not about units, annotations and key paths). Ranks compare it instead of the plan.
+/// (not about units, annotations and key paths). Ranks compare this digest instead of the plan.
 std::string plan_digest(const Plan& plan, const formats::CheckpointContents& source);
 
-/// How much is written for one rank.
+/// How much a move writes as the pieces of one rank.
 struct RankShare {
   std::uint64_t num_pieces = 0;
   std::uint64_t nbytes = 0;
 };
 
-/// Returns how much is written for each rank of the destination.
+/// Returns how much a move writes for each rank of the destination, by rank.
 std::vector<RankShare> rank_shares(const Plan& plan);
 
 /// Prefixes that select tensors and values for PlanOptions. A prefix consists of whole components

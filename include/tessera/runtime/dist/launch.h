@@ -24,15 +24,15 @@ using EnvironmentLookup = std::function<std::optional<std::string>(const std::st
 /// Returns the value of an environment variable of this process, or nothing.
 std::optional<std::string> process_environment(const std::string& name);
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK), else of Open MPI's mpirun
-/// (OMPI_COMM_WORLD_*), else of Slurm's srun (SLURM_PROCID, …). Returns nothing if none are set.
-/// MASTER_PORT is 29500 if not set. MASTER_ADDR must be set under torchrun, and under mpirun on
-/// several hosts; else its default is this host (mpirun) or the step's first host (srun). Throws:
+/// Reads the variables of the first launcher that has set its own: torchrun (RANK, WORLD_SIZE,
+/// LOCAL_RANK), Open MPI's mpirun (OMPI_COMM_WORLD_*), Slurm's srun (SLURM_PROCID, …). Returns
+/// nothing if none has. MASTER_PORT defaults to 29500. MASTER_ADDR defaults to this host (mpirun on
+/// one host) or to the job step's first host (srun); otherwise it must be set. Throws:
 /// Error(invalid_argument) naming a variable that is missing or not a valid number.
 std::optional<LaunchEnvironment> launch_environment(const EnvironmentLookup& lookup);
 
-/// Connects the ranks of this job according to the launcher's variables. Without a launcher,
-/// returns a mesh of this process alone. Collective. Throws as `connect` and `launch_environment`.
+/// Connects the ranks of this job as the launcher's variables say. Without a launcher, returns a
+/// mesh of this process alone. Collective. Throws: as `connect` and `launch_environment`.
 Mesh init_from_env(const MeshOptions& options = {});
 
 }  // namespace tessera::dist

@@ -17,12 +17,12 @@ namespace tessera::dist {
 /// How tensors are sent between the ranks of a group.
 struct Transport {
   std::string name;
-  /// The device of small tensors that groups create for themselves.
+  /// The device of the small tensors that groups create for their own messages.
   at::Device device = at::kCPU;
   /// Whether a group of one rank also gets a backend, if there is a store. If false, collectives of
   /// such a group only copy.
   bool connects_one_rank = false;
-  /// Connects the ranks that share `store`. Collective.
+  /// Connects rank `rank` of `size` ranks to the others, which share `store`. Collective.
   std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int size,
                                                   std::chrono::milliseconds timeout)>
@@ -30,14 +30,14 @@ struct Transport {
 };
 
 /// Returns Gloo, which uses sockets. Gloo sends CPU tensors directly, and CUDA tensors through the
-/// host. `interface`: the network interface to bind to, such as `eth0`. Empty: GLOO_SOCKET_IFNAME,
-/// else the interface of the host's name, else loopback.
+/// host. `interface`: the network interface to bind to, such as `eth0`. Empty: the interface in
+/// GLOO_SOCKET_IFNAME; without this variable, that of the host's name; without that, loopback.
 Transport gloo(const std::string& interface = {});
 
-/// Returns NCCL through c10d, for CUDA tensors. In the target `tessera::nccl`, which is built if
-/// torch has CUDA. `device_index`: this rank's GPU. Default: the local rank that the launcher
-/// reports (see launch.h), else 0. The GPU becomes the current device of the calling thread.
-/// Throws: Error(unsupported) if there is no such GPU.
+/// Returns NCCL through c10d, for CUDA tensors. Link the CMake target `tessera::nccl`, which exists
+/// if torch has CUDA. `device_index`: this rank's GPU. Default: the local rank that the launcher
+/// reports (see launch.h); 0 without a launcher. This GPU becomes the current device of the calling
+/// thread. Throws: Error(unsupported) if there is no such GPU.
 Transport nccl(std::optional<int> device_index = std::nullopt);
 
 /// The ranks of a job as a grid with named axes, row-major: in a mesh of shape (A, B), rank =
@@ -47,13 +47,13 @@ class Mesh {
   /// A named dimension of the grid, as this rank sees it.
   struct Axis {
     std::string name;
-    std::shared_ptr<Group> group;  // ranks whose place differs from this one's only in this axis
+    std::shared_ptr<Group> group;  // this rank, and the ranks that differ from it only on this axis
   };
 
-  /// A mesh of this process alone, with one axis `shard`.
+  /// Makes a mesh of this process alone, with one axis `shard`.
   Mesh();
-  /// Requires: `world.size()` is the product of the axes' sizes. `world` may also be the group of
-  /// an axis.
+  /// Makes a mesh of existing groups. `world` has all ranks. If there is only one axis, its group
+  /// may be `world` itself. Requires: `world->size()` is the product of the axes' sizes.
   Mesh(std::shared_ptr<Group> world, std::vector<Axis> axes);
 
   int rank() const { return world_->rank(); }
@@ -80,9 +80,9 @@ struct MeshOptions {
   Transport transport = gloo();
 };
 
-/// Connects the ranks that share `store`; `store` may be null for one rank. Collective. Throws:
-/// Error(invalid_argument) if the product of the axes is not the world size, or `rank` is not in
-/// [0, world_size); Error(io) if a rank cannot connect, or does not in time.
+/// Connects the ranks that share `store` (may be null for one rank). Collective. Throws:
+/// Error(invalid_argument) if the product of the axes' sizes is not `world_size`, or if `rank` is
+/// not in [0, world_size); Error(io) if a rank cannot connect, or does not connect in time.
 Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
              const MeshOptions& options = {});
 

@@ -17,14 +17,14 @@ enum class Pooling { sum, mean };
 
 /// An embedding table. What torchrec calls EmbeddingBagConfig.
 struct EmbeddingBagConfig {
-  std::string name;  // without dots
-  std::int64_t num_embeddings = 0;
-  std::int64_t embedding_dim = 0;
-  /// Keys of the batch to look up in this table. Several tables may look up the same key.
+  std::string name;                 // without dots
+  std::int64_t num_embeddings = 0;  // rows
+  std::int64_t embedding_dim = 0;   // columns
+  /// The keys of a batch whose ids this table looks up. Several tables may look up the same key.
   std::vector<std::string> feature_names{};
   Pooling pooling = Pooling::sum;
   at::ScalarType dtype = at::kFloat;  // float32, float16 or bfloat16
-  /// Fills the weight, or a shard of it, with initial values. Default: uniform between plus and
+  /// Fills the weight, or one shard of it, with initial values. Empty: uniform between plus and
   /// minus 1 / sqrt(num_embeddings).
   std::function<void(at::Tensor weight)> init_fn{};
 };
@@ -37,11 +37,11 @@ struct EmbeddingBagCollectionOptions {
   /// What to do if the batch lacks a feature of a table: throw, or treat the feature's bags as
   /// empty.
   enum class MissingFeature { refuse, empty } missing_feature = MissingFeature::refuse;
-  /// Where the weights are. `meta`: weights without memory; `shard` then allocates only the shards.
+  /// Where the weights are. With `meta`, they have no memory until `shard` allocates this rank's.
   at::Device device = at::kCPU;
 };
 
-/// The configuration of a collection, without the tables' weights. Immutable.
+/// The configuration of a collection's tables, without their weights. Immutable.
 class TableSet {
  public:
   /// Throws: Error(invalid_argument) naming a table whose configuration is invalid, and why.
@@ -78,14 +78,14 @@ class TableSet {
 /// github.com/pytorch/torchrec, change D38190302.
 class EmbeddingBagCollectionBase : public torch::nn::Module {
  public:
-  /// Looks up and pools the rows of each bag's ids. Ignores keys that no table looks up. Returns
-  /// float32 `[batch, sum of the outputs' widths]`. Collective if sharded. Throws:
+  /// Looks up the rows of each bag's ids and pools them. Ignores keys that no table looks up.
+  /// Returns float32 `[batch, sum of the outputs' widths]`. Collective if sharded. Throws:
   /// Error(invalid_argument) for a missing feature, missing or unexpected weights, or an id out of
-  /// range, with its place (EmbeddingBagCollection: only if ids are on the CPU).
+  /// range, naming its place (EmbeddingBagCollection: only if ids are on the CPU).
   virtual KeyedTensor forward(const KeyedJaggedTensor& batch) = 0;
 
   const TableSet& tables() const { return tables_; }
-  /// Returns a table's weight, or this rank's shard. Throws: Error(not_found) for an unknown name.
+  /// Returns a table's weight (if sharded, this rank's shard). Throws: Error(not_found) if unknown.
   at::Tensor weight(const std::string& table) const;
 
  protected:
