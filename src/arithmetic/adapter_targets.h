@@ -19,18 +19,18 @@ namespace tessera::arithmetic {
 /// How a layer stores its weight.
 enum class LayerOrder {
   unknown,
-  out_in,  // as torch.nn.Linear does
-  in_out,  // as the Conv1D of transformers does (GPT-2)
+  out_in,  // [out, in], as torch.nn.Linear stores it
+  in_out,  // [in, out], as the Conv1D of transformers stores it (GPT-2)
 };
 
-/// How the layers of a model store their weights. The bias of a layer whose weight is not square
-/// tells, because its length is `out`.
+/// How the layers of a model store their weights. A layer shows this if it has a bias and its
+/// weight is not square: the length of the bias is `out`.
 class LayerOrders {
  public:
   explicit LayerOrders(const formats::CheckpointContents& contents);
 
-  /// Returns how layers with the last name of this one store their weights. Unknown if no such
-  /// layer tells, or if they disagree.
+  /// Returns how layers with the last name of `weight` (`c_proj` of `h.0.c_proj.weight`) store
+  /// their weights. Unknown if that name is a number, if no layer shows it, or if layers disagree.
   LayerOrder of(std::string_view weight) const;
   /// Whether any layer of the model stores its weight as [in, out].
   bool has_in_out() const { return has_in_out_; }
@@ -45,12 +45,12 @@ class LayerOrders {
 /// all these tensors.
 class AdapterTargets {
  public:
-  /// Keeps references to all arguments.
+  /// Keeps references to `base`, `entries` and `adapter`.
   AdapterTargets(const formats::CheckpointReader& base, const SelectedEntries& entries,
                  const LoraAdapter& adapter, Accumulation accumulation);
 
-  /// Adds the adapter's changes to the sums of the base's tensors. Adds to `replaced` the tensors
-  /// that the adapter replaces. Leaves out changes of tensors that are AsInFirst.
+  /// Adds the adapter's changes to the sums in `tensors`, which is parallel to the base's tensors.
+  /// Adds the indices of tensors that the adapter replaces to `replaced`. Skips AsInFirst tensors.
   void add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced);
 
   const std::vector<formats::Finding>& problems() const { return problems_; }

@@ -34,8 +34,8 @@ bool can_hold(Accumulation accumulation, double weight);
 /// The dtype to which the combined tensors are rounded.
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
-  later,            // they stay float64 until the move casts them; but complex tensors, and those
-                    // that no cast changes (is_never_cast), are rounded as by to_first_source
+  later,  // the sums stay float64, and the caller casts them; but complex tensors, and those
+          // that no cast changes (is_never_cast), are rounded as by to_first_source
 };
 
 /// How to combine.
@@ -46,7 +46,7 @@ struct CombineOptions {
   /// What to do with sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
   /// From which source an entry is taken if it cannot be added up (integers, values) and differs
-  /// between sources.
+  /// between sources. `none`: such a difference is a problem.
   formats::MergePreference preference = formats::MergePreference::none;
   /// Counts, by tensor, the sums that rounding made zero or that were too large. Null: does not
   /// count. A shared_ptr, because the reader adds counts and the caller reads them later.
@@ -79,7 +79,7 @@ struct CombinationCounts {
 /// The result of a combination.
 struct CombinedCheckpoint {
   std::unique_ptr<formats::CheckpointReader> reader;
-  std::vector<formats::Finding> problems;  // every reason to refuse the combination, by name
+  std::vector<formats::Finding> problems;  // every reason to refuse the combination, sorted by name
   CombinationCounts counts;                // of the selected tensors
   std::set<DType> widened{};  // dtypes, in the first source, of the tensors that Rounding::later
                               // made float64
@@ -90,10 +90,10 @@ struct CombinedCheckpoint {
 /// up when they are read, in bounded memory. The result does not depend on how often or in which
 /// order they are read. Each number is rounded once.
 ///
-/// Floating-point and complex tensors are added up. All other tensors, and values, are taken from
-/// the first or the preferred source. This call reads and compares them: without a preference, they
-/// must be equal in all sources. The selected names and their shapes must be equal in all sources.
-/// The selection must leave out optimizer state. Requires: at least one source.
+/// Floating-point and complex tensors are added up. Other tensors, and values, are taken from the
+/// first or the preferred source. This call reads and compares them: without a preference, each one
+/// that differs between sources is a problem. The selected names and their shapes must be equal in
+/// all sources, and no optimizer state may be selected. Requires: at least one source.
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,
                                        const CombineOptions& options);

@@ -17,14 +17,14 @@
 
 namespace tessera::arithmetic {
 
-/// Marks a tensor that is read from the first source, piece by piece: a tensor that the move does
-/// not select, or that a source does not hold completely.
+/// Marks a tensor that is read from the first source, piece by piece: it is not selected, or there
+/// is a problem with it, such as a source that lacks some of its elements.
 struct AsInFirst {};
 
-/// Where the elements of a combined tensor come from.
+/// Where the elements of a combined tensor come from: the first source, one source, or a sum.
 using TensorOrigin = std::variant<AsInFirst, inspect::TensorReader, TensorSum>;
 
-/// Where a combined value comes from.
+/// Where a combined value comes from: the value `index` of source number `source`.
 struct ValueOrigin {
   std::size_t source = 0;
   std::size_t index = 0;
@@ -36,8 +36,8 @@ class CombinedReader final : public formats::CheckpointReader, public formats::P
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
   /// Requires: `contents` are those of the first source, except for dtypes, notes and `part`.
-  /// `tensors[i]` and `values[i]` belong to `contents.tensors[i]` and `contents.values[i]`, and
-  /// refer to `sources`, `adapters` and `options`.
+  /// `tensors` is parallel to `contents.tensors`, and `values` to `contents.values`. Both may refer
+  /// to `sources`, `adapters` and `options`.
   CombinedReader(Sources sources, std::vector<LoraAdapter> adapters,
                  std::unique_ptr<const CombineOptions> options,
                  formats::CheckpointContents contents, std::vector<TensorOrigin> tensors,

@@ -24,19 +24,19 @@ struct DequantizedCheckpoint {
 };
 
 /// Returns the content of `config.json` beside a checkpoint; None if there is no such file.
-/// `Infinity` and `NaN`, which Python writes, become None. Throws: Error(corruption) if the file is
-/// not JSON.
+/// `Infinity` and `NaN`, which Python writes into JSON, become None. Throws: Error(corruption) if
+/// the file is not JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
 
 /// Whether weights can be dequantized to this dtype: float64, float32, float16 or bfloat16.
 bool can_be_dequantized_to(DType dtype);
 
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
-/// codes times scales, computed in float32 and rounded. Reads elements when they are asked for, in
-/// bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made zero or
-/// that were too large. It is a shared_ptr, because the caller reads the counts later.
-/// `config` is the checkpoint's config.json. `only` selects the weights that must become numbers.
-/// If there are problems, or no quantized weights, returns `reader` itself.
+/// codes times scales, computed in float32 and rounded. Reads elements when the caller asks for
+/// them, in bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made
+/// zero or that were too large; the caller reads the counts later. `config`: the checkpoint's
+/// config.json. `only` selects the weights that must become numbers. The result has `reader` itself
+/// if there are problems or no quantized weights. Requires: `can_be_dequantized_to(to)`.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
                                  const Value& config, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,

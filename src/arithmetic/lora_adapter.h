@@ -11,8 +11,8 @@
 
 namespace tessera::arithmetic {
 
-/// The change that an adapter makes to one tensor of its base model. Indices are those of the
-/// adapter's tensors.
+/// The change that an adapter makes to one tensor of its base model. `tensor`, `down` and `up` are
+/// indices of the adapter's tensors.
 struct AdapterChange {
   enum class Kind {
     low_rank,  // adds scale * up * down
@@ -26,8 +26,8 @@ struct AdapterChange {
   std::size_t down = 0;       // lora_A
   std::size_t up = 0;         // lora_B
   bool is_embedding = false;  // the change is then the transpose of up * down
-  /// Whether the adapter's configuration says that the layer stores its weight as [in, out], so
-  /// that the change is the transpose of up * down.
+  /// Whether `fan_in_fan_out` is true in the adapter's configuration: the layer stores its weight
+  /// as [in, out], so that the change is the transpose of up * down.
   bool is_said_to_be_transposed = false;
   double scale = 1.0;
 };
@@ -36,20 +36,20 @@ struct AdapterChange {
 struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<AdapterChange> changes{};      // sorted by target
-  std::vector<formats::Finding> problems{};  // tensors that cannot be merged, by name
+  std::vector<formats::Finding> problems{};  // tensors that cannot be merged, each with its name
   double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 
-/// Opens an adapter. All that the adapter adds to weights is multiplied by `scale`. `fs` must
-/// outlive the reader. Throws: Error(not_found) if there is no adapter_config.json;
+/// Opens the adapter in `folder`. Multiplies all that the adapter adds to weights by `scale`. `fs`
+/// must outlive the reader. Throws: Error(not_found) if there is no adapter_config.json;
 /// Error(unsupported) if it is not plain LoRA; Error(corruption) naming the error in the
-/// configuration; Error(mismatch) if it has no tensors; what open_checkpoint throws.
+/// configuration; Error(mismatch) if the adapter has no tensors; what open_checkpoint throws.
 LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
 
 /// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
 
-/// Reads an open adapter that has this configuration (JSON). Throws as `open_lora_adapter`.
+/// As `open_lora_adapter`, from an opened reader and the text of the configuration (JSON).
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
                               std::string_view config, const std::string& config_path,
                               double scale);

@@ -11,25 +11,25 @@
 
 namespace tessera::arithmetic {
 
-/// How codes, or zero points, are stored.
+/// How codes (the elements of a quantized weight), or zero points, are stored.
 enum class CodeForm {
   elements,        // each one is an element of its tensor
-  fp4_pairs,       // two float4_e2m1 in a byte, the lower half first
-  signed_columns,  // integers of `bits` plus 2^(bits-1); a word has several columns of one row
+  fp4_pairs,       // two float4_e2m1 in a byte, the lower 4 bits first
+  signed_columns,  // signed integers, stored plus 2^(bits-1); a word has several columns of one row
   signed_rows,     // the same, but a word has several rows of one column
-  columns,         // unsigned integers of `bits`; a word has several columns of one row
+  columns,         // unsigned integers; a word has several columns of one row
   rows,            // the same, but a word has several rows of one column
   awq_columns,     // unsigned integers of 4 bits; a word has eight columns of a row, in AWQ's order
 };
 
 /// How integers are packed into words of 32 bits.
 struct IntegerPacking {
-  int bits = 8;  // of each integer
-  /// Whether the next integer begins in a new word if the rest of a word is too small for it.
-  /// Otherwise it has its first bits in this word, and the others in the next one.
+  int bits = 8;  // the length of each integer
+  /// Whether an integer that does not fit into the rest of a word begins in the next word. If
+  /// false, this word has its first bits, and the next word has the others.
   bool has_whole_integers = false;
 
-  /// Returns the first bit of an integer, counted from the first word.
+  /// Returns the position of an integer's first bit, counted from the start of the first word.
   std::int64_t bit_of(std::int64_t index) const {
     const std::int64_t per_word = 32 / bits;
     return has_whole_integers ? index / per_word * 32 + index % per_word * bits : index * bits;
@@ -55,7 +55,7 @@ struct QuantizedMatrix {
   inspect::TensorReader scales;  // [matrices, rows of blocks, columns of blocks]
   std::int64_t block_rows = 1;   // rows that share a scale
   std::int64_t block_columns = 1;
-  bool are_exponents = false;  // scales in uint8 are exponents of 2, plus 127
+  bool are_exponents = false;  // scales are stored as uint8: exponents of 2, plus 127
   float scale_factor = 1.0F;   // multiplies the scales
   float scale_divisor = 1.0F;  // divides the scales
 
@@ -64,7 +64,7 @@ struct QuantizedMatrix {
   float zero_added = 0.0F;              // is added to each stored zero point
   std::vector<float> column_factors{};  // multiply the numbers of each column; empty: none
   std::vector<std::int32_t>
-      row_blocks{};  // of each row: the index of its row of blocks; empty: see block_rows
+      row_blocks{};  // of each row: the index of its row of blocks; empty: row / block_rows
 
   std::int64_t num_block_rows() const {
     return row_blocks.empty() ? (num_rows + block_rows - 1) / block_rows : num_row_blocks;
@@ -72,12 +72,12 @@ struct QuantizedMatrix {
   std::int64_t num_block_columns() const {
     return (num_columns + block_columns - 1) / block_columns;
   }
-  std::int64_t num_row_blocks = 0;  // only with `row_blocks`
+  std::int64_t num_row_blocks = 0;  // used if `row_blocks` is not empty
 
   /// Fills `out` with the numbers of some rows and columns of one matrix, row by row. Computes in
-  /// float32, as the libraries do that wrote the codes. Returns the positions in `out` of numbers
-  /// that float32 cannot hold, although codes, zero points and scales are finite. These numbers are
-  /// infinite, with their sign.
+  /// float32, as the libraries that wrote the codes do. Returns the positions in `out` of numbers
+  /// that float32 cannot hold, although codes, zero points and scales are finite. Such a number
+  /// becomes infinity with its sign.
   std::vector<std::size_t> decode(std::int64_t matrix, FlatRange rows, FlatRange columns,
                                   std::span<float> out) const;
 };

@@ -22,9 +22,9 @@ struct QuantizedWeight {
   bool is_transposed =
       false;  // whether the numbers' last two dimensions are those of the codes, swapped
   QuantizedMatrix matrix;
-  std::size_t num_companions = 0;  // scales, zero points, …
-  /// GPTQ's zero points that are stored as the largest integer, minus 1: programs read them as
-  /// 2^bits or as 0.
+  std::size_t num_companions = 0;  // number of its scales, zero points, …
+  /// Number of zero points that GPTQ stored as 2^bits - 1, the largest integer. GPTQ stores zero
+  /// points minus 1, so some programs read 2^bits here, and others read 0.
   std::int64_t num_disputed_zeros = 0;
 };
 
@@ -35,8 +35,8 @@ struct QuantizedWeights {
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
 };
 
-/// Finds the quantized weights of `reader`. `config` is its config.json, or None. Reports no
-/// problem of a weight that `only` does not select.
+/// Finds the quantized weights of `reader`. `config` is its config.json, or None. Reports only
+/// problems of weights that `only` selects.
 QuantizedWeights find_quantized_weights(const formats::CheckpointReader& reader,
                                         const Value& config, const NameSelection& only);
 

@@ -20,14 +20,14 @@ class RoundingLosses {
   /// A part of a range that is read.
   struct Part {
     FlatRange range;
-    bool is_new = false;  // no earlier `take` had it, so its losses are to be added
+    bool is_new = false;  // no earlier `take` returned it: the caller must `add` its losses
 
     friend bool operator==(const Part&, const Part&) = default;
   };
 
-  /// Divides `range`, elements of a region of a tensor, into parts that an earlier call had and
-  /// parts that are new. Regions of one tensor must be equal or disjoint. If several threads each
-  /// read a share of one range, each passes its own number as `share`.
+  /// Divides `range` (elements of `region`, in its own row-major order) into parts that an earlier
+  /// call returned and parts that are new. Regions of one tensor must be equal or disjoint. If
+  /// several threads each read a share of one range, each passes its own number as `share`.
   std::vector<Part> take(const std::string& fqn, const Region& region, FlatRange range,
                          int share = 0);
 

@@ -13,7 +13,7 @@
 
 namespace tessera::arithmetic {
 
-/// The rule in all findings about a combination.
+/// The `rule` of all findings about a combination.
 inline constexpr const char* kCombineRule = "combine";
 
 /// Returns a problem of a combination.
@@ -41,14 +41,14 @@ class SelectedEntries {
   Indices values_;
 };
 
-/// Lists what prevents a sum of the sources: optimizer state, quantized weights, names that some
-/// sources lack, different shapes or kinds of numbers, missing files. `entries[i]`: `sources[i]`.
+/// Lists what prevents a sum of the sources: optimizer state, quantized weights, names that a
+/// source lacks, other shapes or kinds of numbers, missing files. `entries[i]` is of `sources[i]`.
 std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);
 
 /// Lists the floating-point tensors whose dtype cannot be added up, such as float8_e4m3fnuz. Leaves
-/// out the parts of quantized weights, which match_sources lists.
+/// out codes, scales, … of quantized weights, because match_sources lists these.
 std::vector<formats::Finding> find_floats_without_sum(const formats::CheckpointReader& source,
                                                       const SelectedEntries& entries);
 

@@ -39,7 +39,7 @@ enum class SumPass {
 template <class Number>
 inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
 
-/// Fills `out` with elements `window` of a region of a tensor, in the region's own order.
+/// Fills `out` with elements `window` of a region of a tensor, in the region's row-major order.
 void read_region(const inspect::TensorReader& tensor, const Region& region, FlatRange window,
                  std::span<std::byte> out);
 
@@ -52,20 +52,20 @@ class TensorSum {
 
   /// Adds the next term. Requires: the term has the shape of the sum.
   void add(SumTerm term) { terms_.push_back(std::move(term)); }
-  /// Adds a term that the divisor does not divide.
+  /// Adds a term to the sum after the division, so that the divisor does not divide it.
   void add_after(SumTerm term) { added_.push_back(std::move(term)); }
   void add_after(LowRankTerm term) { low_rank_.push_back(std::move(term)); }
-  /// Replaces all terms and the divisor by the elements of another tensor. Keeps what adapters add.
+  /// Replaces all terms of `add` by `term`, and the divisor by 1. Keeps the terms of `add_after`.
   void replace_terms(SumTerm term) {
     terms_.clear();
     terms_.push_back(std::move(term));
     divisor_ = 1.0;
   }
 
-  /// Fills `out` with elements `window` of a region of the sum, rounded to `to`.
-  /// A sum of finite numbers that is infinite or NaN counts as too large.
-  /// Throws: as round_numbers, Error(mismatch) naming the tensor if a sum is too large for `to`;
-  /// what readers throw.
+  /// Fills `out` with elements `window` of a region of the sum, in the region's row-major order,
+  /// rounded to `to`. A sum of finite numbers that is infinite or NaN counts as too large for `to`.
+  /// Throws: Error(mismatch) naming the tensor if round_numbers (overflow.h) refuses a sum that is
+  /// too large; what readers throw.
   void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
 
  private:
