@@ -13,9 +13,9 @@ namespace tessera {
 /// and float8_e5m2; complex dtypes cast to each other; a dtype always casts to itself.
 bool can_cast(DType from, DType to);
 
-/// Converts little-endian elements, rounding once to nearest even. Numbers that are too large
-/// become infinity (NaN in float8_e4m3fn, which has no infinity). NaN stays NaN, but its bits may
-/// change.
+/// Converts little-endian elements. Rounds once, to the nearest number, ties to even. Numbers that
+/// are too large become infinity (NaN in float8_e4m3fn, which has no infinity). NaN stays NaN, but
+/// its bits may change.
 /// Requires: `can_cast(from, to)`; both spans hold the same number of elements.
 void cast_elements(DType from, std::span<const std::byte> source, DType to,
                    std::span<std::byte> destination);

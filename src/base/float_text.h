@@ -13,7 +13,7 @@ std::string float_to_text(double value);
 /// As float_to_text, but a NaN other than Python's `float("nan")` is written with its bits:
 /// `nan:fff8000000000000`.
 std::string float_to_exact_text(double value);
-/// Undoes `float_to_exact_text`; nothing for a text that is no number.
+/// Undoes `float_to_exact_text`. Returns nothing if `text` is not a number.
 std::optional<double> float_from_exact_text(std::string_view text);
 
 }  // namespace tessera::detail

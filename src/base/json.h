@@ -19,7 +19,7 @@ struct JsonLimits {
 /// Throws: Error(corruption) naming `path`, the byte position and the broken rule.
 Value parse_json(std::string_view text, const std::string& path, JsonLimits limits = {});
 
-/// Whether JSON is one line, or one line per item.
+/// compact: the whole JSON in one line. indented: one line per item.
 enum class JsonStyle { compact, indented };
 
 /// Returns `value` as JSON that `value_from_json` turns back into the same value. What JSON cannot

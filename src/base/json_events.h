@@ -16,11 +16,11 @@ class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
   virtual void on_object_begin() = 0;
-  virtual void on_key(std::string& key) = 0;  // may be moved from
+  virtual void on_key(std::string& key) = 0;  // the function may move from `key`
   virtual void on_object_end() = 0;
   virtual void on_array_begin() = 0;
   virtual void on_array_end() = 0;
-  virtual void on_string(std::string& text) = 0;  // may be moved from
+  virtual void on_string(std::string& text) = 0;  // the function may move from `text`
   virtual void on_integer(std::int64_t number) = 0;
   virtual void on_big_integer(std::string_view decimal) = 0;  // beyond int64_t
   virtual void on_float(double number) = 0;

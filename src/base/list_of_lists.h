@@ -6,8 +6,8 @@
 
 namespace tessera::detail {
 
-/// Many short lists in one block of memory. A std::vector for each would take 40 bytes more. Items
-/// can be changed; lists can only be added. Thread-safe as a std::vector.
+/// Many short lists in one block of memory. A std::vector for each would take 40 bytes more per
+/// list. Items can be changed; lists can only be added. As thread-safe as a std::vector.
 template <class T>
 class ListOfLists {
  public:

@@ -15,8 +15,8 @@ inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t number) {
 }
 
 /// Makes equal lists share memory. The tensors of a model have few shapes, so most of them have the
-/// same pieces. Its hash table has kNumSlots slots. Each slot remembers only its last list, so the
-/// memory does not grow with the number of lists. Not thread-safe.
+/// same pieces. The pool's hash table has kNumSlots slots. Each slot remembers only its last list,
+/// so the memory does not grow with the number of lists. Not thread-safe.
 ///
 /// `Hash` maps an item to a number. Equal items give equal numbers.
 template <class T, class Hash>
@@ -33,7 +33,7 @@ class ListPool {
     }
     return slot;
   }
-  /// Does the same for a list that the caller keeps. Copies it only if the pool has no equal list.
+  /// As `share`, for a list that the caller keeps: copies it only if the pool has no equal list.
   SharedVector<T> share_copy(const std::vector<T>& list) {
     if (list.empty()) return {};
     SharedVector<T>& slot = slot_of(list);

@@ -2,11 +2,11 @@
 
 namespace tessera::detail {
 
-/// An open file that notices changes of its bytes: another program may write it in place. A
-/// ReadableFile may be one.
+/// An open file that can say whether its bytes have changed, because another program may write it
+/// in place. Find it with dynamic_cast: some kinds of ReadableFile are a LiveFile too.
 class LiveFile {
  public:
-  /// Says whether the size and the time of the last change are as they were when it was opened.
+  /// Whether the size and the time of the last change are those at opening. Throws: Error(io).
   virtual bool is_as_opened() const = 0;
 
  protected:

@@ -21,9 +21,9 @@ std::string exact_size(std::uint64_t nbytes);
 /// Returns a count with its noun: `1 tensor`, `2 tensors`. Default plural: the noun with an `s`.
 std::string counted(std::uint64_t count, std::string_view noun, std::string_view plural = {});
 
-/// Returns the bytes of a size as users write it (`256MiB`, `1.5G`, `5GB`, `4096`); nothing if the
-/// text is not a size. As in GNU tools, `K` and `KiB` are 1024, `kB` and `KB` are 1000. Ignores
-/// case.
+/// Returns the number of bytes that a text of a user means, such as `256MiB`, `1.5G`, `5GB` or
+/// `4096`. Returns nothing if the text is not a size, or the size is too large. As in GNU tools,
+/// `K` and `KiB` are 1024, `kB` and `KB` are 1000. Ignores case.
 std::optional<std::uint64_t> parse_size(std::string_view text);
 
 /// Returns a short text that `parse_size` reads as exactly `nbytes`: `256MiB`, `10GB`, `0`.

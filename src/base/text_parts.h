@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 
-/// Removes `prefix` from the front of a text. Returns whether the text began with it.
+/// Removes `prefix` from the front of `text`. Returns false, without a change, if it is not there.
 inline bool take_prefix(std::string_view& text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return false;
   text.remove_prefix(prefix.size());

@@ -12,8 +12,8 @@ namespace tessera::detail {
 
 /// The patterns of a selection that match no name.
 struct UnusedPatterns {
-  std::vector<std::string> wanted;      // probably typing errors
-  std::vector<std::string> exclusions;  // with their `!`; they leave nothing out
+  std::vector<std::string> wanted;      // patterns without `!`: probably typing errors
+  std::vector<std::string> exclusions;  // patterns with their `!`: they leave nothing out
 };
 
 /// Returns the patterns of `selection` that match none of `names`.
