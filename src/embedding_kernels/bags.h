@@ -15,12 +15,12 @@ struct TableView {
   std::int64_t dim;
 };
 
-/// The ids of one batch, in the order of a KeyedJaggedTensor: by feature, then by sample.
+/// The ids of a KeyedJaggedTensor, by feature, then sample. Bag: a feature's ids in one sample.
 struct Bags {
-  std::span<const int> table_of_feature;  // table of each feature, in any order
+  std::span<const int> table_of_feature;  // by feature: the index of its table
   /// First column of each feature in the pooled output.
   std::span<const std::int64_t> column_of_feature;
-  std::int64_t batch;
+  std::int64_t batch;                     // number of samples
   std::span<const std::int64_t> ids;      // rows of the feature's table
   std::span<const std::int64_t> offsets;  // [features * batch + 1]: where each bag begins in ids
   std::span<const float> weights;         // one per id; if empty, each weight is 1

@@ -5,9 +5,9 @@
 
 namespace tessera::embedding {
 
-/// Asks the system to use huge pages for `memory`, as far as whole huge pages fit. Random access
-/// then has fewer TLB misses. To be called before the memory is first written. Does nothing on
-/// systems without this feature.
+/// Asks the system to use huge pages for those parts of `memory` that whole huge pages fit into.
+/// Random access then has fewer TLB misses. Call this before the memory is first written. Does
+/// nothing on systems without this feature.
 void prefer_huge_pages(std::span<std::byte> memory);
 
 }  // namespace tessera::embedding

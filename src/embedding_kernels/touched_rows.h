@@ -36,8 +36,8 @@ class TouchedRows {
     std::int64_t numel() const { return end - begin; }
   };
   struct HotRow {
-    std::int64_t index;        // which of the table's touched rows
-    std::int64_t first_block;  // index of its first block in the blocks of the table
+    std::int64_t index;        // index into the table's touched rows
+    std::int64_t first_block;  // index of its first block among all blocks of the table's hot rows
   };
 
   /// The touched rows of one table, `rows.size()` of them.

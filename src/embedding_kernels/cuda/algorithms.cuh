@@ -37,8 +37,8 @@ void sort_pairs(const Key* keys, Key* sorted_keys, const Value* values, Value* s
   });
 }
 
-/// Writes the element of each run of equal elements to `unique`, and the length of the run to
-/// `counts`. `numel` is an int because cub takes an int here, even in CUDA 13.0.
+/// Writes the element of each run of equal elements to `unique`, its length to `counts`, and the
+/// number of runs to `num_runs`. `numel` is an int because cub takes an int, even in CUDA 13.0.
 template <class T, class Count>
 void run_lengths(const T* elements, T* unique, Count* counts, Count* num_runs, int numel,
                  cudaStream_t stream) {
@@ -48,7 +48,7 @@ void run_lengths(const T* elements, T* unique, Count* counts, Count* num_runs, i
   });
 }
 
-/// Writes for each element the sum of all elements before it.
+/// Sets `sums[i]` to the sum of all elements before element `i`.
 template <class T>
 void exclusive_sums(const T* elements, T* sums, std::int64_t numel, cudaStream_t stream) {
   with_workspace(stream, "sum", [&](void* workspace, std::size_t& nbytes) {

@@ -34,7 +34,7 @@ class TouchedRows {
   /// Throws: Error(unsupported) if a batch has 2^31 ids, or 2^32 samples, or more.
   TouchedRows(std::span<const TableView> tables, const Bags& bags, cudaStream_t stream);
 
-  /// The touched rows as arrays in device memory.
+  /// The touched rows of all tables, in device memory. `[rows]`: one item per touched row.
   struct View {
     const std::uint64_t* keys;     // [rows], table << row_bits | row
     const std::uint32_t* offsets;  // [rows], index of the first occurrence
@@ -42,8 +42,8 @@ class TouchedRows {
     const std::uint32_t*
         first_blocks;  // [ids + 1], first block of each hot row; last: number of blocks
     const Occurrence* occurrences;      // [ids]
-    const std::uint32_t* num_rows;      // one number: how many rows all tables have together
-    const std::uint32_t* table_begins;  // [tables + 1], index of each table's first row
+    const std::uint32_t* num_rows;      // one number: how many touched rows all tables have
+    const std::uint32_t* table_begins;  // [tables + 1], index of each table's first touched row
     std::int64_t num_ids;
     int row_bits;
   };
@@ -54,7 +54,7 @@ class TouchedRows {
 
   /// Returns the number of touched rows of a table. Waits for the stream.
   std::int64_t num_rows(int table) const;
-  /// Waits for the stream, then starts a copy of a table's touched rows to `rows`, on the device.
+  /// Waits for the stream, then starts a copy of the table's touched rows to device memory `rows`.
   void copy_rows(int table, std::int64_t* rows) const;
 
  private:
