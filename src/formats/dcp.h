@@ -32,7 +32,7 @@ std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, st
 /// PyTorch cannot load the list without them. Throws: Error(invalid_argument) if the contents hold
 /// aliases, a piece that is not a Box, different boxes at the same offsets, or a key path that does
 /// not spell its name; Error(unsupported) if a list lacks too many positions, two keys of a dict
-/// become one text, or a value cannot be pickled; Error(already_exists).
+/// become one text, or a value cannot be pickled; Error(already_exists) as `overwrite` says.
 std::unique_ptr<CheckpointWriter> create_dcp(FileSystem& fs, std::string destination,
                                              CheckpointContents contents, std::vector<Value> values,
                                              OverwritePolicy overwrite = OverwritePolicy::refuse);

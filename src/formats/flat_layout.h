@@ -31,16 +31,16 @@ struct FlatVectorLayout {
 /// Error(not_found), Error(io).
 std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::string& path);
 
-/// Returns a reader that shows each vector of `reader` as its parameters. Each parameter becomes a
-/// tensor. For each piece of the vector that holds elements of the parameter, the parameter has a
-/// piece. The optimizer state of a vector (`….state.<vector>.<name>`, where `<vector>` may lack its
-/// first components) becomes state of each parameter: state of the vector's length is cut in the
-/// same way; state without dimensions, and state that is a value, is repeated. In the lists of
-/// parameter groups, the names of parameters replace the vector's name. If vectors of different
-/// models have such a short name, and other parameters, read_value refuses these lists with
-/// Error(mismatch). Tied parameters become aliases; the optimizer has only the first name. If the
-/// checkpoint has no tensor `<key>`, but exactly one `<word>.<key>`, this vector and its parameters
-/// get the prefix `<word>.`.
+/// Returns a reader that shows each vector of `reader` as its parameters. Each parameter becomes
+/// a tensor. For each piece of the vector that holds elements of the parameter, the parameter
+/// has a piece. The optimizer state of a vector (`….state.<vector>.<name>`, where `<vector>` may
+/// lack its first components) becomes state of each parameter: state of the vector's length is
+/// cut in the same way; state without dimensions, and state that is a value, is repeated. In the
+/// lists of parameter groups, the names of parameters replace the vector's name. If a name there
+/// can be that of two vectors, read_value throws Error(mismatch) for the list. Tied parameters
+/// become aliases; the optimizer has only the first name. If the checkpoint has no tensor
+/// `<key>`, but exactly one `<word>.<key>`, this vector and its parameters get the prefix
+/// `<word>.`.
 /// `contents().units` gets a unit for each vector. All else is unchanged. Throws: Error(mismatch)
 /// if a vector is missing or has another dtype or length, if its state has another length, if state
 /// may be that of two vectors or of none, if a name occurs twice, or if the layout leaves out

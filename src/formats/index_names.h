@@ -9,8 +9,8 @@ namespace tessera::formats {
 bool is_index_name(const std::string& name);
 
 /// Whether Tessera writes files of that name for a format whose files cannot be read without their
-/// index. A folder of such files without an index is no checkpoint. A lone `model.safetensors` is
-/// one.
+/// index. A folder of such files without an index is no checkpoint. A lone `model.safetensors`
+/// needs no index.
 bool needs_index(const std::string& name);
 
 }  // namespace tessera::formats

@@ -37,13 +37,13 @@ struct PlaceInSource {
 };
 
 /// Sets the `dict_order` of all entries of a merge. Returns how many dicts lose the order of their
-/// keys, and get the order of Key. If one source has all keys of a dict, the dict keeps that
-/// source's order. Otherwise, if it is the outermost dict of all its sources, and has tensors as
-/// items in at most one of them, the keys of the first source come first, then those that the next
-/// one adds. Any other dict loses its order, unless that is the order of Key. So does a dict whose
-/// sources have different orders. `places[i]`: where the sources have entry `i`; the merge takes
-/// it from the first place. `root_depths[s]`: how many keys the merge puts before those of source
-/// `s`.
+/// keys, and get the sort order of Key instead. If one source has all keys of a dict, the dict gets
+/// that source's order. Otherwise, if it is the outermost dict of all its sources, and at most one
+/// of them has tensors as items, it gets the keys of the first source, then those that the next one
+/// adds, and so on. Any other dict loses its order, unless that order is the sort order of Key. A
+/// dict also loses its order if two sources order its keys differently. `places[i]`: where the
+/// sources have entry `i`; the merge takes the first place. `root_depths[s]`: how many keys the
+/// merge puts before those of source `s`.
 std::size_t merge_key_orders(CheckpointContents& contents,
                              const std::vector<std::vector<PlaceInSource>>& places,
                              std::span<const std::size_t> root_depths);

@@ -15,7 +15,7 @@
 namespace tessera::formats::dcp {
 
 /// Implements parts.h (each rank writes its own part) for DCP. Each rank computes the places of all
-/// items from the contents and the values, so that it needs no file of another rank.
+/// chunks and values from the contents and the values, so that it needs no file of another rank.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
@@ -28,7 +28,7 @@ void require_parts(const FileSystem& fs, const std::string& directory, Checkpoin
 void finish_parts(FileSystem& fs, const std::string& directory, CheckpointContents contents,
                   const std::vector<Value>& values);
 
-/// The files of a DCP checkpoint that is part of a larger one.
+/// The files of a DCP checkpoint that lies inside a larger checkpoint, before they are written.
 struct PreparedFiles {
   std::set<std::string> names;
   /// Returns a writer that writes the files into an existing directory, `.metadata` last.
@@ -38,8 +38,8 @@ struct PreparedFiles {
       start;
 };
 
-/// Lays out the files. `destination`: the path in messages. Throws: what `create_dcp` throws about
-/// the contents and the values.
+/// Decides what each file will hold, and writes nothing. `destination`: the path in messages.
+/// Throws: what `create_dcp` throws about the contents and the values.
 PreparedFiles prepare_files(const std::string& destination, SharedContents contents,
                             std::vector<Value> values);
 

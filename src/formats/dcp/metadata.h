@@ -57,7 +57,7 @@ struct Metadata {
       foreign_names;  // classes that the pickle names and Tessera does not know
 };
 
-/// The names (name_pattern.h) of the metadata of one rank, saved with use_collectives=False.
+/// The name of the metadata of one rank (name_pattern.h), saved with use_collectives=False.
 inline constexpr std::string_view kMetadataOfOneRank = "__#.metadata";
 
 /// Reads the pickle of a `Metadata` object in the forms that torch 2.2 to 2.15 write. `path` is for

@@ -32,7 +32,7 @@ struct NestedTensors {
   std::map<std::size_t, std::variant<Value, Error>> values;
 };
 
-/// Returns an item, or throws.
+/// Opens the item at a place in the files, or throws.
 using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 
 /// Splits each value that holds a tensor, or something that Tessera refuses to read, into its

@@ -38,7 +38,7 @@ struct ParallelFiles {
 
 /// Returns whether DeepSpeed writes files with names like `name`.
 bool is_file_name(std::string_view name);
-/// Returns whether a file of these names holds optimizer states of ZeRO (`*_optim_states.pt`).
+/// Returns whether any of these names is of optimizer states of ZeRO (`*_optim_states.pt`).
 bool are_of_zero(const std::vector<std::string>& names);
 /// Returns whether a file can have this name: not empty, no slash or zero byte, not `.` or `..`.
 bool is_plain_name(std::string_view name);
@@ -56,11 +56,11 @@ void require_zero_alone(const std::vector<std::string>& names, const std::string
 /// (model states, optimizer states). Requires: the numbers of these files differ.
 [[noreturn]] void refuse_other_ranks(const std::string& directory, std::size_t num_models,
                                      std::size_t num_optimizers);
-/// Returns the files of ZeRO alone. Throws: Error(corruption) naming a missing rank (not if it is
-/// the last); Error(unsupported) for tensor, pipeline or expert parallelism, or a rank's 2nd file.
+/// Returns the files of ZeRO alone. Throws: Error(corruption) naming a missing rank (a missing last
+/// rank cannot be seen); Error(unsupported) for other parallelism, or two files of a rank.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
 /// Returns the files of tensor or pipeline parallelism. Throws: Error(corruption) naming a missing
-/// rank (not if it is the last); Error(unsupported) for experts, or two files of a rank or layer.
+/// rank (as in find_files); Error(unsupported) for experts, or two files of a rank or layer.
 ParallelFiles find_parallel_files(const std::vector<std::string>& names,
                                   const std::string& directory);
 /// Whether the names are those of a checkpoint with tensor or pipeline parallelism, but without

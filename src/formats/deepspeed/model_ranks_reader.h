@@ -80,7 +80,7 @@ class ModelRanksReader : public ModelStatesReader {
   /// Adds buffers, frozen parameters and ties: those in the modules of all model ranks, and those
   /// that `add_of_module` remembered. Adds notes about rounded copies and names without elements.
   void add_modules();
-  /// Remembers an entry for `add_modules`. Of a trained parameter, only calls `is_rounded_copy`.
+  /// Remembers an entry for `add_modules`. For a trained parameter, only calls `is_rounded_copy`.
   void add_of_module(ModulePart part);
   /// Adds notes about padding, parameters without a rule, and the user's patterns that no parameter
   /// uses.
@@ -88,7 +88,7 @@ class ModelRanksReader : public ModelStatesReader {
   Copies& replicas() { return replicas_; }
   const Copies& replicas() const { return replicas_; }
 
-  static constexpr std::int64_t kNumelThatTells = 8192;
+  static constexpr std::int64_t kNumelThatTells = 8192;  // numbers of a tensor to compare
 
  private:
   /// Whether `model.<name>` was added as a trained parameter.

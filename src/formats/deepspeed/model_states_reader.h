@@ -18,14 +18,14 @@ namespace tessera::formats::deepspeed {
 
 using torch_files::Run;
 
-/// Returns whether the reader turns this member of the model states into something else, such as
-/// `module` into tensors. The reader then shows no value with the member's name.
+/// Returns whether the reader turns this member (an outermost key of a file of model states) into
+/// something else, such as `module` into tensors. It then shows no value with the member's name.
 bool is_consumed_member(std::string_view member);
 /// Returns whether DeepSpeed writes this member by itself, beside what the user saves.
 bool is_member_of_deepspeed(std::string_view member);
 
-/// The base class of readers of checkpoints with files of model states. Such a file holds the
-/// module, and what the trainer saved beside it.
+/// The base class of readers of checkpoints with files of model states (`*_model_states.pt`). Such
+/// a file holds the module, and what the trainer saved beside it.
 class ModelStatesReader : public EntryReader {
  protected:
   ModelStatesReader(const FileSystem& fs, std::string path, std::string folder,
@@ -39,20 +39,20 @@ class ModelStatesReader : public EntryReader {
   const File& model() const { return *models_.front(); }
   const std::vector<const File*>& models() const { return models_; }
 
-  /// Throws Error(corruption) if the member `module` is neither a dict nor, where `may_be_none`,
-  /// None.
+  /// Throws Error(corruption) if the member `module` is not a dict. If `may_be_none`, it may also
+  /// be None.
   void require_module(bool may_be_none) const;
-  /// Adds buffers, frozen parameters and ties. `trained`: shapes of the parameters that were added
-  /// before, read from the fp32 weights, by name. `is_rounded` returns whether the module's copy of
-  /// a parameter, of dtype `copy`, has another dtype than these weights. Makes notes of: rounded
-  /// copies, names without elements, and buffers that differ between ranks. Throws
-  /// Error(corruption) if a copy has another shape.
+  /// Adds buffers, frozen parameters and ties. `trained`: by name, the shapes of the parameters
+  /// that the reader has added before, from the fp32 weights. `is_rounded` returns whether the
+  /// module's copy of a parameter, of dtype `copy`, has another dtype than these weights. Makes
+  /// notes of: rounded copies, names without elements, and buffers that differ between ranks.
+  /// Throws: Error(corruption) if a copy has another shape.
   void add_rest_of_module(
       std::map<std::string, Shape> trained,
       const std::function<bool(const std::string& name, DType copy)>& is_rounded);
   /// Adds the members of the model states, except tensors of the module: what DeepSpeed records of
-  /// the run, other entries of the module (`_extra_state`) and, in `finish`, what the user saved.
-  /// Also adds members that only some ranks have. Leaves out the members `left_out`.
+  /// the run, and other entries of the module (`_extra_state`). `finish` adds what the user saved.
+  /// Both functions leave out the members `left_out`, and add members that only some ranks have.
   void add_members_of_model_states(std::set<std::string> left_out = {});
   /// Says that Tessera wrote the checkpoint. A member `per_rank` is then not the user's.
   void set_written_by_tessera() { is_written_by_tessera_ = true; }
@@ -69,9 +69,9 @@ class ModelStatesReader : public EntryReader {
   /// those for which `is_used` returns true (they become, for example, a parameter's state).
   void add_members_of_optimizer(const std::vector<const File*>& files, const Path& path,
                                 const std::function<bool(const Entry&)>& is_used);
-  /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. `add_parts`
-  /// adds, at the given path in the checkpoint, a tensor that has an element for each element of
-  /// the parameter.
+  /// Adds an entry of the state of parameter `fqn`. `name`: its path in that state. If the entry is
+  /// a tensor with dimensions, calls `add_parts` to add it at the path `target` of the checkpoint,
+  /// with one element for each element of the parameter.
   void add_state_entry(const std::string& fqn, const Path& name, const File& file,
                        const Entry& entry, int rank,
                        const std::function<void(const Path& target)>& add_parts);
@@ -89,17 +89,17 @@ class ModelStatesReader : public EntryReader {
   void add_place_in_module(const std::string& name, std::uint32_t order) {
     places_in_module_.emplace(name, order);
   }
-  /// Returns a parameter's name, followed by those tied to it whose tensors in the module are not
-  /// the parameter's.
+  /// Returns a parameter's name, then the names that are tied to it (in `shared_params`) but have a
+  /// tensor of their own in the module.
   std::vector<std::string> names_in_module(const std::string& parameter) const;
-  /// Notes tensors of the module that differ between files of a list in `of_ranks`: in stage 3 each
-  /// data rank saves its own. Makes one note about buffers (those of each list's first file are
-  /// read), and one about copies of parameters (not read: other members have the parameters).
+  /// Compares the modules in the files of each list in `of_ranks`: in stage 3 each data rank saves
+  /// its own. Makes a note of buffers that differ (those of a list's first file are read), and a
+  /// note of copies of parameters that differ (not read: other members have the parameters).
   void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
                               const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);
-  /// Notes the names in `shared_params` of `files` under which nothing is read. `is_read`: whether
-  /// a parameter or a tie has the name; tensors in `module` with elements are read, too.
+  /// Notes the names in `shared_params` of `files` under which the reader reads nothing. `is_read`:
+  /// whether a parameter or a tie has the name. Tensors in `module` with elements are always read.
   void note_ties_without_tensor(const std::vector<const File*>& files,
                                 const std::function<bool(const std::string&)>& is_read);
   /// Returns the ranks' parts of a frozen parameter of stage 3, one for each rank that has elements

@@ -17,7 +17,7 @@ namespace tessera::formats::deepspeed {
 
 using torch_files::Run;
 
-/// A parameter that is trained, and its group.
+/// A trained parameter, and the flat vector of its parameter group.
 struct Parameter {
   std::string fqn;
   Shape shape;
@@ -42,8 +42,8 @@ struct Partition {
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
-/// Reads the parameters that the model states list. Sets `vector` to the number of the group, which
-/// `read_partition` replaces in stage 3. Throws: Error(corruption) if none, or one without a shape.
+/// Reads the parameters that the model states list. Sets `vector` to the number of the group; in
+/// stage 3, `read_partition` changes it. Throws: Error(corruption) if none, or if one has no shape.
 std::vector<Parameter> read_parameters(const File& model);
 
 /// Returns the shape of the parameter in the module; nothing if the module has no such parameter.
@@ -56,7 +56,7 @@ using ShapeInModule =
 /// - Stage 3: each parameter is cut into equal parts (rounded up), one for each rank. A rank's
 ///   vector holds its parts in the order of the parameters. The last part of a parameter is padded
 ///   with elements of any value.
-/// `shape_in_module`: used for BF16_Optimizer without ZeRO, which does not list shapes. The
+/// `shape_in_module`: used for BF16_Optimizer without ZeRO, whose files do not list shapes. The
 /// parameters are then those whose slices the ranks recorded.
 /// Source: deepspeed/utils/zero_to_fp32.py and runtime/zero/stage_1_and_2.py, 0.19.
 /// Throws: Error(corruption) naming a parameter whose parts do not add up to its shape or are not
@@ -85,10 +85,10 @@ bool has_length_of_vector(const File& optimizer, int stage, const std::string& v
 /// Throws: Error(corruption) naming `fqn` if the vector is missing or not as long as the weights.
 std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
                       const Slice& slice, const std::string& fqn);
-/// Returns why state of the parameter's vector cannot be cut into parameters: on no rank it has an
-/// element for each weight (8-bit optimizers keep tables). Returns nothing if it has on some rank.
-/// `optimizer`: files by rank; `slice`: the parameter's first one; `name`: the state's path below
-/// the vector; `fqn`: its name, for the error.
+/// Returns an error if the state `name` of the parameter's vector cannot be cut into parameters: on
+/// no rank does it have one element for each weight (8-bit optimizers keep tables). Otherwise
+/// returns nothing. `optimizer`: files by rank; `slice`: the parameter's first one; `name`: the
+/// state's path below the vector; `fqn`: the parameter's name, for the error.
 std::optional<Error> refusal_of_state(const std::vector<const File*>& optimizer, int stage,
                                       const Slice& slice, const std::vector<std::string>& name,
                                       const std::string& fqn);

@@ -38,7 +38,7 @@ struct Joint {
   /// the stored shape, but has the same number of elements.
   std::vector<Shape> parts{};
   std::vector<std::vector<Block>> blocks{};       // by tensor rank
-  std::int64_t num_padding_rows = 0;              // of a vocabulary; no block has them
+  std::int64_t num_padding_rows = 0;              // rows that pad a vocabulary; no block has them
   std::optional<std::int64_t> vocabulary_size{};  // rows that a vocabulary should have
 };
 
@@ -106,7 +106,7 @@ class TensorCuts {
 
   CutRules rules_;
   double version_ = 0.0;
-  std::size_t num_steps_ = 0;  // of all patterns
+  std::size_t num_steps_ = 0;  // PythonRegex::num_steps of all patterns, added up
   Patterns replicated_;
   Patterns averaged_;
   Patterns halves_;

@@ -46,7 +46,7 @@ struct UniversalEntries {
   std::vector<Leaf> optimizer_members;             // `deepspeed.optimizer_state_dict.…`
   std::vector<Leaf> model_members;                 // `deepspeed.…`, and what the user saved
   std::vector<std::string> order;  // all names in the order of dicts; empty: in the order of names
-  std::vector<KeyPath> paths;      // of the model and its state, if they do not follow from names
+  std::vector<KeyPath> paths;      // of the model and its state, if names do not show them
   std::vector<Leaf> empty;  // dicts and lists of the optimizer and of DeepSpeed that have no items
 };
 

@@ -16,7 +16,7 @@
 
 namespace tessera::formats::deepspeed {
 
-/// The files of a universal checkpoint, known before any byte of a tensor:
+/// The files of a universal checkpoint, laid out before Tessera reads any byte of a tensor:
 ///
 ///     latest_universal                                             the name of the folder
 ///     global_step<n>_universal/
@@ -25,7 +25,7 @@ namespace tessera::formats::deepspeed {
 ///       zero/optimizer_state.pt                                    groups, loss scale, step
 ///       zero/<fqn>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt     for each trained parameter
 ///
-/// A tensor can be in several files. docs/formats/deepspeed.md has the rules. Immutable; safe to
+/// A tensor can be in several files. The rules: docs/formats/deepspeed.md. Immutable; safe to
 /// share between threads.
 class UniversalFiles {
  public:

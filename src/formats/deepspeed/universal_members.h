@@ -21,7 +21,7 @@ inline constexpr std::string_view kOptimizerState = "optimizer_state.pt";  // in
 inline constexpr std::string_view kWeights = "fp32";                       // the file of weights
 
 // [Note: What Tessera adds] DeepSpeed refuses a checkpoint without certain members. Under ZeRO
-// stage 3, it also refuses a checkpoint without Adam's state. Where the source of a move lacks
+// stage 3, it also refuses a checkpoint without Adam's state. If the source that is converted lacks
 // them, the writer adds neutral ones. The member `tessera` of optimizer_state.pt lists these, so
 // that the reader can leave them out again. DeepSpeed ignores this member:
 //

@@ -7,7 +7,7 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/formats/format_writer.h"
 
-// Notes about what DeepSpeed will not find in a universal checkpoint as the source has it.
+// Notes about what DeepSpeed reads from a universal checkpoint differently from the source.
 namespace tessera::formats::deepspeed {
 
 /// Returns a note that parameters of a group have no state, while others have: the writer takes

@@ -10,8 +10,8 @@
 namespace tessera::formats::deepspeed {
 
 /// Opens a checkpoint with pipeline or tensor parallelism, but without ZeRO ([Note: Model ranks],
-/// files.h). Reads the modules. The optimizer is one value that is refused: each stage numbers its
-/// parameters from 0 on, and no file names them.
+/// files.h). Reads the modules. The optimizer becomes one value, and reading it throws: each stage
+/// numbers its parameters from 0 on, and no file names them.
 /// Throws: Error(corruption) naming a missing rank or layer; Error(unsupported) if the files do not
 /// say how tensors are cut; and what `open_torch_zip` throws.
 std::unique_ptr<CheckpointReader> open_without_zero(const FileSystem& fs, std::string path,

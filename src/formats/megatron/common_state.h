@@ -28,7 +28,7 @@ class CommonState {
   void add(KeyPath path, Value value) {
     entries_.push_back({std::move(path), std::move(value), next_order_++});
   }
-  /// Adds a tensor at a path. Its elements are given to `pickled` later: `bytes[number]`.
+  /// Adds a tensor at a path. The caller passes its elements to `pickled`, as `bytes[number]`.
   void add_tensor(KeyPath path, TensorMeta meta, std::size_t number) {
     tensors_.push_back({std::move(path), std::move(meta), number, next_order_++});
   }
@@ -41,11 +41,11 @@ class CommonState {
   void add_group_parameter(std::int64_t group, std::string name) {
     groups_[group].parameters.push_back(std::move(name));
   }
-  /// When Megatron starts, it makes new groups: one with weight decay, and one without. Returns the
-  /// parameters whose fields change by this. They get the fields of the source's other group. If
-  /// the source has only a group with weight decay, they lose it. Returns none if Megatron saved
-  /// the groups. `decays`: whether Megatron puts a parameter into a group with weight decay.
-  /// Throws: Error(unsupported) if the source has two groups with weight decay, or two without.
+  /// Returns the parameters whose fields change because Megatron makes new groups when it starts:
+  /// one with weight decay, and one without. They get the fields of the source's other group. If
+  /// the source has only a group with weight decay, they lose the decay. Returns an empty list if
+  /// Megatron saved the groups. `decays`: whether Megatron gives a parameter weight decay. Throws:
+  /// Error(unsupported) if the source has two groups with weight decay, or two without.
   std::vector<std::string> regrouped(const std::function<bool(const std::string&)>& decays) const;
   /// Records the number of steps of a parameter.
   /// Throws: Error(unsupported) naming the parameter if another parameter has a different number,
@@ -65,7 +65,7 @@ class CommonState {
   /// Throws: Error(unsupported) if the groups of the optimizer do not fit Megatron's, or for a
   /// value that cannot be pickled.
   std::string pickled(const std::map<std::size_t, std::string>& bytes) const;
-  /// Throws what `pickled` will throw. Steps that are tensors need not be set yet.
+  /// Throws what `pickled` will throw. Can be called before `set_step` for steps that are tensors.
   void check() const;
 
  private:
