@@ -86,9 +86,9 @@ struct CombinedCheckpoint {
 };
 
 /// Returns the weighted sum of several checkpoints as one checkpoint, with adapters added. The sum
-/// has the names, pieces, ties, annotations and flat units of the first source. Elements are added
-/// up when they are read, in bounded memory. The result does not depend on how often or in which
-/// order they are read. Each number is rounded once.
+/// has the names, pieces, ties, annotations and flat units of the first source. The reader adds up
+/// elements when they are read, in bounded memory. The result does not depend on how often or in
+/// which order they are read. Each number is rounded once.
 ///
 /// Floating-point and complex tensors are added up. Other tensors, and values, are taken from the
 /// first or the preferred source. This call reads and compares them: without a preference, each one

@@ -17,8 +17,8 @@ DType number_dtype(DType dtype);
 /// Returns how many numbers an element has: 2 if it is complex.
 std::size_t numbers_per_element(DType dtype);
 
-/// Returns one float64 for each element: NaN if the element is infinite or NaN, else 0. `dtype` is
-/// real.
+/// Returns, as bytes, one float64 for each element: NaN if the element is infinite or NaN, else 0.
+/// Requires: `dtype` is real.
 std::vector<std::byte> infinities_of(DType dtype, std::span<const std::byte> elements);
 
 // Sums of numbers, element by element, in the order of the calls. `Number` is float or double.

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// Says whether `cast_elements` supports the cast. Every dtype but float4 and complex casts to
-/// float64 and float32; floating dtypes cast to float64, float32, float16, bfloat16, float8_e4m3fn
-/// and float8_e5m2; complex dtypes cast to each other; a dtype always casts to itself.
+/// Says whether `cast_elements` supports the cast. It casts every dtype except float4 and the
+/// complex ones to float64 and float32; floating dtypes except float4 also to float16, bfloat16,
+/// float8_e4m3fn and float8_e5m2; complex dtypes to each other; every dtype to itself.
 bool can_cast(DType from, DType to);
 
 /// Converts little-endian elements. Rounds once, to the nearest number, ties to even. Numbers that

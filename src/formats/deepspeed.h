@@ -15,16 +15,16 @@ namespace tessera::formats {
 /// weights, optimizer state is `optim.state.<fqn>.<name>`; each rank has a flat range of both.
 /// Buffers and frozen parameters are `model.<fqn>` too. The files and how they are read:
 /// docs/formats/deepspeed.md. `as_dict`: see OpenOptions. `fs` must outlive the reader.
-/// Throws: Error(corruption) naming a missing rank, a parameter whose parts together have more or
-/// fewer elements than it, or files of different runs; Error(unsupported) for experts, and for a
-/// tensor whose parts Tessera does not know how to join; and what `open_torch_zip` throws.
+/// Throws: Error(corruption) naming a missing rank, a parameter whose parts do not add up to its
+/// shape, or files of different runs; Error(unsupported) for experts, and for a tensor whose parts
+/// Tessera does not know how to join; and what `open_torch_zip` throws.
 std::unique_ptr<CheckpointReader> open_deepspeed(const FileSystem& fs, std::string path,
                                                  const std::vector<std::string>& as_dict = {});
 
 /// Starts a universal checkpoint, which DeepSpeed loads into ZeRO stage 1, 2 or 3 on any number of
-/// ranks: a folder with `latest_universal` and `global_step<n>_universal`. Blocks may be written in
-/// any order. `values` is parallel to `contents.values`. Kinds of state, flat units and annotations
-/// are left out.
+/// ranks: a folder with `latest_universal` and `global_step<n>_universal`. The caller may write
+/// blocks in any order. `values` is parallel to `contents.values`. The files do not keep kinds of
+/// state, flat units and annotations.
 /// Throws: Error(invalid_argument) unless every tensor is one piece and the key paths form one
 /// tree; Error(unsupported) naming an entry for which DeepSpeed has no place;
 /// Error(already_exists).

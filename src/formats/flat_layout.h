@@ -41,10 +41,10 @@ std::vector<FlatVectorLayout> read_flat_layout(const FileSystem& fs, const std::
 /// become aliases; the optimizer has only the first name. If the checkpoint has no tensor
 /// `<key>`, but exactly one `<word>.<key>`, this vector and its parameters get the prefix
 /// `<word>.`.
-/// `contents().units` gets a unit for each vector. All else is unchanged. Throws: Error(mismatch)
-/// if a vector is missing or has another dtype or length, if its state has another length, if state
-/// may be that of two vectors or of none, if a name occurs twice, or if the layout leaves out
-/// elements.
+/// `contents().units` gets a flat unit for each vector. All else is unchanged. Throws:
+/// Error(mismatch) if a vector is missing or has another dtype or length, if its state has another
+/// length, if state may be that of two vectors or of none, if a name occurs twice, or if the layout
+/// leaves out elements.
 std::unique_ptr<CheckpointReader> apply_flat_layout(std::unique_ptr<CheckpointReader> reader,
                                                     const std::vector<FlatVectorLayout>& layout);
 

@@ -14,8 +14,8 @@ namespace tessera::formats::detail {
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 
 /// Reads elements of one tensor from several of its pieces, and puts them into the order of a
-/// region. Reads runs that are close together in a piece in one call. `source` and `scratch` must
-/// outlive the Gatherer. Not thread-safe.
+/// region. If ranges of a piece are close together, reads them in one call. `source` and `scratch`
+/// must outlive the Gatherer. Not thread-safe.
 class Gatherer {
  public:
   Gatherer(const TensorSource& source, std::size_t tensor_index,

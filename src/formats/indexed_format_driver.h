@@ -23,8 +23,8 @@ class IndexedFormatDriver : public FormatDriver {
   std::vector<std::string> own_files(const FileSystem& fs, const std::string& directory,
                                      const std::vector<std::string>& names,
                                      const std::set<std::string>& opened) const override;
-  /// Throws for the first file that has a name of this format but does not belong to this
-  /// checkpoint. Such a file is from another save, and replacing the checkpoint would remove it.
+  /// Throws Error(invalid_argument) for the first file that has a name of this format but belongs
+  /// to another save: replacing the checkpoint would remove that file.
   void require_one_checkpoint(const FileSystem& fs, const std::string& directory,
                               const std::vector<std::string>& names,
                               const std::string& option) const override;

@@ -31,7 +31,7 @@ struct ModulePart {
 /// the other, makes a tensor.
 struct VectorPart {
   const File* file;
-  std::size_t tensor;
+  std::size_t tensor;  // index of the vector in the file
   std::int64_t begin;
   std::int64_t numel;
   std::size_t rank;
@@ -48,7 +48,7 @@ class ModelRanksReader : public ModelStatesReader {
   /// Throws Error(corruption) if `num_model_ranks` is not that number times the number of stages.
   std::size_t tensor_size(const File& model, std::size_t num_model_ranks,
                           std::size_t otherwise) const;
-  /// Opens the files of model states. `names`: in the order of `ParallelFiles::model`.
+  /// Opens files of model states. `names`, and the result: in the order of `ParallelFiles::model`.
   std::vector<std::vector<const File*>> open_models(
       const std::vector<std::vector<std::string>>& names);
   /// Takes the opened files, by model rank. Requires: the number of model ranks is a multiple of
@@ -118,7 +118,7 @@ class ModelRanksReader : public ModelStatesReader {
   std::size_t num_data_ = 1;
   std::vector<std::vector<const File*>> model_ranks_;  // each by data rank in ZeRO stage 3
   std::optional<TensorCuts> cuts_;
-  std::map<std::string, std::vector<ModulePart>> rest_;
+  std::map<std::string, std::vector<ModulePart>> rest_;  // what add_of_module remembered, by name
   std::map<std::size_t, torch_files::Containers> containers_;  // of rest_, by rank
   std::set<std::string> rounded_;
   std::vector<std::string> without_rule_;  // frozen, no rule; equal on all ranks, so read as whole

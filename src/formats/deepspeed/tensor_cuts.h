@@ -56,9 +56,9 @@ class TensorCuts {
 
   /// Whether a rule names the parameter.
   bool has_rule(const std::string& name) const;
-  /// Returns the patterns that were not used so far. `join` and `has_rule` use the first pattern
-  /// that matches a name, so a later one that matches it too stays unused. `has_rule` does not
-  /// count its use of patterns of `parameter_with_sub_params`.
+  /// Returns the patterns that have matched no name so far. `join` and `has_rule` stop at the first
+  /// match in a list, so a later pattern that matches the same name stays unused. `has_rule` does
+  /// not count its use of patterns of `parameter_with_sub_params`.
   std::vector<std::string> unused_patterns() const;
   /// Returns how parts of these shapes, by tensor rank, make the whole parameter. A parameter that
   /// no rule names is cut along its first dimension.
@@ -109,12 +109,12 @@ class TensorCuts {
   std::size_t num_steps_ = 0;  // PythonRegex::num_steps of all patterns, added up
   Patterns replicated_;
   Patterns averaged_;
-  Patterns halves_;
-  Patterns row_parallel_;
+  Patterns halves_;        // two parameters, fused along dimension 0
+  Patterns row_parallel_;  // cut along dimension 1
   Patterns vocabulary_;
   std::vector<SubParams> sub_params_;
   Patterns affine_maps_;
-  Patterns unsupported_;
+  Patterns unsupported_;  // `join` refuses these
   std::optional<std::int64_t> vocabulary_size_;
   std::set<std::string> all_patterns_;
   mutable std::set<std::string> matched_;  // patterns that matched while opening

@@ -128,7 +128,7 @@ class CommonState {
   std::string name_of_step_;
   bool has_optimizer_ = false;
   bool has_experts_ = false;
-  bool are_layers_stacked_ = true;
+  bool are_layers_stacked_ = true;  // one tensor holds a weight of all layers
 };
 
 /// Returns the number in a value; nothing if the value is no number.
