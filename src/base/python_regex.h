@@ -17,8 +17,8 @@ namespace tessera::detail {
 /// time.
 class PythonRegex {
  public:
-  /// `path`, `rule`: for errors, the file and the part of it that has the expression. Throws:
-  /// Error(unsupported) if the expression has anything that this class does not support.
+  /// `path`, `rule`: the file and the part of it that has the expression, for errors. Throws:
+  /// Error(unsupported) if the expression is too long or has anything that is not supported.
   PythonRegex(const std::string& text, const std::string& path, std::string_view rule);
 
   /// Returns whether the expression matches at the start of `name`, as in Python's `re.match`.

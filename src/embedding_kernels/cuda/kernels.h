@@ -40,7 +40,7 @@ class TouchedRows {
     const std::uint32_t* offsets;  // [rows], index of the first occurrence
     const std::uint32_t* counts;   // [rows], number of occurrences
     const std::uint32_t*
-        first_blocks;  // [ids + 1], first block of each hot row; last: number of blocks
+        first_blocks;  // [ids + 1], by touched row: first block if hot; last: their count
     const Occurrence* occurrences;      // [ids]
     const std::uint32_t* num_rows;      // one number: how many touched rows all tables have
     const std::uint32_t* table_begins;  // [tables + 1], index of each table's first touched row

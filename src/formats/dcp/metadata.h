@@ -43,8 +43,8 @@ struct Storage {
 };
 
 /// The contents of `.metadata`, sorted and checked as CheckpointReader promises. A piece's rank is
-/// the number in the name of its file, `__<rank>_<n>.distcp`. But if any file has a name of another
-/// form, the rank of every piece is the place of its file among the sorted names.
+/// the number in the name of its file, `__<rank>_<n>.distcp`. If any file's name has another form,
+/// it is the place of the file among the sorted names. In the metadata of one rank, it is 0.
 struct Metadata {
   CheckpointContents contents;
   Storage storage;
