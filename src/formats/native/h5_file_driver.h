@@ -34,7 +34,7 @@ class Channel {
   /// Ends `start_placing`: later raw data reaches the file again. Returns the recorded place.
   ByteRange take_placed();
 
-  /// Throws and clears this thread's error of the last failed read or write (of any file).
+  /// If a read or write of this thread has failed (on any file), clears the error and throws it.
   static void rethrow_pending_error();
   static void forget_pending_error() noexcept;
 

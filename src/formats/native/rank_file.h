@@ -33,11 +33,11 @@ struct RankFileContents {
 
 /// Writes one rank's file, except its header.
 ///
-/// Without compression, all datasets are laid out at once, and blocks may come in any order. This
-/// also holds for packed pieces [Note: Packed pieces] and for patches. Otherwise datasets and
-/// chunks are laid out in the order of the pieces, as their sizes become known: the calling thread
-/// compresses a block and then waits for its turn. The last block completes the file: tables,
-/// index, sync. Thread-safe.
+/// Without compression, the constructor lays out all datasets, and blocks may come in any order.
+/// This also holds for packed pieces ([Note: Packed pieces]) and for patches. With compression, a
+/// thread compresses its block and then waits for its turn: the writer lays out datasets and chunks
+/// in the order of the pieces, as their sizes become known. The call that writes the last block
+/// completes the file: it writes the tables and the index, and syncs. Thread-safe.
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
