@@ -32,9 +32,9 @@ inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
 // [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that already
 // stores some of its pieces, the linked pieces, with the same bytes. The new directory has hard
-// links to those rank files of the base, under names that no rank file of its own has. So the new
-// checkpoint stays complete if the base is removed. If those pieces lie in linked files of the
-// base, the new directory links these files in the same way. See docs/formats/native.md.
+// links to the base's rank files with these pieces, under names that no rank file of its own has.
+// So the new checkpoint stays complete if the base is removed. If a linked file of the base holds
+// such pieces, the new directory links this file, too. See docs/formats/native.md.
 
 // [Note: Patched pieces] A checkpoint of version 4 can have patched pieces ([Note: Changed rows] in
 // changed_rows.h): linked pieces with changed rows. The StoredPiece says where the old piece is in

@@ -14,7 +14,7 @@
 
 namespace tessera::formats::pickle {
 
-/// The globals that plain values are made of. [Note: Plain values]
+/// The globals that plain values are made of. Right: the type of Value that each becomes.
 ///
 ///     OrderedDict, defaultdict, Counter   Dict
 ///     set, frozenset                      Set

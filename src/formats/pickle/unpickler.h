@@ -37,8 +37,8 @@ class AllowList {
   std::vector<AllowedGlobal> prefixes_;
 };
 
-/// What to do with a global that is not in the allow-list. Nothing is ever looked up or called.
-/// [Note: Foreign globals]
+/// [Note: Foreign globals] A foreign global is one that the allow-list lacks: a name of another
+/// class or function. This says what to do with it. Nothing is ever looked up or called.
 struct ForeignGlobals {
   enum class Policy {
     refuse,  // throw Error(unsupported), even if nothing uses the global
