@@ -20,8 +20,8 @@ struct BufferRules {
 };
 
 /// Returns the offset of each parameter in a flat vector of the distributed optimizer, and as last
-/// item the vector's length. `parameters`: in the order of the model. Megatron fills buckets from
-/// the last one on. Each parameter begins at a multiple of 64 in its bucket. Padding after a bucket
+/// item the vector's length. `parameters`: in the order of the model. Megatron begins with the last
+/// one, which gets offset 0. Each begins at a multiple of 64 in its bucket. Padding after a bucket
 /// is not saved. Source: _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py
 /// and get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
 /// Units: elements. Returns nothing if an offset is above 2^60.
