@@ -27,7 +27,7 @@ enum class SecondNumber { stage, expert };
 
 /// The folders of one save, sorted by stage, then by expert rank, then by tensor rank.
 struct RankFolders {
-  Place sizes;  // the numbers of tensor ranks, stages and expert ranks
+  Place sizes;  // how many tensor ranks, stages and expert ranks there are
   std::vector<std::string> names;
 
   std::size_t index_of(const Place& place) const {

@@ -50,20 +50,20 @@ struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
   std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
   Encoding encoding = Encoding::none;
-  std::uint64_t begin = 0;          // plain: of the data; zstd: of the first chunk
-  std::uint64_t stored_nbytes = 0;  // plain: the size of the piece
+  std::uint64_t begin = 0;          // offset in the file: of the data, or of the first chunk
+  std::uint64_t stored_nbytes = 0;  // plain: the piece's size; zstd: the sum of its chunks
   /// If the piece has one block: the block's checksum. Otherwise: where the table of blocks begins.
   std::uint64_t checksum_or_table = 0;
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
 
-/// The places of a patch in the file of the piece's rank. `numbers` and `rows` are plain; their
-/// `position` and `file` are not used.
+/// The places of a patch in the file of the piece's rank. `numbers` and `rows` are stored plain.
+/// Their `position` and `file` have no meaning.
 struct StoredPatch {
   std::uint64_t num_rows = 0;  // of the patch
-  StoredPiece numbers{};       // of the rows in the piece, ascending, 8 bytes each
-  StoredPiece rows{};          // their bytes, in the same order
+  StoredPiece numbers{};       // of the changed rows in the piece, ascending, 8 bytes each
+  StoredPiece rows{};          // the bytes of these rows, in the same order
 
   friend bool operator==(const StoredPatch&, const StoredPatch&) = default;
 };

@@ -56,7 +56,7 @@ class RankFileWriter {
   bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
                     std::span<std::byte> room);
 
-  /// Makes every thread that waits for its turn throw Error(interrupted).
+  /// Makes every thread that waits or will wait for its turn throw Error(interrupted).
   void abandon() noexcept;
 
   bool is_complete() const { return complete_; }
@@ -70,7 +70,7 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
-  /// How a piece is written. Not stored, but computed: a file may have millions of packed pieces.
+  /// How a piece is written. Computed at each use: a file may have millions of packed pieces.
   struct PieceWriting {
     PieceId id{};
     std::uint64_t nbytes = 0;
@@ -94,7 +94,7 @@ class RankFileWriter {
     PatchWriter writer;
   };
 
-  /// A block to be written: its plain bytes, its chunk, or both.
+  /// A block to be written: its plain bytes, its encoded chunk, or both.
   struct Block {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};
