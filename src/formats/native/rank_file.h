@@ -48,7 +48,7 @@ class RankFileWriter {
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
 
-  /// As ChunkSink::write_chunk. Requires: `may_compress` is true for the piece.
+  /// Does what ChunkSink::write_chunk does. Requires: `may_compress` is true for the piece.
   bool write_chunk(std::size_t piece_number, std::int64_t begin, const StoredChunk& chunk);
 
   /// Checks whether the file has the block where an interrupted writer recorded it. If so, counts

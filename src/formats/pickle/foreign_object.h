@@ -11,7 +11,7 @@
 namespace tessera::formats::pickle {
 
 /// Says whether `object` is a global that is not in the allow-list, or a call of one: an object of
-/// a class, or what a function returned. [Note: Foreign globals] in unpickler.h
+/// a class, or what a function returned. See [Note: Foreign globals] in unpickler.h.
 bool is_foreign(Object object);
 
 /// Returns the name of a foreign object's class or function: `argparse.Namespace`. If a function of

@@ -36,7 +36,7 @@ namespace tessera::formats {
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
 
-/// The folder of shared work of one destination. Thread-safe, as it holds no state.
+/// The folder of shared work of one destination. Thread-safe: all its state is in files.
 class SharedWork {
  public:
   SharedWork(FileSystem& fs, const std::string& destination);
