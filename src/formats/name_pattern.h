@@ -7,8 +7,8 @@
 
 namespace tessera::formats {
 
-/// Returns the pattern by which a NameSelection selects one entry and nothing else: `args`, or
-/// `=args` if the contents have names below it, such as `args.weight`.
+/// Returns the pattern by which a NameSelection selects the entry `name` and no other: `args`, or
+/// `=args` if other names of the contents begin with `args.`, such as `args.weight`.
 std::string pattern_of(const CheckpointContents& contents, std::string_view name);
 
 }  // namespace tessera::formats

@@ -20,14 +20,14 @@ struct NumberedName {
 };
 
 /// Returns the last number in a name that follows the word `rank`, `shard`, `part` or
-/// `consolidated`, and the number in DCP's `__1.metadata`. In a name without such a number, returns
-/// the one before `-of-3` or `_of_3`.
+/// `consolidated`, or the number in DCP's `__1.metadata`. In a name without such a number, returns
+/// the one before `-of-3` or `_of_3`. Nothing if the name has neither.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
-/// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. It is a part
-/// if names of files beside it differ from its name only in the number that `numbered_name` finds
-/// (so `epoch_1.pt` is no part). If there are none, and the file's folder is named after a rank,
-/// looks in the same way at the folders beside that folder.
+/// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. The file is
+/// a part if names of files beside it differ from its name only in the number that `numbered_name`
+/// finds (so `epoch_1.pt` is no part). If no file beside it has such a name, and the folder of the
+/// file is named after a rank, looks in the same way at the folders beside that folder.
 /// `consolidated.01.pth` (not `00`) and `__1.metadata` (not `0`) are parts even without other
 /// files. Of other names, only numbers with leading zeros, with `-of-3` after them, or without a
 /// gap (0, 1, 2, … or 1, 2, 3, …) count as numbers of parts; so `lora_rank_8.pt` and

@@ -20,8 +20,8 @@ struct FormatInDirectory {
   std::string in_words() const;
 };
 
-/// Returns the formats of which a directory has files beside those of `known`, as the names show.
-/// `opened`: the paths of files that belong to `known`, as for FormatDriver::own_files.
+/// Returns the other formats of which a directory has files, by the names. Leaves out the files of
+/// `known`. `opened`: the paths of files that belong to `known` (FormatDriver::own_files).
 std::vector<FormatInDirectory> other_formats_in(const FileSystem& fs,
                                                 const DirectoryListing& directory,
                                                 const FormatDriver& known,

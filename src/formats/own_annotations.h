@@ -5,8 +5,8 @@
 
 namespace tessera::formats {
 
-/// The annotation in which native checkpoints keep the order of keys. Readers do not show it. Older
-/// releases of Tessera showed it, so files that they wrote in other formats can have it.
+/// The annotation (a text under a name) in which native checkpoints keep the order of keys. Readers
+/// do not show it. Older releases did, so files that they wrote in other formats can have it.
 inline constexpr std::string_view kKeyOrderAnnotation = "tessera.key_order";
 
 /// Whether Tessera adds this annotation by itself: kKeyOrderAnnotation, or the one that a format's

@@ -5,7 +5,7 @@
 namespace tessera::formats {
 
 /// In DCP files and torch.save archives, data of at least this size begin at a page of the file, so
-/// that they can be mapped, or written without the page cache. Readers skip the gaps before them.
+/// that they can be memory-mapped, or written without the page cache. Readers skip the gaps.
 inline constexpr std::uint64_t kMinPagedNbytes = std::uint64_t{256} << 10;
 inline constexpr std::uint64_t kPageNbytes = 4096;
 

@@ -10,8 +10,8 @@ struct RankSelection {
   bool contains(int rank) const { return begin <= rank && rank < end; }
 };
 
-/// The suffix of a part's file until the file is complete. It is also StagedDestination's suffix,
-/// so a file with this suffix is recognized as left by a writer that died.
+/// The suffix of the file of a rank part until the file is complete. It is also StagedDestination's
+/// suffix: Tessera takes a file with this suffix for one that a writer left when it died.
 inline constexpr const char* kUncommittedSuffix = ".partial";
 
 }  // namespace tessera::formats

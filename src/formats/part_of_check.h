@@ -13,8 +13,8 @@
 
 namespace tessera::formats {
 
-/// The counts and names of a note about several units of a check. If each part has such a note,
-/// `merge` makes one note of them.
+/// The counts and names of a note that sums up several units (PartOfCheck explains units and
+/// parts). If each part has such a note, `merge` makes one note of them.
 struct CountedNote {
   enum class Kind : std::uint8_t { absent_crcs, foreign_names };
   static constexpr std::size_t kMaxNames = 1000;
@@ -53,8 +53,8 @@ class PartOfCheck {
   /// the fewest bytes so far. All that is reported before the next call belongs to the unit.
   /// `nbytes`: how much the unit's check reads; must not depend on findings in other units.
   bool takes(std::uint64_t nbytes);
-  /// Takes a note that sums up several units. If this part is the whole check, reports it to
-  /// `sink`; else keeps it for `notes`, even if it has counted nothing.
+  /// Takes a note that sums up several units. If this is the only part (default constructor),
+  /// reports the note to `sink`. Otherwise keeps it for `notes`, even if it has counted nothing.
   void report(CountedNote note, const FindingSink& sink);
   /// Keeps the first `num_notes` notes, and drops all later ones.
   void drop_notes(std::size_t num_notes) {
@@ -78,8 +78,8 @@ class PartOfCheck {
   std::vector<CountedNote> notes_{};
 };
 
-/// Interface of a reader whose check can be divided. Use dynamic_cast to find it, or call
-/// `verify_part`. The check of any other reader is one unit.
+/// Interface of a reader whose check can be divided. Callers call the function `verify_part` below,
+/// which accepts any reader: it checks a reader without this interface as one unit.
 class DividedCheck {
  public:
   virtual ~DividedCheck() = default;

@@ -5,9 +5,9 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/checkpoint.h"
 
-// Checksums that cover more bytes than a read needs. In torch.save, one CRC-32 covers a whole
-// storage: if a move reads only a part of it, such as the rows of one rank without the padding at
-// the end, nothing is compared.
+// A checksum can cover more bytes than a read needs. In torch.save files, one CRC-32 covers a whole
+// storage: a move that reads only a part of the storage, such as the rows of one rank without the
+// padding at the end, cannot compare it. `check_rest` reads the rest later.
 namespace tessera::formats {
 
 /// How much a check of the rest may read, and when it stops.

@@ -24,8 +24,8 @@ struct OwnEntry {
 /// Returns the rank and the name in `per_rank.<rank>.<name>`; nothing for any other name.
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
 /// Returns the entries `per_rank.<rank>.<name>` that cannot replace the shared entry `<name>` on
-/// that rank: their dict or list has other keys than the shared one, so the result would be a mix
-/// of both. Also those whose shared entry is missing or of another kind (a value, not a tensor).
+/// that rank: their dict or list has other keys than the shared one, so the result would mix both.
+/// Also those without a shared entry, or with one of another kind (a value, not a tensor).
 std::set<std::string> find_own_entries_apart(const CheckpointContents& contents);
 /// Returns a note that the entries `names` differ between ranks. The names are without
 /// `per_rank.<rank>.`; there must be at least one.

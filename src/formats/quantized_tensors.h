@@ -21,15 +21,15 @@ struct QuantizedPart {
 };
 
 inline constexpr std::string_view kCodesRole = "codes";
-/// Of a tensor by which a layer multiplies its input (AWQ of ModelOpt). The weight's columns were
-/// divided by it before they were quantized.
+/// The role of a tensor by which a layer multiplies its input (AWQ of ModelOpt). The weight's
+/// columns were divided by it before they were quantized.
 inline constexpr std::string_view kInputFactorsRole = "factors of inputs";
 inline constexpr std::string_view kInputFactorsSuffix = "pre_quant_scale";
-/// Of two matrices whose product is added to the weight (SVDQuant of ModelOpt).
+/// The role of two matrices whose product is added to the weight (SVDQuant of ModelOpt).
 inline constexpr std::string_view kLowRankRole = "low-rank part";
 
-/// Says which codes a tensor belongs to, other than codes. A tied tensor may belong to several
-/// codes, and tied codes may have several tensors of one role.
+/// Says that a tensor, such as scales, belongs to certain codes. A tied tensor may belong to
+/// several codes, and tied codes may have several tensors of one role.
 struct QuantizedLink {
   std::size_t codes;   // index of the codes
   std::size_t tensor;  // index of the tensor
@@ -64,7 +64,7 @@ class QuantizedTensors {
   /// Describes a part: `codes of block-scaled fp8; the scales are X.weight_scale_inv`, or `scales
   /// of block-scaled fp8; the codes are X.weight`. Requires: `find` returned `part`.
   std::string in_words(const QuantizedPart& part) const;
-  /// Returns all links, by codes.
+  /// Returns all links, sorted by the index of the codes.
   const std::set<QuantizedLink>& links() const { return links_; }
   /// Returns the name of the part's partner. Requires: `find` returned `part`.
   const std::string& partner_name(const QuantizedPart& part) const;

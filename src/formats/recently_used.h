@@ -9,8 +9,8 @@
 
 namespace tessera::formats {
 
-/// A cache of objects that are costly to make. Keeps the most recently used ones. A kept object is
-/// made only once, even if several threads ask for it at the same time. Returns shared_ptrs,
+/// A cache of objects that are costly to make. Keeps the most recently used ones. Makes a kept
+/// object only once, even if several threads ask for it at the same time. Returns shared_ptrs,
 /// because a thread may still use an object after the cache has dropped it. Thread-safe.
 template <class Key, class T, class Hash = std::hash<Key>>
 class RecentlyUsed {

@@ -8,10 +8,10 @@
 
 namespace tessera::formats {
 
-/// Replaces the flat units of `contents` by those of `source`, with the new names of their
-/// parameters. `contents` is derived from `source`. `new_name` returns nothing for a parameter that
-/// is gone or has become several tensors. A unit is left out, and a note counts it, if one of its
-/// parameters has no tensor of the same shape in `contents`, or is in an earlier unit, kept or not.
+/// Replaces the flat units of `contents`, which was made from `source`, by those of `source` with
+/// the new names of their parameters. `new_name` returns nothing for a parameter that is gone or
+/// has become several tensors. Leaves out a unit, and counts it in a note, if one of its parameters
+/// has no tensor of the same shape in `contents`, or is in an earlier unit, kept or not.
 /// Requires: `contents` has all tensors and aliases, sorted.
 void take_units(
     const CheckpointReader& source,

@@ -37,19 +37,19 @@ struct ShardNaming {
   std::string_view index_suffix;  // `.safetensors.index.json`
 };
 
-/// Returns the usual index, else the first one (readers refuse several unusual ones), or nothing.
+/// Returns the usual index, else the first other one (readers refuse several others), or nothing.
 std::optional<std::string> index_among(const std::vector<std::string>& names,
                                        const ShardNaming& naming);
 
 /// Whether the file at `path` is an index, or one file of several: an index beside it names it, or
-/// another file of its series is beside it. `names_file` says whether an index names a file.
+/// another file of its series is beside it. `names_file`: whether the index names the file `name`.
 bool is_one_of_several(
     const FileSystem& fs, const std::string& path, const ShardNaming& naming,
     const std::function<bool(const std::string& index_path, const std::string& name)>& names_file);
 
-/// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, and
-/// its series lacks one of three consecutive numbers. Ignores names for which `place_of` returns
-/// nothing.
+/// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, but
+/// the files of its series are not three with consecutive numbers. Ignores names for which
+/// `place_of` returns nothing.
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
                         std::optional<PlaceInSeries> (*place_of)(std::string_view name));
 

@@ -13,15 +13,15 @@
 
 namespace tessera::formats::megatron {
 
-/// How Megatron fills a buffer with parameters: see `places_in_buffer`.
+/// How Megatron puts parameters into a buffer, a flat vector that it divides into buckets.
 struct BufferRules {
-  std::optional<std::int64_t> bucket_numel{};  // a bucket with this many elements is full
-  bool has_own_bucket_for_shared = false;      // for embeddings that two stages share
+  std::optional<std::int64_t> bucket_numel{};  // elements of a full bucket; empty: one bucket
+  bool has_own_bucket_for_shared = false;      // for embeddings that pipeline stages share
 };
 
 /// Returns the offset of each parameter in a flat vector of the distributed optimizer, and as last
-/// item the vector's length. `parameters`: in the order of the model; buckets are filled from
-/// the last one on. Each parameter begins at a multiple of 64 in its bucket. Padding after a bucket
+/// item the vector's length. `parameters`: in the order of the model. Megatron begins with the last
+/// one, which gets offset 0. Each begins at a multiple of 64 in its bucket. Padding after a bucket
 /// is not saved. Source: _ParamAndGradBuffer of megatron/core/distributed/param_and_grad_buffer.py
 /// and get_parameter_state_dp_zero of megatron/core/optimizer/distrib_optimizer.py, 0.16.
 /// Units: elements. Returns nothing if an offset is above 2^60.

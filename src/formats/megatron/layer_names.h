@@ -7,7 +7,7 @@
 
 namespace tessera::formats::megatron {
 
-/// The end of the names of layers' extra state, which is pickled bytes beside the tensors.
+/// The end of the names of extra state: pickled bytes that a layer has beside its tensors.
 inline constexpr std::string_view kExtraState = "_extra_state";
 
 /// How tensor parallelism cuts a tensor.
@@ -23,10 +23,10 @@ enum class Cut {
 /// docs/formats/megatron.md lists the names.
 Cut cut_of(std::string_view name);
 
-/// Returns the weight of the MLP's second layer if `name` is a weight or bias of its first layer:
-/// `mlp.linear_fc2.weight` for `mlp.linear_fc1.bias`. If the MLP is gated (SwiGLU), the first layer
-/// has twice as many rows as the second layer has columns. Then each tensor-parallel rank has its
-/// part of the gate, followed by its part of the up projection.
+/// If `name` is a weight or bias of the first layer of an MLP, returns the name of the second
+/// layer's weight: `mlp.linear_fc2.weight` for `mlp.linear_fc1.bias`. Otherwise nothing. In a gated
+/// MLP (SwiGLU), the first layer has twice as many rows as the second layer has columns, and each
+/// tensor-parallel rank has its part of the gate, followed by its part of the up projection.
 std::optional<std::string> second_of_perceptron(std::string_view name);
 
 /// A number in a name: `<before><number><after>`.
@@ -38,7 +38,7 @@ struct NumberInName {
   std::string with(std::size_t other) const { return before + std::to_string(other) + after; }
 };
 
-/// Returns the number of a layer within its model chunk: the number after the first `layers.`.
+/// Returns a layer's number within its model chunk: the one after the first `layers.`, if any.
 std::optional<NumberInName> layer_in(std::string_view name);
 /// Returns the number of an expert within its rank: 3 in `experts.local_experts.3.…` and in
 /// `experts.linear_fc1.weight3`. Nothing if the name has none.

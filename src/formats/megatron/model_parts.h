@@ -24,7 +24,7 @@ struct RankModel {
 
 /// One rank's part of a tensor of the whole model.
 struct Part {
-  std::size_t rank;
+  std::size_t rank;    // index of its folder in RankFolders::names
   std::size_t tensor;  // index in RankModel::tensors
 };
 
@@ -32,8 +32,8 @@ struct Part {
 /// Throws: Error(corruption) if there is no model.
 RankModel read_rank_model(const File& file, const Place& place);
 /// Returns the number of the model chunk under a key of the file's dict: 1 for `model1`; 0 for
-/// `model`, the key if there is only one chunk. Nothing for any other key. A rank has several
-/// chunks if the pipeline is interleaved.
+/// `model`, the key if there is only one chunk. Nothing for any other key. With an interleaved
+/// pipeline, a rank has several chunks: parts of the model that do not follow one another.
 std::optional<std::size_t> chunk_number(std::string_view member);
 /// Whether an entry of the model is extra state of a layer. The reader does not join extra state:
 /// each rank keeps its own.
@@ -52,8 +52,8 @@ class WholeNames {
 
   /// Returns the name that an entry of a rank's model has in the whole model.
   std::string name_of(std::size_t rank, std::size_t chunk, const std::string& name) const;
-  /// Returns the number of layers of the whole model that have tensors; nothing if it has several
-  /// stacks of layers, such as an encoder and a decoder. Layers that predict further tokens
+  /// Returns the number of layers of the whole model that have tensors; nothing if it has none, or
+  /// several stacks of layers, such as an encoder and a decoder. Layers that predict further tokens
   /// (`mtp.`) do not count.
   std::optional<std::size_t> num_layers() const;
 
@@ -87,8 +87,8 @@ struct Joint {
   std::vector<Piece> pieces_of(std::size_t tensor_rank) const;
 };
 
-/// Returns how `num_parts` parts of shape `part` make a whole tensor. Returns nothing if `part`
-/// cannot be the result of the cut.
+/// Returns how `num_parts` parts of shape `part` make a whole tensor; nothing if `part` cannot be
+/// the result of the cut. Requires: `cut` is whole, first_dimension or second_dimension.
 std::optional<Joint> join(Cut cut, bool is_gated, std::size_t num_parts, const Shape& part);
 
 }  // namespace tessera::formats::megatron

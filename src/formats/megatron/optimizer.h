@@ -56,7 +56,7 @@ struct RankOptimizer {
   std::vector<ParamGroup> groups{};
   std::map<std::size_t, PartState> parts{};  // key: index of the parameter
   std::vector<Path> state_paths{};           // entries below these paths are in `parts` or `groups`
-  /// Why it is not known which state belongs to which parameter; empty if it is known.
+  /// Why the reader cannot tell which state belongs to which parameter; empty if it can.
   std::string problem{};
 };
 

@@ -27,7 +27,7 @@ enum class SecondNumber { stage, expert };
 
 /// The folders of one save, sorted by stage, then by expert rank, then by tensor rank.
 struct RankFolders {
-  Place sizes;  // the numbers of tensor ranks, stages and expert ranks
+  Place sizes;  // how many tensor ranks, stages and expert ranks there are
   std::vector<std::string> names;
 
   std::size_t index_of(const Place& place) const {
@@ -38,7 +38,7 @@ struct RankFolders {
 
 /// Whether this is a name of a rank's folder, such as `mp_rank_00` or `mp_rank_00_001_002`.
 bool is_rank_folder(std::string_view name);
-/// Whether this is a name of a checkpoint's folder in the folder of a run, such as `iter_0000100`.
+/// Whether a checkpoint's folder in the folder of a run has such a name: `iter_0000100`, `release`.
 bool is_iteration(std::string_view name);
 /// Returns how many numbers the name of a rank's folder has.
 std::size_t count_numbers(std::string_view name);

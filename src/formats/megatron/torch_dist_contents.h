@@ -37,9 +37,9 @@ struct TorchDistContents {
 /// it. `has_common_file`: the checkpoint has its own `common.pt`, so no value is changed.
 /// docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
-/// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's, if
-/// two tensors would get one name, for two optimizers, for one with unequal steps or no state, and
-/// for state of layers to be stacked that some layers lack, or that has several dtypes.
+/// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's,
+/// two tensors would get one name, there are two optimizers, the optimizer has unequal steps or no
+/// state of a weight, or layers to be stacked differ in which state they have or in its dtype.
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
                                       const std::string& destination, bool has_common_file);

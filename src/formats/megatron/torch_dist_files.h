@@ -18,9 +18,9 @@ inline constexpr const char* kConfigFile = "metadata.json";
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
 bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 
-/// Reports a missing file of the two (`common.pt`: unless an object replaces it), and an unusable
-/// `metadata.json`. If `common.pt` is missing and `metadata.json` is missing or unusable, reports
-/// only a note: the DCP part is complete. Reports nothing if Megatron did not write the checkpoint.
+/// Reports a missing or unusable `metadata.json`, and a missing `common.pt` that no object
+/// replaces. If both are to be reported, reports only a note: the DCP part is complete. Reports
+/// nothing if Megatron did not write the checkpoint.
 void check_torch_dist_files(const FileSystem& fs, const std::string& directory,
                             const CheckpointContents& contents, const FindingSink& sink);
 

@@ -44,7 +44,7 @@ class TorchDistNames {
   const std::vector<TorchDistPlace>& places_of(const std::string& weight) const {
     return places_.at(weight);
   }
-  /// Whether the layers of all blocks are alike, and so are stacked.
+  /// Whether the layers of all blocks are alike: only then are they stacked.
   bool are_layers_stacked() const { return are_layers_stacked_; }
   /// Returns the names of the objects that Megatron expects for the extra state of linear layers:
   /// `decoder.layers.mlp.linear_fc1._extra_state/shard_0_4`.

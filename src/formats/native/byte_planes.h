@@ -6,8 +6,8 @@
 
 namespace tessera::formats::native {
 
-/// Puts the first bytes of all elements first, then all second bytes, and so on, so that similar
-/// bytes are next to each other. Same as HDF5's filter `shuffle`.
+/// Puts the first bytes of all elements first, then all second bytes, and so on (each such run is a
+/// plane), so that similar bytes are next to each other. Same as HDF5's filter `shuffle`.
 /// Requires: the spans have one size, a multiple of `itemsize` (1, 2, 4, 8 or 16); no overlap.
 void shuffle_bytes(std::span<const std::byte> elements, std::uint64_t itemsize,
                    std::span<std::byte> planes);

@@ -16,7 +16,7 @@ namespace tessera::formats::native {
 
 static_assert(std::endian::native == std::endian::little, "stored numbers are little-endian");
 
-/// Builds the little-endian encodings of docs/formats/native.md. Not thread-safe.
+/// Builds encodings of docs/formats/native.md (`uint`: LEB128; `sint`: zigzag). Not thread-safe.
 class ByteWriter {
  public:
   void u8(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
@@ -52,8 +52,8 @@ class ByteWriter {
 };
 
 /// Reads what ByteWriter writes. The bytes may be hostile: a read that goes past their end, or
-/// finds an invalid number, throws Error(corruption) with the path and the position. Views the
-/// caller's memory. Not thread-safe.
+/// finds an invalid number, throws Error(corruption) with the path and the position. Keeps views of
+/// the bytes and of the path; texts that it returns are views of the bytes. Not thread-safe.
 class ByteReader {
  public:
   /// `file_offset` is where `bytes` begins in the file at `path`.

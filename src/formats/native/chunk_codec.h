@@ -11,7 +11,7 @@
 
 namespace tessera::formats::native {
 
-/// A chunk in its stored form. `stored` is a view of the encoder's memory.
+/// A chunk in its stored form. `stored`: a view of the encoder's memory, or of the elements if raw.
 struct EncodedChunk {
   h5::ChunkForm form = h5::ChunkForm::raw;
   std::span<const std::byte> stored;
@@ -26,11 +26,11 @@ class ChunkEncoder {
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;
 
-  /// Encodes one chunk. If `zstd_level` is empty, compresses each plane of bytes with Huffman codes
-  /// only. If the result is smaller than half of the chunk, also tries a zstd level that searches
-  /// for repetitions, and keeps the smaller result. If compression saves less than 1/16, returns
-  /// the chunk as it is. The result is valid until the next call. Equal bytes give equal results,
-  /// whatever was encoded before.
+  /// Encodes one chunk. With a `zstd_level`, compresses at this level. Without, compresses each
+  /// plane of bytes with Huffman codes only; if the result is smaller than half of the chunk, also
+  /// tries a zstd level that searches for repetitions, and keeps the smaller result. If compression
+  /// saves less than 1/16, returns the chunk raw. The result is valid until the next call, if
+  /// `elements` live so long. Equal bytes give equal results, whatever was encoded before.
   EncodedChunk encode(std::span<const std::byte> elements, std::uint64_t itemsize,
                       std::uint64_t chunk_nbytes, std::optional<int> zstd_level);
 

@@ -32,7 +32,7 @@ inline constexpr std::uint32_t kNewestVersion = kPatchedVersion;
 ///     64    8  file nbytes             72 4016  zero
 ///   4088    8  checksum of the 4088 bytes before
 ///
-/// See docs/formats/native.md.
+/// `structure_checksum` below says what that checksum covers. See docs/formats/native.md.
 struct FileHeader {
   std::uint32_t version = kFirstVersion;
   FileRole role = FileRole::index;
@@ -78,7 +78,7 @@ void require_index_role(const FileHeader& header, const std::string& path);
 void require_rank_role(const FileHeader& header, const std::string& path, std::int64_t rank,
                        std::int64_t world_size);
 
-/// Returns the binary index that the header points to, after checking its checksum.
+/// Returns the encoded index that the header points to. Throws: Error(corruption) if damaged.
 std::vector<std::byte> read_index_bytes(const ReadableFile& file, const FileHeader& header);
 
 /// Returns the checksum of the bytes after the header, except those in `data_ranges`.

@@ -23,8 +23,8 @@ namespace tessera::formats::native::h5 {
 // here holds the library's mutex. If a call fails, it throws the file system's exception, if there
 // is one; otherwise Error(io) with the path and the library's innermost reason.
 
-/// Objects that every dataset and attribute needs. They are shared, because making them each time
-/// would be costly.
+/// HDF5 objects (types, property lists) that every dataset and attribute of a file needs. All share
+/// them, because making them each time would be costly.
 struct SharedObjects {
   Handle link_properties{};
   Handle dataset_properties{};
@@ -79,7 +79,7 @@ Handle create_zstd_dataset(File& file, const std::string& link_name, DType dtype
 enum class ChunkForm { filtered, raw };  // raw: neither shuffled nor compressed
 
 /// Lets the library choose where in the file a chunk with the bytes `stored` goes, and returns that
-/// range. The caller writes the bytes there.
+/// range. Writes nothing there: the caller writes the bytes.
 ByteRange place_chunk(File& file, const Handle& dataset, std::int64_t first_element, ChunkForm form,
                       std::span<const std::byte> stored);
 
@@ -110,7 +110,7 @@ std::array<std::byte, 16> fill_element(DType dtype);
 /// 2-byte prefix. `path`: for error messages.
 std::string encode_element_type(DType dtype, const std::string& path);
 
-/// Adds a hard link to an object.
+/// Gives an object of the file a second name, which HDF5 calls a hard link.
 void create_hard_link(File& file, const std::string& existing_name, const std::string& link_name);
 
 /// Creates a scalar dataset with one UTF-8 text.

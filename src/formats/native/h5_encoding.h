@@ -12,10 +12,10 @@
 
 namespace tessera::formats::native::h5 {
 
-// The structures of an HDF5 file that `VirtualFile` writes by itself, as the HDF5 file format
-// specification (version 3.0) defines them. The functions return a structure as a string of its
-// bytes. A *message* is HDF5's name for one record in an object header, not a text for people.
-// Numbers are little-endian; addresses and lengths have 8 bytes. [Note: HDF5 by hand]
+// [Note: HDF5 by hand] `VirtualFile` writes an HDF5 file without the library. The functions below
+// return its structures, as the HDF5 file format specification (version 3.0) defines them: each as
+// a string of its bytes. A *message* is HDF5's name for one record in an object header, not a text
+// for people. Numbers are little-endian; addresses and lengths have 8 bytes.
 
 inline constexpr std::uint64_t kNoAddress = UINT64_MAX;
 

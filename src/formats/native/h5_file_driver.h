@@ -24,17 +24,17 @@ class Channel {
 
   WritableFile& file() { return *file_; }
 
-  /// Drops all further writes of the library, so that the library can close a file that has failed
-  /// or is no longer wanted.
+  /// From now on, ignores all writes of the library, so that it can close a file that has failed or
+  /// is no longer wanted.
   void abandon() { abandoned_ = true; }
 
-  /// From now on, keeps raw data (elements) away from the file, and records where the library would
-  /// write this data.
+  /// From now on, does not write raw data (elements) to the file, but records where the library
+  /// would write this data.
   void start_placing() { placed_ = ByteRange{}; }
   /// Ends `start_placing`: later raw data reaches the file again. Returns the recorded place.
   ByteRange take_placed();
 
-  /// Throws and clears this thread's error of the last failed read or write (of any file).
+  /// If a read or write of this thread has failed (on any file), clears the error and throws it.
   static void rethrow_pending_error();
   static void forget_pending_error() noexcept;
 

@@ -8,7 +8,7 @@
 namespace tessera::formats::native::h5 {
 
 /// Locks the HDF5 library as long as the scope lives, because the library may not be thread-safe.
-/// Also stops the library from printing errors, as Tessera reports them. One thread may nest
+/// Also stops the library from printing errors, because Tessera reports them. One thread may nest
 /// scopes.
 class LibraryScope {
  public:

@@ -17,8 +17,8 @@
 namespace tessera::formats::native::h5 {
 
 /// An HDF5 file of many virtual datasets, written without the HDF5 library, because the library
-/// takes 100 microseconds for each dataset [Note: HDF5 by hand]. Objects are written in the order
-/// of the calls, and links at the end, so memory is needed for the links only. Not thread-safe.
+/// takes 100 microseconds for each dataset ([Note: HDF5 by hand]). Writes objects in the order
+/// of the calls, and links at the end, so it keeps only the links in memory. Not thread-safe.
 class VirtualFile {
  public:
   /// Creates the file. If there is a file at `path`, writes over it.

@@ -30,15 +30,15 @@ inline constexpr std::uint64_t kMaxChunkNbytes = std::uint64_t{64} << 20;
 /// All chunk sizes are multiples of the largest itemsize.
 inline constexpr std::uint64_t kChunkNbytesUnit = 16;
 
-// [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that holds some of
-// its pieces, the linked pieces, with the same bytes. The new checkpoint's directory has hard links
-// to the base's rank files with these pieces, under names that none of its own rank files has. So
-// the checkpoint stays complete if the base is removed. If the base has linked files, they are
-// linked like its rank files. See docs/formats/native.md.
+// [Note: Linked files] A checkpoint of version 3 has a base: an older checkpoint that already
+// stores some of its pieces, the linked pieces, with the same bytes. The new directory has hard
+// links to the base's rank files with these pieces, under names that no rank file of its own has.
+// So the new checkpoint stays complete if the base is removed. If a linked file of the base holds
+// such pieces, the new directory links this file, too. See docs/formats/native.md.
 
-// [Note: Patched pieces] A checkpoint of version 4 has patched pieces ([Note: Changed rows] in
-// changed_rows.h). Such a piece is a linked piece, whose StoredPiece says where the whole piece is
-// in a linked file, and a StoredPatch in the file of the piece's rank. See docs/formats/native.md.
+// [Note: Patched pieces] A checkpoint of version 4 can have patched pieces ([Note: Changed rows] in
+// changed_rows.h): linked pieces with changed rows. The StoredPiece says where the old piece is in
+// a linked file, the StoredPatch where the new rows are in the rank's own file. See native.md.
 
 /// The greatest number of linked files of a checkpoint.
 inline constexpr std::uint32_t kMaxLinkedFiles = (1U << 24) - 1;
@@ -50,25 +50,25 @@ struct StoredPiece {
   std::uint32_t position = 0;  // among the tensor's pieces in the whole checkpoint
   std::uint32_t file = 0;      // 0: the rank's own file; n: number n-1 of Index::linked_files
   Encoding encoding = Encoding::none;
-  std::uint64_t begin = 0;          // plain: of the data; zstd: of the first chunk
-  std::uint64_t stored_nbytes = 0;  // plain: the size of the piece
+  std::uint64_t begin = 0;          // offset in the file: of the data, or of the first chunk
+  std::uint64_t stored_nbytes = 0;  // plain: the piece's size; zstd: the sum of its chunks
   /// If the piece has one block: the block's checksum. Otherwise: where the table of blocks begins.
   std::uint64_t checksum_or_table = 0;
 
   friend bool operator==(const StoredPiece&, const StoredPiece&) = default;
 };
 
-/// The places of a patch in the file of the piece's rank. `numbers` and `rows` are plain; their
-/// `position` and `file` are not used.
+/// The places of a patch in the file of the piece's rank. `numbers` and `rows` are stored plain.
+/// Their `position` and `file` have no meaning.
 struct StoredPatch {
   std::uint64_t num_rows = 0;  // of the patch
-  StoredPiece numbers{};       // of the rows in the piece, ascending, 8 bytes each
-  StoredPiece rows{};          // their bytes, in the same order
+  StoredPiece numbers{};       // of the changed rows in the piece, ascending, 8 bytes each
+  StoredPiece rows{};          // the bytes of these rows, in the same order
 
   friend bool operator==(const StoredPatch&, const StoredPatch&) = default;
 };
 
-/// Returns a patch of `num_rows` rows of a piece (`rows`) that has no places in a file yet.
+/// Returns a patch of `num_rows` rows whose places are not set yet. `rows`: of the whole piece.
 StoredPatch empty_patch(std::uint64_t num_rows, const PieceRows& rows);
 
 /// The StoredPiece of each piece of an index. A large checkpoint has millions of pieces, and most
@@ -92,10 +92,10 @@ class StoredPieces {
   std::size_t num_pieces(std::size_t tensor_index) const { return slots_[tensor_index].size(); }
   /// Returns the number of pieces of all tensors.
   std::size_t num_pieces() const { return slots_.items().size(); }
-  /// Returns the number of a piece among those of all tensors.
+  /// Returns the number of a piece among the pieces of all tensors, from 0 on.
   std::size_t number_of(PieceId id) const { return slots_.first(id.tensor_index) + id.piece_index; }
 
-  /// `nbytes`: the size of the piece.
+  /// Returns where a piece is stored. `nbytes`: the size of the piece before compression.
   StoredPiece get(PieceId id, std::uint64_t nbytes) const;
   std::uint32_t file_of(PieceId id) const { return rest_.empty() ? 0 : rest_[number_of(id)].file; }
   void set(PieceId id, const StoredPiece& stored);
@@ -135,7 +135,7 @@ struct BlockGrid {
   ByteRange block(std::uint64_t number) const;
 };
 
-/// Returns the blocks of the numbers or of the rows of a patch.
+/// Returns how one part of a patch, its row numbers or its rows, is cut into blocks.
 BlockGrid grid_of(const StoredPiece& part_of_patch);
 
 /// What the index records about a rank file.
@@ -171,10 +171,10 @@ struct Index {
   /// kKeyOrderAnnotation; so older readers ignore it. `contents.annotations` does not have it.
   std::string key_order;
   StoredPieces storage;  // of the pieces of contents.tensors; `stored` reads it
-  /// Of linked pieces: where HDF5 readers find them in the linked file. If a piece is packed there:
-  /// the place of its first element in the packed dataset. Otherwise: the number of its tensor in
-  /// the list of that file's index. HDF5 link names of tensors with long FQNs contain this number.
-  /// Indexed by StoredPieces::number_of; empty without linked files.
+  /// For each linked piece, where HDF5 readers find it in the linked file. If it is packed there:
+  /// its first element's place in the packed dataset. Otherwise: its tensor's number in the list of
+  /// that file's index, which the HDF5 link name of a tensor with a long FQN contains. For other
+  /// pieces: 0. Indexed by StoredPieces::number_of; empty without linked files.
   std::vector<std::uint64_t> linked_places;
   std::map<PieceId, StoredPatch> patches;  // of the patched pieces, which are linked pieces too
   std::vector<RankFileRecord> rank_files;  // indexed by rank; empty in a rank file's index
@@ -186,7 +186,7 @@ struct Index {
   std::uint64_t linked_place(PieceId id) const;
   /// Returns the patch of a patched piece, or null.
   const StoredPatch* patch(PieceId id) const;
-  /// Returns the rows of a patched piece.
+  /// Returns how a patched piece is divided into rows: how many it has, and their size.
   PieceRows rows(PieceId id) const;
 };
 
@@ -217,13 +217,13 @@ EncodedIndex measure_index(const std::function<void(const IndexSink&)>& encode);
 /// Decodes the result of `read_index_bytes`. Checks everything that can be checked without reading
 /// another part of the files. The caller may rely on: known dtypes, valid shapes, regions within
 /// their tensors, ranks below the world size, byte ranges within their files (but not those of the
-/// chunks in a block table). Only in the index of `index.h5` are the names sorted and unique.
-/// Throws: Error(corruption) naming the path and, where known, the tensor.
+/// chunks in a block table). Names are sorted and unique in `index.h5`, but perhaps not in a rank
+/// file. Throws: Error(corruption) naming the path and, where known, the tensor.
 Index decode_index(std::span<const std::byte> bytes, const FileHeader& header,
                    const std::string& path);
 
 /// Throws Error(kind) unless world size, regions and ranks are valid, names are sorted and unique,
-/// and aliases have targets. If `kind` is not corruption: Error(corruption) for an invalid shape.
+/// and aliases have targets. Unless `kind` is corruption, checks shapes too: Error(corruption).
 void validate_contents(const CheckpointContents& contents, ErrorKind kind, const std::string& path);
 
 /// Returns one list of pieces for each rank, in the order of ranks. Each list is in the order of

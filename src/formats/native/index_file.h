@@ -8,8 +8,8 @@
 
 namespace tessera::formats::native {
 
-/// Writes and syncs `index.h5` of a checkpoint whose rank files are complete except their headers.
-/// Equal indexes give equal files. Returns the checkpoint id.
+/// Writes and syncs `index.h5` of a checkpoint whose rank files lack only their headers. Equal
+/// indexes give equal files. Returns the checkpoint id, which those headers need.
 std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const Index& index);
 
 }  // namespace tessera::formats::native

@@ -13,7 +13,7 @@ inline constexpr const char* kOwnGroup = "~tessera";
 inline constexpr const char* kIndexDataset = "index";
 inline constexpr const char* kBlocksDataset = "blocks";
 inline constexpr const char* kValuesDataset = "values";
-inline constexpr const char* kHiddenDataset = "hidden";
+inline constexpr const char* kHiddenDataset = "hidden";  // tensors that HDF5 readers do not see
 /// The ends of the link names of a patch's datasets; the piece's link name comes before.
 inline constexpr const char* kRowNumbersSuffix = "~row_numbers";
 inline constexpr const char* kRowsSuffix = "~rows";

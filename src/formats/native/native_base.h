@@ -10,12 +10,12 @@
 
 namespace tessera::formats::native {
 
-/// As `BaseCheckpoint::open`.
+/// Opens a base. Implements `BaseCheckpoint::open`, which states the errors.
 std::shared_ptr<const BaseCheckpoint> open_base(const FileSystem& fs, const std::string& path);
 
-/// Adds linked pieces, their files and empty patches to the index of a checkpoint to be written.
-/// Sets its format version to kLinkedVersion or kPatchedVersion. Does nothing if none is linked.
-/// Requires: `open_base` returned `linked.base`.
+/// Adds linked pieces, the files that hold them and empty patches to the index of a checkpoint to
+/// be written. Sets the index's format version to kLinkedVersion or kPatchedVersion. Does nothing
+/// if `linked` has no pieces. Requires: `open_base` returned `linked.base`.
 void enter_linked_pieces(Index& index, const LinkedPieces& linked);
 
 /// Makes hard links in `directory` to the files of the base that hold some of `pieces`. Keeps a

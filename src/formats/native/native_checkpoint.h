@@ -22,7 +22,7 @@ class NativeCheckpoint : public DividedReader {
   virtual void read_unpatched(PieceId id, FlatRange range, std::span<std::byte> out) const = 0;
 };
 
-/// As `open_native`.
+/// Opens a native checkpoint as `open_native` does, and throws what that throws.
 std::unique_ptr<NativeCheckpoint> open_native_checkpoint(const FileSystem& fs, std::string path);
 
 }  // namespace tessera::formats::native

@@ -14,7 +14,7 @@
 
 namespace tessera::formats::native {
 
-// Implements parts.h for this format; `finish_parts` is `rebuild_native_index`.
+// These implement the functions of parts.h; the one for `finish_parts` is `rebuild_native_index`.
 
 std::unique_ptr<CheckpointWriter> create_part(FileSystem& fs, std::string directory,
                                               CheckpointContents contents,
@@ -32,8 +32,8 @@ RankFileIndex read_part(const FileSystem& fs, const std::string& directory, std:
 
 void seal_part(FileSystem& fs, const std::string& directory, int rank, std::uint64_t token);
 
-/// Returns the index of a checkpoint to be written. Only linked pieces have a place in it.
-/// Throws: Error(invalid_argument); Error(corruption) for an invalid shape.
+/// Returns the index of a checkpoint to be written. Only linked pieces have a place in it. Throws:
+/// Error(invalid_argument) for invalid contents; Error(corruption) for an invalid shape.
 Index describe_checkpoint(SharedContents contents, const std::vector<Value>& values,
                           const NativeWriteOptions& options, const std::string& path);
 

@@ -12,7 +12,7 @@
 namespace tessera::formats::native {
 
 /// Checks, reading only the headers, that every rank's file and every linked file exists, is
-/// complete, and is the file that the index names.
+/// complete, and is the file that the index names. Reports each failure to `sink`, and continues.
 /// Throws: Error(io).
 void check_rank_files(const FileSystem& fs, const std::string& path, std::uint64_t checkpoint_id,
                       const Index& index, const FindingSink& sink);

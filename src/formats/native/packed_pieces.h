@@ -14,8 +14,8 @@ namespace tessera::formats::native {
 // [Note: Packed pieces] HDF5 takes tens of microseconds for each dataset. A checkpoint with many
 // small pieces therefore has version 2: each rank file packs its small pieces into one dataset per
 // dtype, without gaps, in the order of the file's index. The index of a piece's first element there
-// is the number of elements in all pieces before it. Each larger piece still has a dataset of its
-// own. See docs/formats/native.md.
+// is the number of elements in all packed pieces of its dtype before it. Each larger piece still
+// has a dataset of its own. See docs/formats/native.md.
 
 /// A checkpoint without linked files packs its small pieces if it has at least this many of them.
 inline constexpr std::int64_t kMinPackedPieces = 1000;

@@ -28,7 +28,7 @@ class PatchReader {
   PatchReader(const ReadableFile& file, const TensorMeta& meta, const StoredPatch& patch,
               const PieceRows& rows);
 
-  /// Replaces the changed rows in `bytes`, which are the elements `range` of the linked piece.
+  /// Writes the changed rows over the old ones in `bytes`: the elements `range` of the piece.
   void apply(FlatRange range, std::span<std::byte> bytes) const;
 
  private:

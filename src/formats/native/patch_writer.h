@@ -14,8 +14,8 @@
 
 namespace tessera::formats::native {
 
-/// Computes the checksums of the blocks of a range that arrives in parts, in any order. Keeps a
-/// block in memory until all of its bytes are there. Thread-safe.
+/// Computes one checksum for each block of a byte range that arrives in parts, in any order. Keeps
+/// a block in memory until all of its bytes have arrived. Thread-safe.
 class BlockChecksums {
  public:
   explicit BlockChecksums(const BlockGrid& grid) : grid_(grid), checksums_(grid.num_blocks()) {}
@@ -44,15 +44,15 @@ class PatchWriter {
   /// rows.
   PatchWriter(const RowSet& changed, const PieceRows& rows, std::int64_t block_numel);
 
-  /// Writes the numbers of the rows to their place, and computes their checksums.
+  /// Writes the numbers of the changed rows to their place in `file`, and computes their checksums.
   void write_numbers(WritableFile& file, const StoredPatch& patch);
 
   /// Returns the bytes of the rank file that will hold the changed rows of one block; empty if the
   /// block has none. `begin`: the block's first element, counted from the start of the piece.
   ByteRange place_of_block(const StoredPatch& patch, std::int64_t begin) const;
-  /// Copies the changed rows of a block to `out`, which has the size of their place.
+  /// Copies the changed rows of a block to `out`, which has the size of `place_of_block`.
   void select(std::int64_t begin, std::span<const std::byte> block, std::span<std::byte> out) const;
-  /// Takes the changed rows of a block for the checksums.
+  /// Adds the changed rows of a block, which `select` gave, to the checksums of the patch's rows.
   void add_rows(std::int64_t begin, std::span<const std::byte> rows);
 
   const std::vector<std::uint64_t>& number_checksums() const { return numbers_.checksums(); }

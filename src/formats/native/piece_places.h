@@ -18,7 +18,7 @@ class PiecePlaces {
 
   /// Returns the places of the pieces of the next tensor, in the order of its pieces.
   std::vector<std::uint64_t> next_tensor();
-  /// Returns the number that the next tensor has in the list of the rank's file.
+  /// Returns the next tensor's number among the tensors in the index of the rank's file.
   std::uint64_t number_on_rank(int rank) const {
     return number_on_rank_[static_cast<std::size_t>(rank)];
   }

@@ -33,11 +33,11 @@ struct RankFileContents {
 
 /// Writes one rank's file, except its header.
 ///
-/// Without compression, all datasets are laid out at once, and blocks may come in any order. This
-/// also holds for packed pieces [Note: Packed pieces] and for patches. Otherwise datasets and
-/// chunks are laid out in the order of the pieces, as their sizes become known: the calling thread
-/// compresses a block and then waits for its turn. The last block completes the file: tables,
-/// index, sync. Thread-safe.
+/// Without compression, the constructor lays out all datasets, and blocks may come in any order.
+/// This also holds for packed pieces ([Note: Packed pieces]) and for patches. With compression, a
+/// thread compresses its block and then waits for its turn: the writer lays out datasets and chunks
+/// in the order of the pieces, as their sizes become known. The call that writes the last block
+/// completes the file: it writes the tables and the index, and syncs. Thread-safe.
 class RankFileWriter {
  public:
   /// Creates the file at `path`. If an interrupted writer left the file there, keeps its blocks.
@@ -48,7 +48,7 @@ class RankFileWriter {
 
   void write_block(std::size_t piece_number, std::int64_t begin, std::span<const std::byte> bytes);
 
-  /// As ChunkSink::write_chunk. Requires: `may_compress` is true for the piece.
+  /// Does what ChunkSink::write_chunk does. Requires: `may_compress` is true for the piece.
   bool write_chunk(std::size_t piece_number, std::int64_t begin, const StoredChunk& chunk);
 
   /// Checks whether the file has the block where an interrupted writer recorded it. If so, counts
@@ -56,7 +56,7 @@ class RankFileWriter {
   bool resume_block(std::size_t piece_number, std::int64_t begin, const FinishedBlock& finished,
                     std::span<std::byte> room);
 
-  /// Makes every thread that waits for its turn throw Error(interrupted).
+  /// Makes every thread that waits or will wait for its turn throw Error(interrupted).
   void abandon() noexcept;
 
   bool is_complete() const { return complete_; }
@@ -70,7 +70,7 @@ class RankFileWriter {
     ByteRange range;  // of the file
     std::uint64_t checksum = 0;
   };
-  /// How a piece is written. Not stored, but computed: a file may have millions of packed pieces.
+  /// How a piece is written. Computed at each use: a file may have millions of packed pieces.
   struct PieceWriting {
     PieceId id{};
     std::uint64_t nbytes = 0;
@@ -94,7 +94,7 @@ class RankFileWriter {
     PatchWriter writer;
   };
 
-  /// A block to be written: its plain bytes, its chunk, or both.
+  /// A block to be written: its plain bytes, its encoded chunk, or both.
   struct Block {
     std::span<const std::byte> bytes{};
     EncodedChunk chunk{};

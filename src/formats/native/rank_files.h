@@ -38,14 +38,14 @@ class RankFiles {
 /// Returns the name of the file that holds a piece of `rank` with the place `stored`.
 std::string file_name_of(const Index& index, std::int64_t rank, const StoredPiece& stored);
 
-/// Opens the rank's file and checks that its header belongs to the rank in this checkpoint.
-/// `records` are the records of the checkpoint's rank files.
+/// Opens the rank's file. Throws: Error(corruption) if it is missing, or its header is not the one
+/// that `records[rank]` describes. `records`: the checkpoint's rank files, by rank.
 std::unique_ptr<ReadableFile> open_rank_file(const FileSystem& fs,
                                              const std::string& checkpoint_path, std::int64_t rank,
                                              std::uint64_t checkpoint_id,
                                              const std::vector<RankFileRecord>& records);
 
-/// Opens a linked file and checks that its header is the one that the index records.
+/// Opens a linked file. Throws: Error(corruption) if it is missing, or has another header.
 std::unique_ptr<ReadableFile> open_linked_file(const FileSystem& fs,
                                                const std::string& checkpoint_path,
                                                const LinkedFile& file);
@@ -68,7 +68,7 @@ RankFileIndex read_rank_file_index(const FileSystem& fs, const std::string& chec
 RankFileIndex read_linked_file_index(const FileSystem& fs, const std::string& checkpoint_path,
                                      const LinkedFile& file);
 
-/// Throws Error(corruption) that lists the ranks without a file.
+/// If ranks have no file, throws Error(corruption) that lists these ranks, with `likely_cause`.
 void require_rank_files(const FileSystem& fs, const std::string& checkpoint_path,
                         std::int64_t world_size, std::string_view likely_cause);
 

@@ -20,15 +20,15 @@ struct StoredBlock {
   std::uint64_t checksum = 0;
 };
 
-/// Returns the places and checksums of blocks `[begin, end)` of a piece. The entry of a piece with
-/// only one block is in the index. Otherwise reads only these entries from the table in the file.
-/// Throws: Error(corruption) naming `fqn` if an entry is outside the file.
+/// Returns the places and checksums of blocks `[begin, end)` of a piece. If the piece has one
+/// block, its entry is in the index. Otherwise reads the entries of these blocks from the table in
+/// the file. Throws: Error(corruption) naming `fqn` if an entry is outside the file.
 std::vector<StoredBlock> read_block_entries(const ReadableFile& file, const std::string& fqn,
                                             const StoredPiece& stored, const BlockGrid& grid,
                                             std::uint64_t begin, std::uint64_t end);
 
-/// Throws Error(corruption) with file, tensor and byte range unless the bytes match the block's
-/// checksum.
+/// Throws Error(corruption) with file, tensor and byte range if the bytes do not have the checksum
+/// of the block.
 void require_checksum(const ReadableFile& file, const std::string& fqn, const StoredBlock& block,
                       std::span<const std::byte> bytes);
 

@@ -11,7 +11,7 @@
 namespace tessera::formats::pickle {
 
 /// Says whether `object` is a global that is not in the allow-list, or a call of one: an object of
-/// a class, or what a function returned. [Note: Foreign globals]
+/// a class, or what a function returned. See [Note: Foreign globals] in unpickler.h.
 bool is_foreign(Object object);
 
 /// Returns the name of a foreign object's class or function: `argparse.Namespace`. If a function of
@@ -21,13 +21,13 @@ std::string foreign_name(Object object);
 /// Says what a foreign object is: `object of class argparse.Namespace`, `call of os.system`.
 std::string foreign_in_words(Object object);
 
-/// Says whether a foreign object is the result of a function call, as far as its name tells.
-/// Returns false for objects of classes, which some modules (datetime, NumPy) pickle as calls.
+/// Says whether a foreign object is what a function call returned, as far as its name tells.
+/// Returns false for objects of classes, also of those (datetime, NumPy) that are pickled as calls.
 bool is_foreign_function_call(Object object);
 
 /// Returns the object whose entries are the attributes of a foreign object: the dict given to BUILD
-/// or, without one, `object` itself (a class derived from dict). Returns nothing if the caller did
-/// not ask to read its class as a dict (`as_dict`), or if it has other parts than such entries.
+/// or, without BUILD, `object` itself (its class is derived from dict). Returns nothing if the
+/// caller did not ask to read the class as a dict (`as_dict`), or if `object` also has other parts.
 std::optional<Object> entries_as_dict(Object object);
 
 /// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.

@@ -17,7 +17,7 @@ struct GraphTables {
   std::vector<Call>& calls;
 };
 
-/// The objects of a graph from one object on, so that they can be dropped together. The tables must
+/// The objects of a graph from a certain object on, which can be dropped together. The tables must
 /// outlive the tail. Not thread-safe.
 class GraphTail {
  public:

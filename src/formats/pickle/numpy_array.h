@@ -8,7 +8,7 @@
 
 namespace tessera::formats::pickle {
 
-/// Returns `NumPy array float32 [2, 3]` for a NumPy array, an empty text for any other object.
+/// Describes a NumPy array: `NumPy array float32 [2, 3]`. Empty if `object` is no NumPy array.
 std::string numpy_array_in_words(Object object);
 
 /// An array like those in the states of NumPy's generators: uint32 or uint64, one dimension, at

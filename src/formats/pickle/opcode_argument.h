@@ -7,7 +7,7 @@
 
 namespace tessera::formats::pickle {
 
-/// The kind of argument that follows an opcode.
+/// The kind of argument that follows an opcode. `no_opcode`: the byte is not an opcode.
 enum class Argument : unsigned char {
   no_opcode,
   nothing,
@@ -47,9 +47,9 @@ inline constexpr std::array<Argument, 256> kArgumentOf = [] {
   return arguments;
 }();
 
-/// Skips the argument of an opcode. `walk` is at the first byte of the argument. It has the
-/// functions `skip_bytes(n)`, `skip_line()` and `skip_length(width)`, which skips a length and as
-/// many bytes. Does nothing for Argument::no_opcode.
+/// Skips the argument of an opcode. `walk` is at the argument's first byte, and has three
+/// functions: `skip_bytes(n)`; `skip_line()`; `skip_length(width)`, which reads a length of `width`
+/// bytes and skips as many bytes as it says. Does nothing for Argument::no_opcode.
 template <class Walk>
 void skip_argument(Walk& walk, Argument argument) {
   switch (argument) {

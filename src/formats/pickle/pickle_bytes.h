@@ -40,12 +40,12 @@ class PickleBytes {
   void load(std::size_t end) {
     if (end > loaded_end_) read_to(end);
   }
-  /// Returns the place of the first `byte` from `begin` on. Loads the bytes up to there.
+  /// Returns where the first `byte` from `begin` on is, if anywhere. Loads the bytes up to there.
   std::optional<std::size_t> find(char byte, std::size_t begin);
 
-  /// Frees the memory of the bytes `[begin, end)`, which will not be read again. Keeps bytes in
-  /// memory pages that have other bytes too. Returns the end of the freed bytes, from which on the
-  /// next call can go on. Does nothing if the bytes do not come from a file.
+  /// Frees the memory of the bytes `[begin, end)`, which the caller will not read again. Frees only
+  /// whole memory pages within this range. Returns the end of the freed bytes, from which on the
+  /// next call can go on. Does nothing, and returns `begin`, if the bytes do not come from a file.
   std::size_t release(std::size_t begin, std::size_t end);
   /// Forgets the bytes of a file from `begin` on. The next `load` reads them again.
   void unload(std::size_t begin);
@@ -61,8 +61,8 @@ class PickleBytes {
   std::size_t loaded_end_ = 0;
 };
 
-/// Texts in few blocks of memory. Returned views stay valid while the store lives, also if it is
-/// moved.
+/// Keeps copies of texts in few blocks of memory. Returned views stay valid while the store lives,
+/// also if it is moved.
 class TextStore {
  public:
   std::string_view add(std::string_view text);

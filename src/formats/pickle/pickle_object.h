@@ -116,13 +116,13 @@ class Object {
 
   std::string_view global_module(std::string_view rule) const;
   std::string_view global_name(std::string_view rule) const;
-  /// Returns the allow-list's number for a global, or for the global that a call names. Returns
-  /// kForeignMeaning or kAsDictMeaning if the list lacks the global.
+  /// Returns the allow-list's number for this global, or for the global that this call calls.
+  /// Returns kForeignMeaning or kAsDictMeaning if the list lacks the global.
   std::uint32_t meaning(std::string_view rule) const;
 
   Object call_arguments(std::string_view rule) const;  // a tuple
-  /// Returns the state that BUILD gives to the call; nothing without BUILD. Several BUILDs of a
-  /// foreign call give a tuple of two: what the earlier ones give together, and the last state.
+  /// Returns the state that BUILD sets on the call's result; nothing without BUILD. After several
+  /// BUILDs of a foreign call: a tuple of what the earlier ones set together, and the last state.
   std::optional<Object> call_state(std::string_view rule) const;
   /// Says whether the call comes from an opcode that exists only for classes: NEWOBJ, OBJ, INST,
   /// NEWOBJ_EX.

@@ -31,9 +31,9 @@ class Pickler {
   void text(std::string_view utf8);
   void bytes(std::string_view data);
   void global(std::string_view module,
-              std::string_view name);    // written once, then taken from the memo
-  void interned(std::string_view utf8);  // a str, written once likewise
-  /// Pushes a str if `interned` has written it. Otherwise returns false.
+              std::string_view name);    // written once, later fetched from the memo
+  void interned(std::string_view utf8);  // a str, written once, like a global
+  /// Pushes the str and returns true if `interned` has written it before. Otherwise returns false.
   bool get_interned(std::string_view utf8);
 
   // Containers and calls.
@@ -52,7 +52,7 @@ class Pickler {
   void build() { op(Opcode::BUILD); }        // instance, state -> instance
   void persistent_id() { op(Opcode::BINPERSID); }
 
-  /// Remembers the object on top of the stack; `get` pushes it again.
+  /// Puts the top of the stack into the memo. `get` with the returned index pushes it again.
   std::size_t memoize();
   void get(std::size_t memo_index);
 

@@ -14,7 +14,7 @@
 
 namespace tessera::formats::pickle {
 
-/// The globals that plain values are made of. [Note: Plain values]
+/// The globals that plain values are made of. Right: the type of Value that each becomes.
 ///
 ///     OrderedDict, defaultdict, Counter   Dict
 ///     set, frozenset                      Set
@@ -58,14 +58,14 @@ std::span<const AllowedGlobal> value_globals();
 /// is a global or a call of a global.
 std::optional<ValueGlobal> value_global(Object object);
 
-/// Whether `object` is a call of OrderedDict, defaultdict or Counter, as Python pickles it. All its
-/// entries were added to the call, or are in the dict that is a Counter's only argument.
+/// Whether `object` is a call of OrderedDict, defaultdict or Counter, as Python pickles it: all its
+/// entries were added to the call, or are in the dict that is the only argument of a Counter.
 bool is_dict_class(Object object);
 
-/// Limits the total output of all walks over one graph. It counts the output, and keeps the path
-/// from the root to the present object. The limit is needed because objects of a graph can be
-/// shared: a few hundred bytes can describe a tree of 10^18 leaves, or an endless one. Not
-/// thread-safe.
+/// Limits the total output of all walks over one graph that share this budget. It counts the
+/// output, and keeps the path from the root to the present object. The limit is needed because
+/// objects of a graph can be shared: a few hundred bytes can describe a tree of 10^18 leaves, or an
+/// endless one. Not thread-safe.
 class WalkBudget {
  public:
   static constexpr int kMaxDepth = 64;
@@ -90,8 +90,8 @@ class WalkBudget {
   /// of constants or of the graph.
   std::set<std::string_view> take_plainer() { return std::exchange(plainer_, {}); }
 
-  /// Remembers the state of an OrderedDict or a like dict in a value: the attributes that a program
-  /// set on it, which the value lacks.
+  /// Remembers the state (attributes that a program has set) of an OrderedDict or another class of
+  /// dict in a value, because the value lacks the state.
   void note_state(Object state) { states_.push_back(state); }
   /// Returns the states that note_state got since the last call of this function.
   std::vector<Object> take_states() { return std::exchange(states_, {}); }

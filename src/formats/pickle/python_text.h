@@ -9,7 +9,7 @@ namespace tessera::formats::pickle {
 /// Returns the decimal digits of a little-endian two's complement integer. Cost: quadratic.
 std::string decimal_of(std::string_view twos_complement);
 
-/// Returns a decimal integer without leading zeros and without `-0`. Requires: `-?[0-9]+`.
+/// Returns the same decimal integer without leading zeros, and 0 for `-0`. Requires: `-?[0-9]+`.
 std::string canonical_decimal(std::string_view decimal);
 
 /// Undoes Python's escapes in the text between the quotes of a string. Returns nothing if an escape

@@ -37,8 +37,8 @@ class AllowList {
   std::vector<AllowedGlobal> prefixes_;
 };
 
-/// What to do with a global that is not in the allow-list. Nothing is ever looked up or called.
-/// [Note: Foreign globals]
+/// [Note: Foreign globals] A foreign global is one that the allow-list lacks: a name of another
+/// class or function. This says what to do with it. Nothing is ever looked up or called.
 struct ForeignGlobals {
   enum class Policy {
     refuse,  // throw Error(unsupported), even if nothing uses the global
@@ -62,9 +62,9 @@ struct PickleSource {
   std::uint64_t file_offset = 0;  // of the pickle's first byte
 };
 
-/// Limits for a pickle. Within them, time and memory are linear in its size. Beyond them, unpickle
-/// throws Error(corruption), or Error(unsupported) for an integer. `max_objects` limits how many
-/// objects opcodes push, not counting those dropped with entries that an EntryTaker took.
+/// Limits for a pickle. Within them, time and memory are linear in its size. If it exceeds one,
+/// unpickle throws Error(corruption), or Error(unsupported) for an integer. `max_objects`: how many
+/// objects opcodes may push, not counting those dropped with entries that an EntryTaker took.
 struct PickleLimits {
   std::size_t max_nbytes = std::size_t{1} << 30;
   std::size_t max_objects = std::size_t{1} << 26;

@@ -24,7 +24,7 @@ struct DTensorCut {
   int num_replicas = 1;
   int num_shards = 1;
 
-  /// Returns the part of one rank; it may have no elements.
+  /// Returns the box of the tensor that one rank holds; it may have no elements.
   Box region_of(int rank, std::span<const std::int64_t> shape) const;
   friend bool operator==(const DTensorCut&, const DTensorCut&) = default;
 };

@@ -38,8 +38,8 @@ struct Item {
 /// several files for an item, all are listed.
 std::vector<Item> items_among(const std::vector<std::string>& names);
 
-/// Whether the names are those of a checkpoint: files of several ranks, or files that name the
-/// number of ranks.
+/// Whether the names are those of a checkpoint: files of several ranks, or files whose names state
+/// the number of ranks.
 bool are_of_a_checkpoint(const std::vector<Item>& items);
 
 /// Returns the number of ranks. `path`: of the directory. Throws: Error(corruption) unless each

@@ -16,8 +16,8 @@ struct RankFile {
   std::string item;  // prefix of the names of its entries; may be empty
   int rank = 0;
   std::unique_ptr<torch_zip::TorchFileReader> reader;
-  /// Whether the file holds one tensor or value instead of a dict. This entry gets the name of the
-  /// item.
+  /// Whether the file holds one tensor or value instead of a dict. The name of the item becomes the
+  /// name of this entry.
   bool is_sole = false;
 };
 

@@ -16,7 +16,7 @@
 
 namespace tessera::formats::rank_files {
 
-/// Into which files of the ranks an entry goes, and under which name.
+/// Into which file of each rank an entry goes, and under which name.
 struct Spot {
   std::size_t item = 0;  // in kWrittenItems
   std::string name;      // in the file
@@ -27,7 +27,7 @@ struct Spot {
   bool is_on(int rank) const { return only_on.value_or(rank) == rank && !not_on.contains(rank); }
 };
 
-/// The spots of all entries, each list parallel to that of the contents.
+/// The spots of all entries. Each list is parallel to the list of that kind in the contents.
 struct Spots {
   std::vector<Spot> tensors;
   std::vector<Spot> aliases;
@@ -35,7 +35,7 @@ struct Spots {
 };
 
 /// Finds where all entries go. If tied tensors would go into two different files of a rank, or if
-/// there are entries `optim` and `optim.x`, all entries go into the same file.
+/// there are entries `optim` and `optim.x`, puts all entries into the same file of each rank.
 Spots find_spots(const CheckpointContents& contents);
 
 /// What is in each file of each rank. It is known before any byte of a tensor is written:

@@ -51,8 +51,8 @@ struct Header {
 /// Throws: Error(corruption), Error(unsupported) naming file, tensor, rule and both numbers.
 Header read_header(const ReadableFile& file);
 
-/// Returns where in the file the last tensor ends, as the header says. Checks the header's form,
-/// but not the tensors. Throws: Error(corruption) if the header is cut short or has another form.
+/// Returns the size that the header says the whole file has: where its last tensor ends. Does not
+/// check the tensors. Throws: Error(corruption) if the header is cut short or has another form.
 std::uint64_t read_laid_out_nbytes(const ReadableFile& file);
 
 /// Returns safetensors' name of a dtype; nothing if safetensors has no such dtype.

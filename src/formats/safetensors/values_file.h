@@ -14,9 +14,9 @@ namespace tessera::formats::detail {
 
 /// [Note: Values file] What safetensors cannot store is in a JSON file beside the tensor file:
 /// values, key paths, kinds of optimizer state, flat units. The tensor file (or the index) holds
-/// the XXH3-64 of that text under `tessera.values`, so that a values file of other tensors is never
-/// used. A values file without such an entry is ignored. If there are no values, the tensor file
-/// (or the index) holds the text itself, under `tessera.structure`, and there is no values file.
+/// the XXH3-64 of its text under `tessera.values`, so that no reader uses values of other tensors.
+/// Readers ignore a values file without such an entry. If there are no values, the tensor file (or
+/// the index) holds the text itself, under `tessera.structure`, and there is no values file.
 inline constexpr std::string_view kValuesSuffix = ".values.json";
 inline constexpr std::string_view kValuesDigestKey = "tessera.values";
 inline constexpr std::string_view kStructureKey = "tessera.structure";
@@ -65,13 +65,13 @@ std::string values_digest(std::string_view text);
 /// If the writer dies in between, the values of the old tensors are at `<values>.partial`: readers
 /// find them there, and the next writer restores them.
 
-/// Returns the text with digest `digest`: from `path`, which must exist, or else from the replaced
-/// values. Throws: Error(corruption) if neither has this digest, or `path` is too large.
+/// Returns the text with this digest: that of `path`, which must exist, or else the replaced
+/// values. Throws: Error(corruption) if neither has the digest, or the file at `path` is too large.
 std::string read_values_file(const FileSystem& fs, const std::string& path,
                              const std::string& digest);
 
-/// Restores the replaced values ([Note: Replaced values]) if the tensor file at `destination` has
-/// their digest. Requires: no other writer uses the destination.
+/// If the tensor file at `destination` has the digest of the replaced values ([Note: Replaced
+/// values]), restores these. Requires: no other writer uses the destination.
 void put_back_replaced_values(FileSystem& fs, const std::string& destination);
 
 /// Says whether the tensor file at `tensors` has the digest of the values at `path`.

@@ -22,19 +22,19 @@ struct FileState {
 };
 
 /// Whether two states of a file, seen one after the other, show no change of its bytes. Compares
-/// the ctime only if the file had one name both times.
+/// the ctime only if the file had one hard link both times: making a link changes the ctime, too.
 bool is_unchanged(const FileState& before, const FileState& after);
 
-/// Files by their paths.
+/// The states of files. Key: the path of the file.
 using FileStates = std::map<std::string, FileState>;
 
 /// Returns the state of the file or link at `path`. If `path` is a directory, returns the states of
-/// all its entries, and of all files within those folders that a format may own (may_own_folder).
-/// Empty if nothing is there.
+/// its entries, and of all files in those of its folders that a format may own (`may_own_folder` of
+/// a FormatDriver). Empty if nothing is there.
 FileStates file_states_at(const FileSystem& fs, const std::string& path);
 
 /// Throws Error(already_exists) naming the first file at `path` that is new or has changed since
-/// `before`. Ignores files for which `is_kept` returns true. Does not notice removed files.
+/// `before`. Does not notice removed files. `is_kept`: returns true for a file to ignore.
 void require_file_states(const FileSystem& fs, const std::string& path, const FileStates& before,
                          const std::function<bool(const std::string& file)>& is_kept = {});
 

@@ -31,8 +31,8 @@ class FileSyncs {
   FileSyncs(const FileSyncs&) = delete;
   FileSyncs& operator=(const FileSyncs&) = delete;
 
-  /// Syncs and closes `file`, or passes it to a thread that does. Waits while the queue of files is
-  /// full. Throws: what the sync or close of this file, or of an earlier one, throws.
+  /// Syncs and closes `file`, or passes it to a thread that does so later. Waits while the queue of
+  /// files is full. Throws: what the sync or close of this file, or of an earlier one, throws.
   void add(std::unique_ptr<WritableFile> file);
   /// Waits until all added files are synced. Throws: as `add`.
   void wait();

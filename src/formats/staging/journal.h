@@ -65,16 +65,16 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
 /// The lines of a journal that come before the lines of finished blocks.
 struct JournalHead {
   ResumeIdentity identity;
-  std::uint64_t identity_end_nbytes = 0;  // where its line ends
-  bool is_exchange = false;               // whether the exchange line follows
+  std::uint64_t identity_end_nbytes = 0;  // where the identity's line ends
+  bool is_exchange = false;               // whether `exchange_line()` follows
 };
 
 /// Reads the head of the journal at `path`. Returns an empty head if there is no journal of this
 /// version.
 JournalHead read_journal_head(const FileSystem& fs, const std::string& path);
 
-/// Returns the line that replaces all lines of blocks, just before two checkpoints are exchanged.
-/// From then on, the staging path may hold the replaced checkpoint.
+/// Returns the line that replaces all lines of blocks, just before the new checkpoint and the old
+/// one swap paths. From then on, the staging path may hold the old checkpoint.
 std::string exchange_line();
 
 /// Records finished blocks, and finds the blocks that an interrupted run recorded.
@@ -86,7 +86,7 @@ class Journal {
  public:
   /// Creates a journal at `path`. Requires: nothing exists there.
   Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity);
-  /// Continues the journal that `contents` were read from.
+  /// Continues the journal at `path`, from which `contents` were read. Cuts off what follows them.
   Journal(FileSystem& fs, std::string path, JournalContents contents);
   /// Writes the remaining lines and ignores failures.
   ~Journal();
@@ -94,7 +94,7 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   bool is_resumed() const { return is_resumed_; }
-  /// Whether other processes write into the same files: [Note: Shared work].
+  /// Whether other processes write into the same files ([Note: Shared work] in shared_work.h).
   bool is_shared() const { return is_shared_; }
   void set_shared() { is_shared_ = true; }
   /// Whether any block is finished, by this run or an interrupted one.
@@ -133,21 +133,21 @@ class Journal {
 };
 
 /// If an interrupted run recorded the block as plain bytes at `range` of the file at `path`, reads
-/// these bytes into `room`, and returns the checksum that they must have. Otherwise returns
-/// nothing. `journal` may be null.
+/// these bytes into `room`, and returns their recorded checksum, which the caller compares.
+/// Otherwise returns nothing. `journal` may be null.
 std::optional<std::uint64_t> read_plain_block(const Journal* journal, const BlockId& id,
                                               const std::string& path, ByteRange range,
                                               std::span<std::byte> room);
 
-/// Returns the record of a block that another worker has written. Used by the process that finishes
+/// Returns the record of a block that another worker has written, for the process that finishes
 /// shared work. Throws: Error(corruption) naming `path`, the block's file, if the journal has no
-/// plain block at `range`.
+/// plain block at `range`, or is null.
 FinishedBlock recorded_plain_block(const Journal* journal, const BlockId& id,
                                    const std::string& path, ByteRange range);
 
-/// Creates a file that a writer writes at any offsets. In a resumed run or in shared work, the
-/// file may already exist: then this function opens it and keeps its bytes.
-/// `journal` may be null.
+/// Creates a file whose bytes its writer may write in any order. If the file exists in a resumed
+/// run or in shared work, opens it and keeps its bytes. In other runs, throws Error(already_exists)
+/// if the file exists. `journal` may be null.
 std::unique_ptr<WritableFile> begin_file(FileSystem& fs, const Journal* journal,
                                          const std::string& path);
 /// Creates an empty file. In a resumed run, first removes the file that the interrupted run left.

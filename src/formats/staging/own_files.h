@@ -28,7 +28,7 @@ bool is_plain_file(const std::string& path);
 bool is_plain_folder(const std::string& path);
 
 /// Returns the paths, relative to the directory, of all files in a directory and in its folders.
-/// Returns a link as a file. Returns a folder that is nested too deep instead of the files in it.
+/// Returns a link as a file. Enters 8 levels of folders; returns any deeper folder as a file, too.
 std::vector<std::string> list_files_within(const FileSystem& fs, const std::string& directory);
 
 /// Whether any of `paths` is the path of a file in the folder `folder`.
@@ -36,7 +36,7 @@ bool has_file_in(const std::set<std::string>& paths, const std::string& folder);
 
 /// Returns the first entry of a directory that does not belong to a checkpoint: a name, or the path
 /// of a file in a folder that a checkpoint may have. Returns nothing if all entries belong to a
-/// checkpoint. `is_extra`, if given, accepts additional names.
+/// checkpoint. `is_extra`, if given, says which other files to accept. It gets the file's name.
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra = {});

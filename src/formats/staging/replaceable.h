@@ -9,8 +9,8 @@
 
 namespace tessera::formats {
 
-/// Checks as `check_replaceable` of detect.h does. Also accepts a file in a directory if
-/// `extra_files` has a file of the same name with the same bytes.
+/// Checks and throws as `check_replaceable` of detect.h does. In a directory, also accepts a file
+/// whose name and bytes equal those of one of `extra_files`.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
                        const std::vector<ExtraFile>& extra_files);
 

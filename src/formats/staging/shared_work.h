@@ -26,17 +26,17 @@ namespace tessera::formats {
 //     base-I         only with a base: which pieces of share I equal pieces of the base
 //     base-I.lock    is locked by the process that compares this share
 //
-// The first process makes the staging path, with its main journal, and then `work`. Each process
-// writes the blocks of its share into the files at the staging path, and records them in the
-// journal of its share. When all shares are complete, one process takes over the blocks that the
-// journals list, without reading the blocks, and commits like a writer that works alone. It removes
-// the folder after the checkpoint has appeared. If it dies in between, the folder stays without a
-// staging path.
+// The first process makes the staging path, the main journal beside it (a single writer has only
+// this one), and then `work`. Each process writes the blocks of its share into the files at the
+// staging path, and records them in the journal of its share. When all shares are complete, one
+// process takes over the blocks that these journals list, without reading them, and commits as a
+// single writer does. It removes the folder of shared work after the checkpoint has appeared. If it
+// dies in between, this folder stays, and the staging path is gone.
 //
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
 
-/// The folder of shared work of one destination. Thread-safe, as it holds no state.
+/// The folder of shared work of one destination. Thread-safe: all its state is in files.
 class SharedWork {
  public:
   SharedWork(FileSystem& fs, const std::string& destination);
@@ -56,12 +56,12 @@ class SharedWork {
   /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
   /// folder with other files. Does nothing if it does not exist.
   void require_own() const;
-  /// Waits for the lock of the whole work, and creates the folder if it is missing. Throws:
-  /// Error(unsupported) if the file system has no locks; Error(interrupted); what require_own
-  /// throws.
+  /// Creates the folder if it is missing, then waits for the lock of the whole work. Throws:
+  /// Error(unsupported) if the file system has no locks; Error(io) if the destination has no parent
+  /// folder; Error(interrupted); what require_own throws.
   tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
-  /// Removes the files that an earlier process left in the folder. Keeps results of comparisons
-  /// with a base, because each says for which move it is. Requires: `lock` is held.
+  /// Removes what earlier work left in the folder, except `lock` and the results of comparisons
+  /// with a base: each result says for which move it is valid. Requires: `lock` is held.
   void clear();
   /// Begins the work. Requires: `lock` is held, and the staging path exists.
   void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
@@ -81,12 +81,12 @@ class SharedWork {
   std::vector<Incomplete> incomplete_shares() const;
   /// Returns why a share is not complete, in words. Requires: is_complete(share) is false.
   std::string state_in_words(int share) const;
-  /// Locks a share; returns nothing if another process holds it. Throws: Error(unsupported) if the
-  /// file system has no locks.
+  /// Locks a share. Returns nothing if another process has locked it. Throws: Error(unsupported) if
+  /// the file system has no locks.
   std::optional<tessera::detail::FileDescriptor> try_lock_share(int share) const;
   /// Writes this process's name into the lock file of a share. Requires: the share is locked.
   void name_holder(int share);
-  /// Throws the error for a share that another process holds.
+  /// Throws Error(already_exists), which says that another process is writing the share.
   [[noreturn]] void refuse_held(int share) const;
   enum class Mark {
     synced,    // stays after a power failure
@@ -100,7 +100,7 @@ class SharedWork {
   /// Locks a share of the comparison with a base; returns nothing if another process holds it.
   /// Requires: the folder exists.
   std::optional<tessera::detail::FileDescriptor> try_lock_comparison(int share) const;
-  /// Returns up to `max_nbytes` of the text that `write_comparison` wrote for this share, if any.
+  /// Returns up to `max_nbytes` of what `write_comparison` wrote for this share; nothing if none.
   std::optional<std::string> read_comparison(int share, std::uint64_t max_nbytes) const;
   /// Throws Error(already_exists) if a process is comparing pieces with a base.
   void refuse_while_compared() const;
@@ -109,14 +109,14 @@ class SharedWork {
   void write_comparison(int share, const std::string& text);
 
   /// Returns the finished blocks of all shares, with the identity of the main journal, so that one
-  /// process can resume them all.
+  /// process can resume them all. Requires: is_begun().
   JournalContents all_blocks() const;
 
-  /// Marks the work as ended, just before two checkpoints are exchanged. From then on the staging
-  /// path may hold the replaced checkpoint, which must not be taken for unfinished work. Requires:
-  /// `lock` is held.
+  /// Marks the work as ended, just before the new checkpoint and the one that it replaces swap
+  /// paths. From then on, the staging path may hold the replaced checkpoint, and no process may
+  /// take this for unfinished work. Requires: `lock` is held.
   void end();
-  /// Undoes `end`, because nothing was exchanged.
+  /// Undoes `end`, if the checkpoints could not swap paths. Ignores failures.
   void undo_end() noexcept;
   /// Removes the folder. Requires: `lock` is held.
   void remove();
@@ -144,9 +144,9 @@ struct IdentityDifference {
   std::string before;
   std::string now;
 };
-/// Returns the first difference of two identities; nothing if they are equal. Looks at explanations
-/// of the plan only if a digest differs: then returns the first explanation that differs, if one
-/// does, because digests tell a user nothing.
+/// Returns the first difference of two identities; nothing if they are equal. If only a digest
+/// differs, returns the first difference in the texts that explain the plan, or, without one, the
+/// digest. Ignores these texts if no digest differs.
 std::optional<IdentityDifference> first_difference(const ResumeIdentity& before,
                                                    const ResumeIdentity& now);
 
