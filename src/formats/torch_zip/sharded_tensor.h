@@ -33,8 +33,8 @@ struct ShardPlace {
 /// model have one of few shapes, and the parts that a rank has of them then have equal places.
 using SharedPlace = std::shared_ptr<const ShardPlace>;
 
-/// Makes equal places share memory. Its hash table has kNumSlots slots; each slot remembers only
-/// its last place. Not thread-safe.
+/// Makes equal places share memory, as far as its hash table remembers them: each of the kNumSlots
+/// slots holds only its last place. Not thread-safe.
 class PlacePool {
  public:
   /// Returns a place that is equal to `place`.
