@@ -28,8 +28,8 @@ class PathPool {
   std::map<KeyPath, std::vector<std::string>> items_;
 };
 
-/// An entry of a file: its path in the nested dicts, and its index in the file's contents. A second
-/// name of a tensor is also an entry, with the tensor's index.
+/// An entry of a file: its path in the nested dicts, and its index in the file's contents. An alias
+/// is an entry of kind `tensor` with the index of its tensor.
 struct Entry {
   enum class Kind { tensor, value };
   const std::vector<std::string>& path;  // each key as text; in a PathPool, like `keys`

@@ -13,14 +13,14 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A tensor that the file describes outside of its pickle, as tar archives do. Units: elements.
+/// A tensor that the file describes outside of its pickle, as tar archives do. Units: elements
 struct SavedTensor {
   std::size_t storage = 0;
   DType dtype{};
   std::int64_t storage_offset = 0;
   Shape shape{};
   Shape strides{};
-  std::uint64_t stored_nbytes = 0;  // from the storage's begin to the end of the tensor's part
+  std::uint64_t stored_nbytes = 0;  // in bytes: from the storage's begin to the tensor's end
 };
 
 /// Interface to the bytes of the storages of one saved object, for all forms of file. Each storage
