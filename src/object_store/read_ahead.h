@@ -17,7 +17,7 @@ namespace tessera::object_store {
 /// megabytes.
 struct ReadAheadSizes {
   std::uint64_t small_nbytes = std::uint64_t{1} << 20;   // a smaller read is served from a window
-  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // of a small file: read in one request
+  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // smaller files are read to their end
   std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of a window, if the file is larger
   std::uint64_t window_nbytes = std::uint64_t{8}
                                 << 20;  // of windows read ahead, and of the parts of large reads

@@ -25,7 +25,7 @@ struct DefaultName {
 std::optional<DefaultName> parse_default_name(std::string_view name);
 std::string default_name(const std::string& item, int rank);
 
-/// Whether a folder has `metadata.pkl`, and a file of rank 0: `0` ends its name's first component.
+/// Whether a folder has `metadata.pkl`, and a name with rank 0 before its first dot: `m_0.pt`.
 bool are_with_metadata(const std::vector<std::string>& names);
 /// Whether a folder looks like a checkpoint without `metadata.pkl`: an item has default names of
 /// ranks 0 and 1.
