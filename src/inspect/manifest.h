@@ -38,8 +38,8 @@ struct Manifest {
   struct Part {
     int index;
     int num_parts;
-    /// A digest of the names and states of the data files that the manifest was made of. Equal for
-    /// all parts of a checkpoint that does not change. Empty: not known.
+    /// A digest of the names and states of all data files of the checkpoint. Equal for all parts,
+    /// if the checkpoint does not change in between. Empty: not known.
     std::string files{};
     friend bool operator==(const Part&, const Part&) = default;
   };

@@ -69,7 +69,7 @@ class StagedDestination {
   static std::string journal_path_of(const std::string& staging_path);
 
   /// Whether `path`, or the target of a link at `path`, is a staging path whose journal has more
-  /// than its first line, so that it describes unfinished work.
+  /// than its first line: it describes unfinished work, or says that an exchange began.
   static bool is_work_in_progress(const FileSystem& fs, const std::string& path);
   /// Whether a living process has locked the staging path `path`, or the target of a link at
   /// `path`.
@@ -90,7 +90,7 @@ class StagedDestination {
   /// destination exists and `overwrite` is `refuse`, if the destination is a dangling link, if
   /// another living process holds the staging path, or if Tessera may not remove the object there
   /// or with the journal's name; what `judge` throws; Error(io); Error(invalid_argument) for a bad
-  /// name. If it refuses, nothing has changed.
+  /// name. After these errors, nothing has changed.
   StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                     OverwritePolicy overwrite, const Judge& judge = {});
   /// Throws the errors that the constructor would throw, and changes nothing.
@@ -113,7 +113,7 @@ class StagedDestination {
 
   /// Whether this writer resumes the work that a dead process left.
   bool has_left_over() const { return has_left_over_; }
-  /// Writes a journal without identity and blocks, in place of an existing one.
+  /// Writes a journal without identity and blocks (over an existing one).
   void reset_journal();
   /// Call it before `publish` exchanges two checkpoints. Removes the blocks from the journal. With
   /// extra files, the journal still names these, and says that an exchange begins.

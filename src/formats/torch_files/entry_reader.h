@@ -39,7 +39,7 @@ struct Family {
   /// Names of the framework's classes whose objects hold only data: they are always read as dicts
   /// of their attributes.
   std::vector<std::string> records;
-  /// Prefixes of the framework's own classes. `verify` makes a note of all other unknown names.
+  /// Prefixes of the names of the framework's own classes. `verify` notes all other unknown names.
   std::vector<std::string> own_names;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
@@ -137,7 +137,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   /// list that holds the entry and has other keys on that rank than on earlier ones.
   void add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank);
   /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar float32 tensor, as
-  /// in PyTorch; others stay as they are. `small_file`: its number, if the file is not kept open.
+  /// in PyTorch. `small_file`: number of the file if it is not kept open; other values then throw.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source, std::uint32_t order = 0);
@@ -151,7 +151,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   Finding note_of(std::string rule, std::string expected, std::string found) const;
   void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }
 
-  /// Sorts the entries. Call it once, after all `add…`. Throws Error(unsupported) for a name twice.
+  /// Sorts the entries; call it after the last one. Throws Error(unsupported) for a repeated name.
   void finish();
   /// Gives the entries the order of `names`; entries that are not in `names` come last, in their
   /// old order. Requires: `finish` was called.

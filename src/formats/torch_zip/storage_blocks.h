@@ -28,7 +28,7 @@ class StorageBlocks {
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
   /// Returns the number of bytes of the piece.
   std::uint64_t nbytes(PieceId piece) const;
-  /// Returns a block's offset in its piece, in bytes. `begin`: its first element. Checks the size.
+  /// Returns the byte offset in its piece of the block from element `begin`. Checks `block_nbytes`.
   std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t block_nbytes) const;
 
   void set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc);

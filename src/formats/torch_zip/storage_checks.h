@@ -48,7 +48,7 @@ class StorageChecks {
   bool has_rest() const;
   /// Whether `check_rest` would read the rest of a storage. `most_rest`: as in RestOptions.
   bool has_rest_to_check(double most_rest) const;
-  /// Reads the rest of storages that were read in part, and compares the CRCs (partly_read.h).
+  /// Reads the rest of storages that were read in part, as `options` allow, and compares the CRCs.
   void check_rest(const Storages& storages, const std::string& path, const RestOptions& options);
 
  private:

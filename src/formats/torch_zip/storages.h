@@ -13,14 +13,14 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A tensor that the file describes outside of its pickle, as tar archives do. Units: elements
+/// A tensor that the file describes outside of its pickle, as tar archives do. Units: elements.
 struct SavedTensor {
   std::size_t storage = 0;
   DType dtype{};
   std::int64_t storage_offset = 0;
   Shape shape{};
   Shape strides{};
-  std::uint64_t stored_nbytes = 0;  // bytes from the storage's begin to the end of its used view
+  std::uint64_t stored_nbytes = 0;  // bytes from the storage's start to the end of its used part
 };
 
 /// Interface to the bytes of the storages of one saved object, for all forms of file. Each storage

@@ -88,7 +88,7 @@ class SavedObject {
   /// always one value). A dict without entries is a value (DCP loses it), unless it is the whole
   /// saved object. TorchScript modules are opened as dicts, and so are torch.nn.Modules, as their
   /// state_dict() would be. Anything that is neither a dense tensor nor a plain value is a leaf
-  /// with an error. So is a dict with a key that is neither. Throws: Error(corruption);
+  /// with an error. So is a dict with a key that is no plain value. Throws: Error(corruption);
   /// Error(unsupported) for a text key that cannot be a name.
   Leaves flatten() const;
   std::vector<Leaf> leaves() const { return flatten().leaves; }

@@ -11,7 +11,7 @@
 
 namespace tessera::inspect {
 
-/// A range of a file, as a file. The file must outlive it. Reads do not check the end. Thread-safe.
+/// A range of a file, which must outlive it. A read beyond the range is not refused. Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
   /// Requires: `range` is within the file.

@@ -82,7 +82,7 @@ class Memo {
   Code code_at(std::uint64_t key) const;
   /// Returns the code of a value without details; nothing if it needs a slot.
   static std::optional<Code> short_code(const Slot& slot);
-  /// Stores a value in slot `old` (another one if `old` is no slot). Nothing if there are too many.
+  /// Stores a value in slot `old`, or in another if that is no slot. Nothing if all slots are used.
   std::optional<Code> take_slot(const Slot& slot, Code old);
 
   const WalkLimits& limits_;
