@@ -19,8 +19,8 @@ class HttpServer;
 class HubServer;
 class S3Server;
 
-/// The files at URLs, as a read-only file system without links. A folder is listed once. Sizes
-/// and versions are kept until `forget`, so that all reads of a file are of one version.
+/// The files at URLs, as a read-only file system without links. Lists each folder once. Keeps sizes
+/// and versions until `forget` is called, so that all reads of a file are of one version.
 /// Thread-safe.
 class RemoteFileSystem final : public ReadOnlyFileSystem {
  public:

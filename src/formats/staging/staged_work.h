@@ -31,8 +31,8 @@ WorkOptions work_options(const CreateOptions& options);
 /// Does the same for one of several processes that write together. Requires: `options.journal`.
 WorkOptions work_options(const CreateOptions& options, const ShareOptions& share);
 
-/// What to do with the files beside a single-file checkpoint that is replaced (SideFiles): `keep`
-/// if the writer handles them itself.
+/// What to do with the side files (SideFiles) of a single-file checkpoint that is replaced: remove
+/// them, or keep them because the writer handles them itself.
 enum class ReplacedSideFiles { remove, keep };
 
 /// A staged destination with copies of the extra files and, if wanted, with a journal of its

@@ -15,8 +15,8 @@
 // For formats whose checkpoints are several files of torch.save.
 namespace tessera::formats::torch_files {
 
-/// The key paths of the entries of several files, each once: the files of ranks have mostly the
-/// same paths. Paths are never removed, and live as long as the pool. Not thread-safe.
+/// The key paths of the entries of several files, each stored once, because most files of ranks
+/// have the same paths. Paths are never removed, and live as long as the pool. Not thread-safe.
 class PathPool {
  public:
   /// A key path, and each of its keys as text.
