@@ -29,9 +29,9 @@ class ChunkSource {
  public:
   virtual ~ChunkSource() = default;
 
-  /// Reads the chunk that has exactly the elements `range` of a piece, and checks its checksum.
-  /// Returns nothing, and reads no element, unless the piece is stored in chunks of `chunk_numel`
-  /// elements and `range` is one of them (the last chunk may have fewer elements).
+  /// Reads the chunk with exactly the elements `range` of a piece, into `room`, and checks its
+  /// checksum. Returns nothing, and reads no element, unless the piece is stored in chunks of
+  /// `chunk_numel` elements and `range` is one of them (the last chunk may have fewer elements).
   /// Throws: Error(corruption) with file, tensor and byte range; Error(io).
   virtual std::optional<StoredChunk> read_chunk(std::size_t tensor_index, std::size_t piece_index,
                                                 FlatRange range, std::int64_t chunk_numel,
@@ -44,7 +44,7 @@ class ChunkSink {
  public:
   virtual ~ChunkSink() = default;
 
-  /// Returns whether `write_chunk` may take chunks of a piece.
+  /// Returns whether `write_chunk` may take chunks of a piece. If not, do not call it for that.
   virtual bool takes_chunks(CheckpointWriter::PieceId piece) const = 0;
 
   /// Takes one block as `write_block` does, in its stored form: a chunk of `block_numel` elements

@@ -17,7 +17,7 @@ struct TensorOfSource {
 /// bytes show.
 enum class TensorCollision {
   equal,      // shapes, dtypes and the bytes that were compared are equal
-  different,  // versions of one tensor, or parts of one tensor
+  different,  // versions of one tensor, or parts that shapes and names do not show
   parts,      // the parts that several ranks hold, as the shapes or the names of the files show
 };
 

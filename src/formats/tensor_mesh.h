@@ -15,7 +15,7 @@ struct TensorMesh {
   std::vector<std::string> axes;        // names; empty if the mesh has none
   Shape sizes;                          // of the axes
   std::vector<std::string> placements;  // indexed by axis, as PyTorch writes them: `Shard(0)`
-  /// Where each rank is in the mesh: one coordinate for each axis. Sorted by rank.
+  /// Each rank, and where it is in the mesh: a coordinate on each axis. Sorted by rank.
   std::vector<std::pair<int, Shape>> coordinates;
 
   friend bool operator==(const TensorMesh&, const TensorMesh&) = default;

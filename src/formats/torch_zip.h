@@ -10,17 +10,17 @@
 
 namespace tessera::formats {
 
-/// Opens a file that `torch.save` or `torch.jit.save` wrote: a zip archive, or, before PyTorch 1.6,
-/// a sequence of pickles (a stream). Reads only the directory of the archive and the pickle. One
-/// rank holds everything; each tensor is one piece. Names are the nested keys joined by dots, list
-/// positions as numbers. A tensor or a value that was saved without a dict is named `tensor` or
-/// `value`. If the same elements in the same shape have several names, the first name in byte order
-/// is the tensor and the others are aliases. Views are read in row-major order. `fs` must outlive
-/// the reader. The layout on disk: docs/formats/torch_zip.md. Anything that is neither a dense
-/// tensor nor a plain value, such as an object of a class, becomes a value for which `read_value`
-/// throws.
-/// Throws: Error(not_found); Error(corruption); Error(unsupported) for two entries of one flattened
-/// name, or a file from before PyTorch 0.1.10.
+/// Opens a file that `torch.save` or `torch.jit.save` wrote: a zip archive; of PyTorch before
+/// 1.6, a sequence of pickles (a stream); of PyTorch 0.1, a tar archive. Reads no tensor bytes.
+/// One rank holds everything; each tensor is one piece. Names are the nested keys joined by dots,
+/// list positions as numbers. A tensor or a value that was saved without a dict is named `tensor`
+/// or `value`. If the same elements in the same shape have several names, the first name in byte
+/// order is the tensor and the others are aliases. Views are read in row-major order. `fs` must
+/// outlive the reader. The layout on disk: docs/formats/torch_zip.md. Anything that is neither a
+/// dense tensor nor a plain value, such as an object of a class, becomes a value for which
+/// `read_value` throws. Throws: Error(not_found); Error(corruption); Error(io);
+/// Error(unsupported) for two entries of one flattened name, or for another kind of archive or
+/// pickle.
 std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::string path);
 
 /// Opens a file as open_torch_zip does, and reads objects of the classes in `as_dict` as dicts

@@ -7,8 +7,8 @@
 
 namespace tessera::formats {
 
-/// Checks that every tensor with elements is one piece. `format` is for the message. Throws:
-/// Error(invalid_argument) with `destination` and the tensor's name.
+/// Checks that every tensor that has elements is one piece. `format`: the format's name, for the
+/// message. Throws: Error(invalid_argument) with `destination` and the tensor's name.
 void require_whole_tensors(const CheckpointContents& contents, const std::string& destination,
                            std::string_view format);
 

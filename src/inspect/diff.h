@@ -18,7 +18,7 @@ struct DiffOptions {
   /// set, the other is 0. If neither is set, elements must be equal bit for bit, or as numbers if
   /// their dtypes differ.
   std::optional<double> rtol{};
-  /// The absolute tolerance in the formula at `rtol`. If it is not set, see there.
+  /// The absolute tolerance in the formula at `rtol`, which also says what an unset one means.
   std::optional<double> atol{};
 
   /// What to do with two tensors of different dtypes: report the dtypes, or compare the elements as
@@ -34,9 +34,9 @@ struct DiffOptions {
 struct ElementDifferences {
   std::int64_t numel = 0;
   std::int64_t num_different = 0;
-  Shape first_index{};  // index of the first differing element in row-major order
-  std::string first_a{};
-  std::string first_b{};
+  Shape first_index{};    // index of the first differing element in row-major order
+  std::string first_a{};  // that element of A, as text
+  std::string first_b{};  // that element of B
   std::int64_t num_nan_on_one_side = 0;
   /// The largest |a - b| of the differing elements; nothing if each is NaN on one side only.
   std::optional<double> max_abs_difference{};
@@ -58,22 +58,22 @@ struct Difference {
   Kind kind;
   std::string name;
   std::string a{};  // A's content as text; empty if A lacks the name, or for kind `elements`
-  std::string b{};
+  std::string b{};  // as `a`, of B
   std::optional<ElementDifferences> elements{};  // only for kind `elements`
 };
 
 /// A name that is tied to other names in A than in B.
 struct Untied {
   std::string name;
-  std::string target_a{};  // in A: the tensor of this alias, by its new name; empty for a tensor
+  std::string target_a{};  // in A: the tensor of this alias, by the name in B; empty: no alias
   std::string target_b{};
 };
 
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // sorted by name
-  /// Names in both whose ties differ: an alias in one of them whose tensor has no such name in the
-  /// other. This alone is not a difference: the contents were compared.
+  /// Names in both checkpoints that are an alias of a tensor in one of them, but not tied to a
+  /// tensor of this name in the other. This alone is not a difference: the contents were compared.
   std::vector<Untied> untied{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
@@ -88,7 +88,7 @@ struct DiffReport {
 DiffReport diff(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                 const DiffOptions& options);
 
-/// Returns how many bytes of elements `diff` would read from both: the total for its progress.
+/// Returns how many bytes of elements `diff` would read from both together: its progress total.
 std::uint64_t diff_nbytes(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                           const DiffOptions& options);
 

@@ -31,8 +31,8 @@ struct LayoutPattern {
 /// Returns how the pieces of a tensor cut it.
 LayoutPattern layout_pattern(const formats::TensorEntry& tensor);
 
-/// Returns the pattern in words: the cut, then `/ shards` and `× replicas`. Examples: `whole`,
-/// `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`.
+/// Returns the pattern in words: the cut, then `/ shards` and `× replicas` (`× ?` if not the same
+/// for all). Examples: `whole`, `whole × 4`, `dim 0 / 4`, `flat / 4 × 2`.
 std::string layout_pattern_to_string(const LayoutPattern& pattern);
 
 /// Returns the sharding type of an embedding table's weight, derived from its pieces: row_wise,

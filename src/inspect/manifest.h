@@ -34,12 +34,12 @@ struct Manifest {
     std::string digest;  // 32 hex digits
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  /// Which part of the names this is, if several processes share the work.
+  /// Which of several processes that share the work made this manifest.
   struct Part {
     int index;
     int num_parts;
-    /// A digest of the names and states of the data files that the part was made of. Equal for all
-    /// parts of a checkpoint that does not change. Empty: not known.
+    /// A digest of the names and states of all data files of the checkpoint. Equal for all parts,
+    /// if the checkpoint does not change in between. Empty: not known.
     std::string files{};
     friend bool operator==(const Part&, const Part&) = default;
   };
@@ -56,8 +56,8 @@ struct Manifest {
 };
 
 /// Returns the manifest of the selected names. Throws: Error(corruption) if something cannot be
-/// read or an alias has no target; Error(io); Error(unsupported) for a value of a kind that is
-/// never read; Error(interrupted).
+/// read or an alias has no target; Error(io); Error(unsupported) for a value that Tessera never
+/// reads (one with objects of classes); Error(interrupted).
 Manifest compute_manifest(const formats::CheckpointReader& reader, const Selection& selection,
                           const ScanOptions& options);
 
@@ -72,7 +72,7 @@ std::uint64_t manifest_nbytes(const formats::CheckpointContents& contents,
 Manifest parse_manifest(std::string_view text, const std::string& path);
 
 /// Throws as parse_manifest does if a text that begins with `begin` cannot be a manifest. So a
-/// wrong file is refused before all of it is read.
+/// caller can refuse a wrong file before it reads all of it.
 void check_manifest_begin(std::string_view begin, const std::string& path);
 
 /// A name whose digests differ between two manifests.
@@ -91,7 +91,7 @@ struct ManifestDifference {
 };
 
 /// Returns the digests of extra files, for `Manifest::files`: the XXH3-128 of each file's bytes.
-/// Sorted by name.
+/// Sorted by name. `names`: the names of these files in `directory`.
 std::vector<Manifest::Entry> digest_files(const FileSystem& fs, const std::string& directory,
                                           const std::vector<std::string>& names);
 

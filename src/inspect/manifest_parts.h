@@ -9,8 +9,8 @@
 
 namespace tessera::inspect {
 
-/// A manifest that one of several processes computed for its part of the names, and the path of its
-/// file.
+/// The manifest of one part of the names, which one of several processes computed, and the path of
+/// the file that has it.
 struct PartOfManifest {
   std::string path;
   Manifest manifest;

@@ -17,9 +17,9 @@
 
 namespace tessera::inspect::detail {
 
-/// Returns the number of elements per read if each thread has `num_buffers` buffers of that many
+/// Returns how many elements one read takes, if each thread has `num_buffers` buffers of that many
 /// elements: as many as the options' memory allows, at most `max_numel`, rounded down to a multiple
-/// of `multiple`, but at least `multiple`.
+/// of `multiple`; at least `multiple`, even if that needs more memory.
 inline std::int64_t numel_per_read(const ScanOptions& options, int num_buffers,
                                    std::uint64_t itemsize, std::int64_t multiple,
                                    std::int64_t max_numel) {
@@ -40,8 +40,8 @@ inline void throw_if_stopped(const ScanOptions& options) {
 /// partial)`, which adds this result. Also opens empty subjects, because `open` checks them.
 ///
 /// Calls of `work` for one subject may overlap, and share its state. Calls of `fold` for it never
-/// overlap and are in window order, so the outcome does not depend on the threads. A state is
-/// destroyed after its last window. Allocates no memory in proportion to `numels` (may be wrong).
+/// overlap and are in window order, so the outcome does not depend on threads. A state is destroyed
+/// after its last window. `numels` of a damaged file may be wrong, so no memory grows with them.
 template <class Partial, class Open, class Work, class Fold>
 void scan(const std::vector<std::int64_t>& numels, std::int64_t window_numel,
           const ScanOptions& options, Open open, Work work, Fold fold) {

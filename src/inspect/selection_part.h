@@ -10,8 +10,8 @@
 namespace tessera::inspect {
 
 /// Divides a selection into `num_parts` parts, one for each of several processes, and returns part
-/// `index`. Each name is in one part. Tensors are divided by bytes; an alias is in the part of its
-/// tensor, or in part 0 if that is not selected; values are in part 0. Requires: a valid index.
+/// `index` (without totals). Each name is in one part. Tensors are divided by bytes; an alias is in
+/// the part of its tensor (if not selected: part 0); values are in part 0. Requires: a valid index.
 Selection part_of_selection(const formats::CheckpointContents& contents, const Selection& selection,
                             int index, int num_parts);
 
@@ -23,7 +23,7 @@ class NamesOfParts {
 
   /// Adds a name that exactly one of the parts must have.
   void expect(const std::string& name) { path_of_[name]; }
-  /// Notes that the result file at `path` has the name. Throws: Error(mismatch) if another result
+  /// Records that the result file at `path` has the name. Throws: Error(mismatch) if another result
   /// has it too, or if `expect` was not called with it.
   void note(const std::string& name, const std::string& path);
   /// Throws: Error(mismatch) naming the first name that no part has.

@@ -68,9 +68,9 @@ struct Histogram {
   std::vector<std::int64_t> counts;
 };
 
-/// Returns the histogram of a tensor between the minimum and maximum in `statistics`. For integers,
-/// the width of a bin is an integer, and there are fewer than `max_num_bins` bins if the range is
-/// small. No bins if no number is finite. Throws: as compute_statistics.
+/// Returns the histogram of a tensor from the minimum to the maximum in `statistics`. For integers,
+/// bins have an integer width: there may be fewer than `max_num_bins`, and the last may end beyond
+/// the maximum. Without a finite number there are no bins. Throws: as compute_statistics.
 Histogram compute_histogram(const formats::CheckpointReader& reader, std::size_t tensor_index,
                             const Statistics& statistics, int max_num_bins,
                             const ScanOptions& options);

@@ -23,8 +23,8 @@ Value::Dict exact_statistics(const Statistics& statistics);
 
 /// Reads the statistics of each selected tensor from the documents of all parts, and returns them
 /// in the order of the selection. Throws: Error(corruption) with file and member if a document has
-/// no statistics; Error(mismatch) with the first tensor that no part has, that two parts have, or
-/// that is not selected.
+/// no valid statistics; Error(mismatch) naming the first tensor that no part has, that two parts
+/// have, that is not selected, or that has another numel in the checkpoint.
 std::vector<Statistics> join_statistics(const std::vector<PartOfStatistics>& parts,
                                         const formats::CheckpointContents& contents,
                                         const Selection& selection);

@@ -34,13 +34,13 @@ struct Selection {
   bool empty() const { return tensors.empty() && values.empty() && aliases.empty(); }
 };
 
-/// Returns the names that the patterns select. Throws: Error(invalid_argument) if a pattern, not an
-/// exclusion, matches nothing (the error suggests a similar name), or if no name is selected.
+/// Returns the names that the patterns select. Throws: Error(invalid_argument) if a pattern that is
+/// no exclusion matches nothing (the error suggests a similar name), or if no name is selected.
 Selection select(const formats::CheckpointContents& contents, const NameSelection& names,
                  const std::string& path);
 
-/// Adds the tensors of selected aliases to the selection, each once. For commands whose result
-/// about an alias is that about its tensor.
+/// Adds the tensors of selected aliases to the selection, each once. For commands that report about
+/// an alias what they report about its tensor.
 void add_tensors_of_aliases(const formats::CheckpointContents& contents, Selection& selection);
 
 /// Returns the index of an alias's tensor; `static_cast<std::size_t>(-1)` if there is no such
@@ -65,15 +65,15 @@ struct TreeNode {
 /// Which numbered siblings (such as layers) are merged into one node, `[0:32]`. They must have the
 /// same names below them, and tensors of equal dtypes and shapes (or also of equal pieces). Aliases
 /// must have the same tensor, or each a tensor with the sibling's own number: `layers.3.emb` in
-/// layer 3. Values may differ. `none`: siblings with tensors (or values) below them are not merged.
+/// layer 3. Values may differ. `Tensors::none` merges nothing; `Values::none`: nothing with values.
 struct Folding {
-  /// Which siblings with tensors below them are merged.
+  /// Which tensors siblings must have to be merged.
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
-  /// Which siblings with values below them are merged.
+  /// Whether siblings with values below them are merged.
   enum class Values { of_any_content, none } values = Values::of_any_content;
 };
 
-/// Returns the root node, a group without a label.
+/// Returns the root node of the tree of the selected names: a group without a label.
 TreeNode make_tree(const formats::CheckpointContents& contents, const Selection& selection,
                    Folding folding = {});
 

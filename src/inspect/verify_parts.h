@@ -12,13 +12,13 @@
 
 namespace tessera::inspect {
 
-/// The rule of the note that only a part of a checkpoint was opened. It comes first in a report.
+/// The rule of the note that only a part of a checkpoint was opened. This note comes first.
 inline constexpr std::string_view kRuleOfPart = "part";
 
 /// Returns the bytes of all pieces' elements.
 std::uint64_t pieces_nbytes(const formats::TensorEntry& tensor);
 
-/// A finding of one part of a check. The other members are needed when the parts are joined.
+/// A finding of one part of a check. `join_parts` needs the members after `finding`.
 struct FindingOfPart {
   /// The checks, in their order.
   enum class Stage : std::uint8_t { contents, stored_bytes, values, numbers };
@@ -56,8 +56,8 @@ PartOfVerify verify_part(const formats::CheckpointReader& reader, const VerifyOp
 std::uint64_t verify_part_nbytes(const formats::CheckpointReader& reader,
                                  const VerifyOptions& options, int index, int num_parts);
 
-/// Joins the results of all parts into the report that a single process would make. Requires: all
-/// parts of one check.
+/// Joins the results of all parts into the report that a single process would make. Requires: they
+/// are all parts of one check, each once.
 VerifyReport join_parts(const std::vector<PartOfVerify>& parts,
                         const formats::CheckpointReader& reader);
 
@@ -65,9 +65,9 @@ VerifyReport join_parts(const std::vector<PartOfVerify>& parts,
 Value::Dict part_of_verify_to_value(const PartOfVerify& part,
                                     const formats::CheckpointReader& reader);
 
-/// Joins the documents of all parts. Reads no elements. Throws: Error(corruption) naming file and
-/// member for a document of another kind; Error(mismatch) for parts of another checkpoint or check,
-/// for a part that is missing, and for a part that is given twice.
+/// Joins the documents of all parts. Reads no elements. Requires: one document or more. Throws:
+/// Error(corruption) naming file and member for a document of another kind; Error(mismatch) for
+/// parts of another checkpoint or check, for a missing part, and for a part that is given twice.
 VerifyReport join_verify_documents(const std::vector<PartDocument>& documents,
                                    const formats::CheckpointReader& reader,
                                    VerifyOptions::Numbers numbers);

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The cost of one shard for its rank; see [Note: What a shard costs].
+/// The memory and the time of a step that one shard costs its rank; see [Note: What a shard costs].
 struct ShardCost {
   std::uint64_t nbytes = 0;
   double seconds = 0;
@@ -31,7 +31,7 @@ struct ShardingCandidate {
   std::string in_words() const;
 };
 
-/// Where a table's shards may be.
+/// The ranks that may hold a table's shards.
 struct AllowedRanks {
   std::vector<int> ranks{};  // ascending
   std::vector<int> hosts{};  // hosts whose ranks are all allowed

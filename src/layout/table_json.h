@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A reader of JSON files about tables. Errors name the file and the table.
+/// Reads JSON files about tables. Its functions throw Error(corruption) naming file and table.
 class TableJson {
  public:
   /// Keeps a reference to `path`, which must outlive this object. `what` names the content in

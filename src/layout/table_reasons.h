@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Returns in words and numbers why the planner chose a table's sharding. If another sharding takes
-/// less total time, the text says why the planner did not choose that one.
+/// Returns in words and numbers why the planner chose a table's sharding. If another sharding would
+/// take less total time, the text says why the planner did not choose it.
 std::string reason_of(const Assignment& assignment, std::size_t table,
                       const PlannerMachine& machine);
 

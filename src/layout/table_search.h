@@ -18,8 +18,8 @@ struct PlannerTable {
 
 /// The decision about a table.
 struct Choice {
-  std::size_t candidate = 0;
-  std::vector<int> ranks{};  // one rank for each shard of the candidate
+  std::size_t candidate = 0;  // index in PlannerTable::candidates
+  std::vector<int> ranks{};   // one rank for each shard of the candidate
 };
 
 /// The limits of the search, besides the constraints of the tables.
@@ -36,16 +36,16 @@ enum class LoadOrder { by_seconds, by_nbytes, fullest_first };
 /// On which ranks the search has placed each table so far, and what the tables cost each rank.
 class Assignment {
  public:
-  /// Keeps a view of `tables`.
+  /// Keeps a view of `tables`, which must outlive this object.
   Assignment(std::span<const PlannerTable> tables, const PlannerMachine& machine);
 
-  /// Returns the first ranks in `order` that can take the candidate's shards within `limit_seconds`
-  /// and their memory. Nothing if too few ranks can.
+  /// Returns the first ranks in `order` that can take the candidate's shards: the time of each
+  /// stays within `limit_seconds`, and it has the memory. Nothing if too few ranks can.
   std::optional<Choice> find_ranks(std::size_t table, std::size_t candidate, double limit_seconds,
                                    LoadOrder order) const;
-  /// Puts a table on ranks.
+  /// Puts a table on ranks. Requires: it is on none.
   void put(std::size_t table, Choice choice);
-  /// Removes a table from its ranks.
+  /// Removes a table from its ranks. Requires: it is on some.
   void take(std::size_t table);
 
   const std::optional<Choice>& choice(std::size_t table) const { return choices_[table]; }

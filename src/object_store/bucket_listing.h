@@ -18,8 +18,8 @@ struct Entry {
   friend bool operator==(const Entry&, const Entry&) = default;
 };
 
-/// Whether a file can have the name that a server gives for an entry. Returns false for an empty
-/// name, `.`, `..`, and a name with a slash or a zero byte: these could lead out of a folder.
+/// Whether a name that a server gives for an entry can be a file's name in a folder. False for an
+/// empty name, `.`, `..`, and a name with a slash or a zero byte, which could lead elsewhere.
 bool is_entry_name(std::string_view name);
 
 /// One page of the list of a bucket's objects.

@@ -29,11 +29,11 @@ struct S3Settings {
   std::string endpoint{};                    // empty: AWS
 };
 
-/// Reads the environment variables of AWS (AWS_ACCESS_KEY_ID, …) and the profile AWS_PROFILE (or
-/// AWS_DEFAULT_PROFILE) in AWS_SHARED_CREDENTIALS_FILE (`~/.aws/credentials`) and AWS_CONFIG_FILE
-/// (`~/.aws/config`). Variables take precedence over files. Throws: Error(invalid_argument) if the
-/// variable names a profile that does not exist or lacks needed keys, if the profile's keys are to
-/// be used to assume a role or beside a sign-in, or if only one of key ID and secret is set.
+/// Reads the environment variables of AWS (AWS_ACCESS_KEY_ID, …) and the profile
+/// AWS_DEFAULT_PROFILE (or AWS_PROFILE) in AWS_SHARED_CREDENTIALS_FILE (`~/.aws/credentials`) and
+/// AWS_CONFIG_FILE (`~/.aws/config`). Variables take precedence over files. Throws:
+/// Error(invalid_argument) if the named profile does not exist or lacks needed keys, if its keys
+/// are to be used to assume a role or beside a sign-in, or if only one of key ID and secret is set.
 S3Settings read_s3_settings(const Environment& environment);
 
 }  // namespace tessera::object_store

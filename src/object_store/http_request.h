@@ -12,7 +12,7 @@
 
 namespace tessera::object_store {
 
-/// One request. Only `PUT` and `POST` have a body.
+/// One request. Only `PUT` and `POST` send the `body`.
 struct HttpRequest {
   std::string url;
   std::vector<std::string> headers{};  // `Name: value`; may hold credentials
@@ -42,8 +42,8 @@ struct HttpResponse {
   std::string failure_in_words() const;
 };
 
-/// Makes one attempt at a request. `begin_body` is called before the first byte of a successful
-/// response's body, and returns the function that receives the bytes. If either of them throws, the
+/// Makes one attempt at a request. Calls `begin_body` before the first byte of a successful
+/// response's body; it returns the function that receives the bytes. If either throws, the
 /// exception is lost, and the transfer fails. Keeps connections for later calls. Thread-safe. Does
 /// not throw if the server or the connection fails. Throws: Error(unsupported) without libcurl.
 HttpResponse perform(const HttpRequest& request,
@@ -72,7 +72,7 @@ class Retries {
   /// If the request may be tried again, waits and returns true. Returns false if it has failed for
   /// good. A server can ask for a longer wait (Retry-After).
   bool wait_after(const HttpResponse& response);
-  /// Call it when bytes have arrived: restarts both limits, but does not reset num_attempts().
+  /// Call it when bytes arrived. Both limits (attempts, time) start anew; num_attempts() does not.
   void note_progress();
   int num_attempts() const { return num_attempts_; }
 

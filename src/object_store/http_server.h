@@ -30,7 +30,7 @@ class HttpServer final : public Server {
 /// Models on Hugging Face's hub, each as a folder: `hf://OWNER/NAME[@REVISION]`, or
 /// `https://huggingface.co/OWNER/NAME/resolve/REVISION`. A branch or tag is resolved to a commit
 /// once, so that all reads are of the same commit. HF_ENDPOINT sets another hub. Private models
-/// need a token, in HF_TOKEN or in the file `token` of the folder HF_HOME.
+/// need a token, in HF_TOKEN or in the file `token` of HF_HOME (default: ~/.cache/huggingface).
 class HubServer final : public Server {
  public:
   /// Whether the hub serves a URL.
@@ -53,8 +53,8 @@ class HubServer final : public Server {
   HttpRequest request_for(const std::string& url, const Query& query,
                           std::vector<std::string> headers) override;
   Error error_for(const std::string& url, const HttpResponse& response) override;
-  /// Returns the commit: every file of it keeps its bytes. Redirects lead to servers with ETags of
-  /// their own.
+  /// Returns the commit, because every file of a commit keeps its bytes. The servers to which the
+  /// hub redirects have ETags of their own.
   std::optional<std::string> own_etag(const std::string& url) override;
   bool sends_if_match() const override { return false; }  // a commit does not change
 

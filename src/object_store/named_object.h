@@ -5,7 +5,7 @@
 
 namespace tessera::object_store {
 
-/// What exists under a name in a directory. Links are not followed.
+/// What exists at a path. `find_name` does not follow a link at the path; `find_target` does.
 struct NamedObject {
   enum class Kind { file, folder, link, other };
 

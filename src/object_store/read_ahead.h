@@ -16,9 +16,9 @@ namespace tessera::object_store {
 /// Sizes of requests to a store. One request takes 10 to 100 ms, as long as the transfer of some
 /// megabytes.
 struct ReadAheadSizes {
-  std::uint64_t small_nbytes = std::uint64_t{1} << 20;   // smaller reads are served from a window
-  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // up to here, the rest of a file is read
-  std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of the window of a small read
+  std::uint64_t small_nbytes = std::uint64_t{1} << 20;   // a smaller read is served from a window
+  std::uint64_t whole_nbytes = std::uint64_t{4} << 20;   // smaller files are read to their end
+  std::uint64_t first_nbytes = std::uint64_t{64} << 10;  // of a window, if the file is larger
   std::uint64_t window_nbytes = std::uint64_t{8}
                                 << 20;  // of windows read ahead, and of the parts of large reads
   std::uint64_t split_nbytes = std::uint64_t{16}
@@ -28,14 +28,14 @@ struct ReadAheadSizes {
                                      << 20;  // read-ahead begins after a stream has this size
 };
 
-/// Finds streams (reads that follow each other) among the reads of one file, and decides how far to
-/// read ahead. Not thread-safe.
+/// Finds streams (reads of adjacent ranges, in about this order) among the reads of one file, and
+/// decides how far to read ahead. Not thread-safe.
 class StreamFinder {
  public:
   explicit StreamFinder(ReadAheadSizes sizes) : sizes_(sizes) {}
 
   /// Records a read. If the read continues a stream, returns the next range to read ahead, which
-  /// may be empty. Otherwise returns nothing.
+  /// may be empty. Returns nothing if the read begins a new stream.
   std::optional<ByteRange> note(ByteRange read, std::uint64_t file_nbytes);
 
  private:

@@ -13,14 +13,14 @@
 
 namespace tessera::object_store {
 
-/// One version of an object, open for reading.
+/// One version of an object, open for reading. Thread-safe.
 ///
 /// Small reads are served from windows (ranges in memory), so that several reads share a request.
 /// Large reads go directly into the caller's memory; the largest are split into parallel requests.
 /// If reads follow each other, the next windows are fetched in the background.
 class RemoteFile final : public ReadableFile {
  public:
-  /// Requires: `server` outlives the file.
+  /// Requires: `server` outlives the file. `begin`: the object's first bytes, if known; else empty.
   RemoteFile(Server& server, std::string url, ObjectVersion version, std::vector<std::byte> begin,
              ReadAheadSizes sizes = {});
 

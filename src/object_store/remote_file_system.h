@@ -19,8 +19,8 @@ class HttpServer;
 class HubServer;
 class S3Server;
 
-/// The files at URLs, as a read-only file system without links. A folder is listed once. Sizes
-/// and versions are kept until `forget`, so that all reads of a file are of one version.
+/// The files at URLs, as a read-only file system without links. Lists each folder once. Keeps sizes
+/// and versions until `forget` is called, so that all reads of a file are of one version.
 /// Thread-safe.
 class RemoteFileSystem final : public ReadOnlyFileSystem {
  public:
@@ -33,7 +33,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
   std::unique_ptr<ReadableFile> open(const std::string& path) const override;
   std::vector<std::string> list_directory(const std::string& path) const override;
   std::string resolve_links(const std::string& path) const override;
-  std::optional<NamedObject> find_name(const std::string& path) const;
+  std::optional<NamedObject> find_name(const std::string& path) const;  // as in files.h
 
   /// Returns the server for a URL `s3://…`. It lives as long as this object.
   S3Server& s3(const std::string& url) const;

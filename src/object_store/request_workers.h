@@ -26,7 +26,7 @@ class RequestWorkers {
   RequestWorkers& operator=(const RequestWorkers&) = delete;
 
   /// Runs `task`, which must not throw, on a worker. Runs it in this thread if no thread can be
-  /// started, or in the child of a fork() after the first call (the child has no workers).
+  /// started, or in a child that fork() made after the first call (it has no workers).
   void run(Turn turn, std::function<void()> task);
 
  private:

@@ -22,7 +22,7 @@ class S3Server final : public Server {
  public:
   explicit S3Server(S3Settings settings) : settings_(std::move(settings)) {}
 
-  /// A request other than a plain read. Credentials sign it, and its body too without HTTPS.
+  /// A request other than a plain read. Signed if there are credentials (without HTTPS, body too).
   struct Call {
     /// Whether the request is about an object or its bucket. The URL names the object in both
     /// cases.
@@ -42,7 +42,7 @@ class S3Server final : public Server {
     int num_attempts = 1;  // an earlier attempt may have succeeded although its answer was lost
 
     bool is_success() const { return response.curl_code == 0 && response.is_success(); }
-    /// Returns the code in the body of an error; empty if there is none.
+    /// Returns the code in the body of an error, such as `NoSuchKey`; empty if there is none.
     std::string error_code() const;
   };
 

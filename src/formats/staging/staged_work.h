@@ -19,20 +19,20 @@ namespace tessera::formats {
 /// What a writer does with an existing destination and with kept work.
 struct WorkOptions {
   OverwritePolicy overwrite = OverwritePolicy::refuse;
-  std::optional<JournalOptions> journal{};  // none: nothing is kept
+  std::optional<JournalOptions> journal{};  // none: no work is kept
   std::vector<ExtraFile> extra_files{};     // copied into the staging directory
-  std::optional<ShareOptions> share{};      // of work by several processes; needs a journal
+  std::optional<ShareOptions> share{};      // if several processes write together; needs `journal`
   /// The files that are hard links to files of another checkpoint. They are never written into.
   std::set<std::string> linked_names{};
 };
 
-/// Returns the options of a writer. Adds the extra files to the journal's identity.
+/// Returns the options of a writer. Adds the extra files to the resume identity in the journal.
 WorkOptions work_options(const CreateOptions& options);
-/// Does the same for one of several processes that write together.
+/// Does the same for one of several processes that write together. Requires: `options.journal`.
 WorkOptions work_options(const CreateOptions& options, const ShareOptions& share);
 
-/// What to do with the files beside a single-file checkpoint that is replaced (SideFiles): `keep`
-/// if the writer handles them itself.
+/// What to do with the side files (SideFiles) of a single-file checkpoint that is replaced: remove
+/// them, or keep them because the writer handles them itself.
 enum class ReplacedSideFiles { remove, keep };
 
 /// A staged destination with copies of the extra files and, if wanted, with a journal of its
@@ -52,8 +52,8 @@ class StagedWork {
   /// - what the constructor of StagedDestination throws;
   /// - Error(already_exists) if there is kept work and the options refuse it (without a journal, it
   ///   is always refused);
-  /// - Error(mismatch) naming the difference if the options resume kept work, but it is the work of
-  ///   another run;
+  /// - Error(mismatch) naming the difference if the options say to resume kept work, but its resume
+  ///   identity (source files, plan, options, values) is not this run's;
   /// - Error(corruption) if an extra file has changed;
   /// - Error(invalid_argument) if there are extra files for a single file.
   ///
@@ -77,7 +77,7 @@ class StagedWork {
   bool is_resumed() const {
     return staged_ ? staged_->has_left_over() : journal_ && journal_->is_resumed();
   }
-  /// Whether this is a share of a move. Workers that write other shares may create the same files.
+  /// Whether this object writes a share. Writers of other shares may create the same files.
   bool is_share() const { return !staged_; }
 
   /// Sets the names of all files that the writer makes in the directory, apart from the extra
@@ -87,13 +87,13 @@ class StagedWork {
   /// Throws: Error(already_exists) naming the first such file; what opening it to write throws.
   void set_file_names(const std::set<std::string>& names);
 
-  /// Keeps the finished blocks if this object is destroyed without commit. Returns whether there
-  /// are finished blocks.
+  /// If there are finished blocks, keeps them when this object is destroyed without commit, and
+  /// returns true. Otherwise returns false.
   bool keep() noexcept;
   /// Commits the destination. If this throws before anything is replaced, the finished blocks can
-  /// still be kept. Throws: Error(corruption) if an extra file has changed since it was copied.
+  /// still be kept. Throws: Error(corruption) if an extra file has changed; what `publish` throws.
   void commit(ReplacedSideFiles side_files = ReplacedSideFiles::remove);
-  /// Records that this share is complete; durably if it has blocks. Requires: they are synced.
+  /// Records that this share is complete; durably if it has blocks. Requires: these are synced.
   void commit_share();
 
  private:

@@ -14,8 +14,8 @@
 
 namespace tessera::formats {
 
-/// Wraps the writer of a format, and makes the files that it wrote appear at the destination on
-/// commit.
+/// Wraps the writer of a format, which writes into a staging directory. `commit` makes the files of
+/// that writer appear at the destination.
 class StagedWriter final : public ShareWriter, public ChunkSink {
  public:
   StagedWriter(std::unique_ptr<StagedWork> staged, std::unique_ptr<ShareWriter> writer)

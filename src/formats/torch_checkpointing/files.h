@@ -25,7 +25,7 @@ struct DefaultName {
 std::optional<DefaultName> parse_default_name(std::string_view name);
 std::string default_name(const std::string& item, int rank);
 
-/// Whether a folder has `metadata.pkl`, and a name that ends with the rank 0 before its first dot.
+/// Whether a folder has `metadata.pkl`, and a name with rank 0 before its first dot: `m_0.pt`.
 bool are_with_metadata(const std::vector<std::string>& names);
 /// Whether a folder looks like a checkpoint without `metadata.pkl`: an item has default names of
 /// ranks 0 and 1.
@@ -33,7 +33,7 @@ bool are_without_metadata(const std::vector<std::string>& names);
 
 /// One file of the checkpoint.
 struct Source {
-  std::string name;  // its path from the directory
+  std::string name;  // its path relative to the directory
   std::string item;
   int rank = 0;
   std::string form;  // `TorchSerialization`
@@ -45,10 +45,10 @@ struct Sources {
   std::vector<Finding> notes{};
 };
 
-/// Finds the files of all ranks: those that `metadata` names, and, for items that it does not name
-/// (they cannot be resharded), those with default names. `metadata`: null if the folder has none.
-/// Throws: Error(corruption) naming the file of a rank that did not exist in this save, or a
-/// missing rank, unless it has no tensors of a named item, or only rank 0 saved an unnamed one.
+/// Finds the files of all ranks: those that `metadata` names, and files with default names of other
+/// items (which cannot be resharded). `metadata`: null if there is none. Throws: Error(corruption)
+/// naming a file of a rank that this save did not have, or a missing file. A rank without tensors
+/// of an item in `metadata` needs no file of it; of another item, rank 0's file alone is enough.
 Sources find_sources(const FileSystem& fs, const std::string& directory,
                      const std::vector<std::string>& names, const Metadata* metadata);
 

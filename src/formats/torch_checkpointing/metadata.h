@@ -33,17 +33,17 @@ struct Sharding {
   enum class Kind {
     mesh,     // a DTensor, or a plain tensor, which counts as replicated on all ranks
     offsets,  // boxes of the whole tensor, and the place of each in the local tensor
-    unknown,  // a type that another program has added
+    unknown,  // another type: Tessera cannot place the parts
   };
 
   Kind kind = Kind::unknown;
-  std::string type;
+  std::string type;  // as in the file: `DTensorShardingMetadata`
   Shape whole_shape{};
-  std::string dtype{};                 // `torch.float32`
-  std::shared_ptr<const Mesh> mesh{};  // Kind::mesh
-  std::vector<torch_zip::AxisPlacement> placements{};
-  std::vector<Box> of_whole{};  // Kind::offsets
-  std::vector<Box> of_local{};  // parallel to of_whole
+  std::string dtype{};                                 // `torch.float32`
+  std::shared_ptr<const Mesh> mesh{};                  // Kind::mesh
+  std::vector<torch_zip::AxisPlacement> placements{};  // Kind::mesh; indexed by axis
+  std::vector<Box> of_whole{};                         // Kind::offsets
+  std::vector<Box> of_local{};                         // parallel to of_whole
 
   /// Whether each rank of the mesh has the whole tensor. False for other kinds than `mesh`.
   bool is_replicated() const;
@@ -53,7 +53,7 @@ struct Sharding {
   torch_zip::ShardPlace place_of(int rank) const;
 };
 
-/// A group of ranks, and their Sharding.
+/// A group of ranks that have the same Sharding of one tensor.
 struct Group {
   std::shared_ptr<const std::vector<int>> ranks;  // sorted
   Sharding sharding;
@@ -63,20 +63,20 @@ struct Group {
 
 /// The file that one rank wrote for an item. Both texts are empty if it has its default name.
 struct ItemFile {
-  std::string path;  // from the checkpoint's directory
+  std::string path;  // relative to the checkpoint's directory
   std::string form;  // such as `TorchSerialization`
 };
 
 /// One item that the trainer saved, such as its model.
 struct Item {
   struct Tensor {
-    KeyPath path;  // empty: the item itself, or a path with a number
+    KeyPath path;  // empty: one key, or a key is a number (a dict key or a list position)
     std::vector<Group> groups;
   };
   std::map<std::string, Tensor> tensors;  // key: name, the keys of the path joined by dots
   std::vector<ItemFile> files;            // indexed by rank
 
-  const Group* find(const std::string& tensor, int rank) const;
+  const Group* find(const std::string& tensor, int rank) const;  // null: none
 };
 
 /// The contents of `metadata.pkl`: the items that can be resharded. Other items have files only.

@@ -11,8 +11,8 @@
 
 namespace tessera::formats::torch_checkpointing {
 
-/// Shows the file of one rank (torch.save or safetensors) with given places of its parts in the
-/// whole tensors, because the file has none of these places, or only some.
+/// A reader of one rank's file (torch.save or safetensors). The caller gives the places of its
+/// parts in the whole tensors, because the file states only some of these places, or none.
 class PlacedFile final : public torch_zip::TorchFileReader {
  public:
   /// `places`: one for each tensor; null for a tensor that is not known to be a part of another.
@@ -83,7 +83,7 @@ class PlacedFile final : public torch_zip::TorchFileReader {
 
  private:
   std::unique_ptr<CheckpointReader> base_;
-  torch_zip::TorchFileReader* torch_ = nullptr;  // base_, or null
+  torch_zip::TorchFileReader* torch_ = nullptr;  // base_, if that is of torch.save; else null
   std::vector<torch_zip::SharedPlace> places_;
   CheckpointContents contents_;
   bool is_empty_dict_ = false;

@@ -33,8 +33,8 @@ struct Copy {
 bool are_equal(const Copy& copy, std::int64_t max_numel);
 
 /// Compares the copies that a reader leaves out with the tensors that it reads, and makes notes of
-/// those that differ. To open a checkpoint fast, whole copies are compared only up to 2^22 elements
-/// in all, and of the other copies only the first 8192 of each run. `verify` compares the rest.
+/// those that differ. To open fast, `compare` reads whole copies up to 2^22 elements in all, and of
+/// others only the first 8192 elements of each run. `verify` compares the rest.
 class Copies {
  public:
   /// `rule` and `expected`: these members of each note (`Finding`). `advice`: the end of each
@@ -43,7 +43,7 @@ class Copies {
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
-  /// Adds a copy that is not compared. A note says so, with the reason.
+  /// Adds a name whose copies are not compared. A note says so, with the reason.
   void add_not_compared(std::string fqn, const std::string& reason) {
     not_compared_[reason].push_back(std::move(fqn));
   }

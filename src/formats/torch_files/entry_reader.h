@@ -26,25 +26,25 @@ namespace tessera::formats::torch_files {
 /// A path of keys, each as text.
 using Path = std::vector<std::string>;
 
-/// Throws Error(corruption): the files cannot be from one run.
+/// Throws the Error(corruption) that says that `file` and another file cannot be of one run.
 [[noreturn]] void refuse(const File& file, const std::string& name, const std::string& rule,
                          const std::string& expected, const std::string& found);
 
 /// Whether two entries are equal tensors (dtype, shape, bytes), equal values, or both unreadable.
 bool are_equal(const File& file, const Entry& entry, const File& other_file, const Entry& other);
 
-/// The settings of one framework. Checkpoints of all frameworks are read as torch.save files.
+/// What differs between frameworks, such as DeepSpeed, that save several torch.save files.
 struct Family {
   Format format;
   /// Names of the framework's classes whose objects hold only data: they are always read as dicts
   /// of their attributes.
   std::vector<std::string> records;
-  /// How the names of the framework's own classes begin. `verify` notes all other foreign names.
+  /// Prefixes of the names of the framework's own classes. `verify` notes all other unknown names.
   std::vector<std::string> own_names;
   /// Checks a file after it was opened. Null: no check.
   void (*check)(const File& file);
-  /// Whether entries have an order ([Note: Order of keys]). An entry has its place in the first
-  /// file that has it, unless `EntryReader::place_of` returns another place.
+  /// Whether entries have an order ([Note: Order of keys]). An entry that several files have gets
+  /// its place from the first of them, unless `EntryReader::place_of` returns another place.
   bool keeps_key_order = false;
 };
 
@@ -67,7 +67,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   void check_rest(const RestOptions& options) const override;
 
  protected:
-  /// The source of a piece: `number` if it is set, else a file's tensor from element `begin` on.
+  /// Where a piece's elements are: `number` if set, else a file's tensor from element `begin` on.
   struct Source {
     const File* file;  // null: the file is `small_file`
     std::size_t tensor;
@@ -108,18 +108,18 @@ class EntryReader : public DividedReader, public PartlyRead {
   void add(Tensor tensor);
   /// Adds an entry of a file, a tensor or a value, under the key path `path`.
   void add_entry(KeyPath path, const File& file, const Entry& entry, int rank = 0);
-  /// Where an entry of a rank's file is added: its key path. An empty path skips the entry. The
-  /// dicts at the first `num_joined` keys of the path get the keys of all ranks. If a dict or list
-  /// below them differs in its keys between ranks, each rank's copy is kept as an entry of its own.
+  /// The key path under which an entry of a rank's file is added; empty: skip the entry. The dicts
+  /// at the first `num_joined` keys of the path get the keys of all ranks. A dict or list below
+  /// them with other keys than on an earlier rank is added whole, as `per_rank.<rank>.<name>`.
   struct Place {
     KeyPath path;
     std::size_t num_joined = 0;
     Place(KeyPath key_path = {}, std::size_t joined = 0)  // NOLINT: converts a path
         : path(std::move(key_path)), num_joined(joined) {}
   };
-  /// Adds entries that may differ between ranks ([Note: Entries of each rank]).
-  /// If two names are one tensor, they stay tied, except in a dict that is kept apart. `files`: one
-  /// for each rank, null for a rank without one. `target_of` returns where an entry is added.
+  /// Adds entries that may differ between ranks ([Note: Entries of each rank]). Two names of one
+  /// tensor stay aliases, except in a dict that is added for each rank. `files`: one for each rank,
+  /// null for a rank without one. `target_of` returns where an entry is added.
   void add_of_each_rank(const std::vector<const File*>& files,
                         const std::function<Place(const Entry&)>& target_of);
   /// Does the same; here, `target_of` also gets the rank.
@@ -134,16 +134,16 @@ class EntryReader : public DividedReader, public PartlyRead {
   /// Adds one entry that may differ between ranks. Requires: `ranks` is not empty.
   void add_of_ranks(const KeyPath& path, const std::vector<OfRank>& ranks);
   /// Adds an entry of one rank, as `per_rank.<rank>.<name>`. `container`: the path of the dict or
-  /// list around it that has other keys on that rank.
+  /// list that holds the entry and has other keys on that rank than on earlier ones.
   void add_apart(const KeyPath& path, const KeyPath& container, const OfRank& of_rank);
-  /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar tensor of float32,
-  /// as PyTorch stores it. `small_file`: the number of the file, if the file is not kept open.
+  /// Adds the `step` of an optimizer. An integer from 0 to 2^24 becomes a scalar float32 tensor, as
+  /// in PyTorch. `small_file`: number of the file if it is not kept open; other values then throw.
   void add_step(KeyPath path, const File& file, const Entry& entry, int rank,
                 std::optional<std::size_t> small_file = {});
   void add_value(KeyPath path, std::variant<Value, ValueSource> source, std::uint32_t order = 0);
   /// Adds a value that is listed in the contents but cannot be read. read_value throws `refusal`.
   void add_refused(KeyPath path, const Error& refusal);
-  void add_alias(const std::string& name, const std::string& target);
+  void add_alias(const std::string& name, const std::string& target);  // both below `model.`
   void note(std::string rule, std::string expected, std::string found);
   /// Returns the names of the entries that were added until now. Requires: `finish` was not called.
   std::vector<std::string> added_names() const;
@@ -151,7 +151,7 @@ class EntryReader : public DividedReader, public PartlyRead {
   Finding note_of(std::string rule, std::string expected, std::string found) const;
   void set_world_size(std::size_t num_ranks) { contents_.world_size = static_cast<int>(num_ranks); }
 
-  /// Sorts the entries. Throws Error(unsupported) if two entries have the same name.
+  /// Sorts the entries; call it after the last one. Throws Error(unsupported) for a repeated name.
   void finish();
   /// Gives the entries the order of `names`; entries that are not in `names` come last, in their
   /// old order. Requires: `finish` was called.
@@ -161,8 +161,8 @@ class EntryReader : public DividedReader, public PartlyRead {
   void set_key_paths(const std::vector<KeyPath>& paths);
   /// Removes the order of keys from all entries. Requires: `finish` was called.
   void drop_order();
-  /// Makes notes of the copies that differ. What this compares only in part, `verify` compares
-  /// whole. Requires: `finish` was called, and `copies` lives as long as this reader.
+  /// Adds notes about the copies that differ. `verify` compares all of those that this compares
+  /// only in part. Requires: `finish` was called, and `copies` lives as long as this reader.
   void compare(Copies& copies);
 
  private:

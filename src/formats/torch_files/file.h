@@ -15,8 +15,8 @@
 // For formats whose checkpoints are several files of torch.save.
 namespace tessera::formats::torch_files {
 
-/// The key paths of the entries of several files, each once: the files of ranks have mostly the
-/// same paths. Paths are never removed, and live as long as the pool. Not thread-safe.
+/// The key paths of the entries of several files, each stored once, because most files of ranks
+/// have the same paths. Paths are never removed, and live as long as the pool. Not thread-safe.
 class PathPool {
  public:
   /// A key path, and each of its keys as text.
@@ -28,8 +28,8 @@ class PathPool {
   std::map<KeyPath, std::vector<std::string>> items_;
 };
 
-/// An entry of a file: its path in the nested dicts, and its index in the file's contents. A second
-/// name of a tensor is also an entry, with the tensor's index.
+/// An entry of a file: its path in the nested dicts, and its index in the file's contents. An alias
+/// is an entry of kind `tensor` with the index of its tensor.
 struct Entry {
   enum class Kind { tensor, value };
   const std::vector<std::string>& path;  // each key as text; in a PathPool, like `keys`

@@ -11,8 +11,8 @@ namespace tessera::formats::torch_files {
 /// The keys of each dict and list, by its key path. A value or tensor has no keys.
 using Containers = std::map<KeyPath, std::set<Key>>;
 
-/// Adds an entry with the key path `path` to the containers around it. Leaves out the containers at
-/// the first `num_joined` keys.
+/// Adds the keys of `path`, an entry's key path, to the dicts and lists around the entry. Leaves
+/// out those at the first `num_joined` keys, which may have other keys on each rank.
 void add_containers(Containers& containers, const KeyPath& path, std::size_t num_joined);
 /// Adds the containers of one more rank, except those that have other keys than on earlier ranks,
 /// and all that is inside them. Returns the outermost containers that were not added.

@@ -9,9 +9,9 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Returns a note about the records of an archive from which Tessera reads no tensor and no value,
-/// such as the code of TorchScript or its `_extra_files`. Returns nothing if there are no such
-/// records. Leaves out the records that every torch.save writes besides the object.
+/// Returns a note about the records of an archive from which Tessera reads neither a tensor nor a
+/// value, such as the code of TorchScript or its `_extra_files`; nothing if there are none. Does
+/// not count the records that every torch.save writes besides the object.
 std::optional<Finding> note_of_other_records(const TorchArchive& archive);
 
 /// Returns a note about the members of a tar archive that PyTorch 0.1 did not write. Returns

@@ -21,7 +21,7 @@ struct ShardPlace {
   Shape mesh;                     // the sizes of a DTensor's mesh; empty for a ShardedTensor
   Shape coordinates;              // of the rank in the mesh
   std::vector<std::string> axes;  // names of the mesh's axes, if it has names
-  std::vector<AxisPlacement> placements;  // indexed by axis
+  std::vector<AxisPlacement> placements;  // indexed by axis of the mesh
   std::optional<int> rank;                // the rank that saved the part, if the tensor says so
   std::string problem;                    // why the region is not known; empty if it is known
 
@@ -33,11 +33,11 @@ struct ShardPlace {
 /// model have one of few shapes, and the parts that a rank has of them then have equal places.
 using SharedPlace = std::shared_ptr<const ShardPlace>;
 
-/// Makes equal places share memory. Its hash table has kNumSlots slots; each slot remembers only
-/// its last place. Not thread-safe.
+/// Makes equal places share memory, as far as its hash table remembers them: each of the kNumSlots
+/// slots holds only its last place. Not thread-safe.
 class PlacePool {
  public:
-  /// Returns a place that is equal to `place`.
+  /// Returns a place that is equal to `place`: an earlier one, if the pool still remembers it.
   SharedPlace share(ShardPlace place);
 
  private:

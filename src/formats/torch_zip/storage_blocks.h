@@ -9,9 +9,9 @@
 
 namespace tessera::formats::torch_zip {
 
-/// Divides the pieces, whose bytes become storages of torch.save files, into blocks, and keeps the
-/// CRC of each written block. Several threads may set the CRCs of different blocks at the same
-/// time.
+/// Divides pieces into blocks, and keeps the CRC of each written block. The bytes of each piece
+/// become one storage of a torch.save file. Several threads may set the CRCs of different blocks at
+/// the same time.
 class StorageBlocks {
  public:
   using PieceId = CheckpointWriter::PieceId;
@@ -28,7 +28,7 @@ class StorageBlocks {
   std::uint64_t nbytes(PieceId piece, std::int64_t begin) const;
   /// Returns the number of bytes of the piece.
   std::uint64_t nbytes(PieceId piece) const;
-  /// Returns a block's offset in its piece, in bytes. `begin`: its first element. Checks its size.
+  /// Returns the byte offset in its piece of the block from element `begin`. Checks `block_nbytes`.
   std::uint64_t begin_byte(PieceId piece, std::int64_t begin, std::uint64_t block_nbytes) const;
 
   void set_crc(PieceId piece, std::uint64_t begin_byte, std::uint32_t crc);

@@ -36,7 +36,7 @@ class StorageChecks {
   StorageChecks() = default;
   explicit StorageChecks(const PartRead& part);
 
-  /// Returns the part if this object has one range of one storage, and nothing else.
+  /// Returns the range if this object has exactly one, of one storage; otherwise returns nothing.
   std::optional<PartRead> only_part() const;
 
   /// Adds bytes that were read from the offset `begin` of a storage. Bytes that were added before
@@ -44,11 +44,11 @@ class StorageChecks {
   /// Throws: Error(corruption) with `path` and the range of the storage.
   void add(const Storages& storages, const std::string& path, std::size_t storage,
            std::uint64_t begin, std::span<const std::byte> bytes);
-  /// Whether a storage has been read in part and not checked.
+  /// Whether a storage was read only in part, so that its CRC is not compared yet.
   bool has_rest() const;
-  /// Whether `check_rest` would check a storage.
+  /// Whether `check_rest` would read the rest of a storage. `most_rest`: as in RestOptions.
   bool has_rest_to_check(double most_rest) const;
-  /// Reads the rest of these storages, as `formats::check_rest` says.
+  /// Reads the rest of storages that were read in part, as `options` allow, and compares the CRCs.
   void check_rest(const Storages& storages, const std::string& path, const RestOptions& options);
 
  private:
@@ -71,9 +71,9 @@ class StorageChecks {
 };
 
 /// The checks of files that are opened again and again: keeps those of files that were read only in
-/// part. A move may leave one part of each tensor for later, so a file with one part takes only a
-/// PartRead. If two threads read a file at the same time, the part that one of them has read may be
-/// lost; then `check_rest` reads it again. Thread-safe.
+/// part. A move may read one part of many files and the rest later, so a file with one range read
+/// takes only a PartRead. If two threads read a file at the same time, the range that one of them
+/// has read may be lost; then `check_rest` reads it again. Thread-safe.
 class ChecksOfFiles {
  public:
   /// Returns the checks of the file with this number: those that are kept, or new ones.

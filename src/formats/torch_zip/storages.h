@@ -20,7 +20,7 @@ struct SavedTensor {
   std::int64_t storage_offset = 0;
   Shape shape{};
   Shape strides{};
-  std::uint64_t stored_nbytes = 0;  // from the storage's begin to the end of the tensor's part
+  std::uint64_t stored_nbytes = 0;  // bytes from the storage's start to the end of its used part
 };
 
 /// Interface to the bytes of the storages of one saved object, for all forms of file. Each storage

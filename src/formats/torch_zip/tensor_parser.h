@@ -99,7 +99,7 @@ class TensorParser {
   std::map<std::string, Storage, std::less<>> storages_;  // key: what the pickle calls the storage
   std::size_t num_local_tensors_ = 0;
   std::uint64_t nbytes_left_;     // the rest of the limit, for further tensors
-  std::set<std::uint32_t> paid_;  // ids of shared tensors that were counted
+  std::set<std::uint32_t> paid_;  // ids of tensors that were subtracted from `nbytes_left_`
 };
 
 /// Adds the names of the attributes that the state of an object sets, up to eight in all.

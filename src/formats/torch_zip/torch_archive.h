@@ -28,8 +28,8 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A dense tensor as torch.save writes it: a strided view of a storage. It has been checked that
-/// all elements are within the storage.
+/// A dense tensor as torch.save writes it: a strided view of a storage. Whoever makes one has
+/// checked that all elements are within the storage.
 struct TensorRecord {
   DType dtype = DType::float32;
   Shape shape;
@@ -43,7 +43,7 @@ struct TensorRecord {
   bool requires_grad = false;
   bool is_parameter = false;
   std::vector<std::string> attributes{};  // names of attributes that a program set; at most eight
-  SharedPlace place{};                    // one rank's part of a DTensor or a ShardedTensor
+  SharedPlace place{};                    // null: no part of a DTensor or ShardedTensor
 };
 
 /// Says whether the elements are contiguous in the storage, in row-major order.
@@ -82,14 +82,14 @@ class SavedObject {
   std::string_view encoding() const { return order_ == ByteOrder::big ? "big-endian" : "plain"; }
 
   /// Returns the tensors and values of the saved object, in the order of the pickle, flattened as
-  /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened. A list is
-  /// opened if it holds a tensor, a dict, or an opened list or tuple; other lists are one value. A
-  /// tuple is opened if it holds a tensor at any depth (DCP: always one value). A dict without
-  /// entries is a value (DCP loses it), unless it is the whole saved object. TorchScript modules
-  /// are opened as dicts, and so are torch.nn.Modules, as their state_dict() would be. Anything
-  /// that is neither a dense tensor nor a plain value is a leaf with an error. So is a dict with
-  /// such a key.
-  /// Throws: Error(corruption); Error(unsupported) for a key that cannot be a name.
+  /// PyTorch's distributed checkpoint (DCP) does. [Note: Flattening] A dict is opened: its entries
+  /// get names of their own. A list is opened if it holds a tensor, a dict, or an opened list or
+  /// tuple; other lists are one value. A tuple is opened if it holds a tensor at any depth (DCP:
+  /// always one value). A dict without entries is a value (DCP loses it), unless it is the whole
+  /// saved object. TorchScript modules are opened as dicts, and so are torch.nn.Modules, as their
+  /// state_dict() would be. Anything that is neither a dense tensor nor a plain value is a leaf
+  /// with an error. So is a dict with a key that is no plain value. Throws: Error(corruption);
+  /// Error(unsupported) for a text key that cannot be a name.
   Leaves flatten() const;
   std::vector<Leaf> leaves() const { return flatten().leaves; }
 
@@ -114,8 +114,8 @@ class SavedObject {
   void read_elements(const TensorRecord& tensor, std::string_view fqn, FlatRange range,
                      std::span<std::byte> out) const;
 
-  /// Returns the bytes of the file from the tensor's first element to its last, in storage order;
-  /// empty for an empty tensor. Throws as the constructor does.
+  /// Returns the range of the file from the tensor's first element to its last, in storage order;
+  /// an empty one for an empty tensor. Throws as the constructor does.
   ByteRange stored_range(const TensorRecord& tensor) const;
 
   /// Does what `formats::check_rest` does, for the storages that were read in part.
@@ -163,7 +163,7 @@ class TorchArchive final : public SavedObject {
                std::span<const std::string> as_dict = {});
 
   const zip::ZipReader& zip() const { return *zip_; }
-  /// Returns the folder in the archive that holds all of torch's records: `archive`.
+  /// Returns the folder in the archive that holds all of torch's records, such as `archive`.
   const std::string& prefix() const { return prefix_; }
 
  private:

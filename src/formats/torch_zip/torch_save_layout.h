@@ -32,7 +32,7 @@ void pickle_repeated(pickle::Pickler& pickler, DType dtype, std::span<const std:
 /// Immutable; safe to share between threads.
 class TorchSaveLayout {
  public:
-  /// Where a large storage may begin: at a multiple of 64 bytes, as in torch, or of a page.
+  /// Where storages of 256 KiB or more begin: at multiples of 64 bytes, as in torch, or of pages.
   enum class LargeStorages { at_64_bytes, at_pages };
 
   TorchSaveLayout(std::string pickle, std::span<const std::uint64_t> storage_nbytes,

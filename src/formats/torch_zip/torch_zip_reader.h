@@ -44,7 +44,7 @@ class TorchFileReader : public DividedReader, public PartlyRead {
   /// Adds what this reader reads to the checks of an earlier reader of the same file. Requires:
   /// nothing was read yet.
   virtual void continue_checks(std::shared_ptr<StorageChecks> checks) = 0;
-  /// Empties the key paths in `contents()`, for a caller that does not need them any more.
+  /// Empties the key paths in `contents()`, to save memory for callers that do not need them.
   virtual void drop_key_paths() = 0;
 };
 
@@ -52,7 +52,7 @@ class TorchFileReader : public DividedReader, public PartlyRead {
 /// of checkpoints of many files leave the pieces out to save memory.
 enum class Pieces { listed, left_out };
 
-/// Does what `open_torch_zip` does, for an open file. Does not look at the files beside it.
+/// Does what `open_torch_zip` does, for a file that is open. Ignores the names of files beside it.
 std::unique_ptr<TorchFileReader> read_torch_zip(std::unique_ptr<ReadableFile> file,
                                                 const std::vector<std::string>& as_dict = {},
                                                 Pieces pieces = Pieces::listed);

@@ -9,8 +9,8 @@
 namespace tessera::formats::torch_zip {
 
 /// Throws Error(unsupported) if Tessera's reader would refuse a file with this layout, for example
-/// because two entries have one flattened name, or nesting is too deep. Writes nothing. `path`: for
-/// the message. `as_dict`: classes whose objects the reader may read as dicts.
+/// because two entries have one flattened name, or nesting is too deep. Writes no file. `path`: for
+/// the message. `as_dict`: classes whose objects the reader reads as dicts.
 void require_readable(const TorchSaveLayout& layout, const std::string& path,
                       const std::vector<std::string>& as_dict = {});
 

@@ -38,7 +38,7 @@ class ZipLayout {
   std::size_t add_member(std::string name, std::uint64_t nbytes) {
     return add_member(std::move(name), nbytes, alignment_);
   }
-  /// Appends a member with another alignment than the archive's.
+  /// Does the same for a member with an alignment of its own. Requires: as for the constructor.
   std::size_t add_member(std::string name, std::uint64_t nbytes, std::uint64_t alignment);
 
   std::size_t num_members() const { return members_.size(); }
@@ -51,7 +51,7 @@ class ZipLayout {
 
   /// Returns the bytes of `header_range(member)`.
   std::string local_header(std::size_t member, std::uint32_t crc) const;
-  /// Returns all bytes from `directory_begin()` to the archive's end. `crcs`: of the members.
+  /// Returns all bytes from `directory_begin()` to the archive's end. `crcs`: one for each member.
   std::string directory(std::span<const std::uint32_t> crcs) const;
 
  private:

@@ -80,8 +80,8 @@ class ZipReader {
   /// Throws: Error(unsupported) if the member is compressed; what data_range throws; Error(io).
   void read_at(std::size_t member, std::uint64_t offset, std::span<std::byte> out) const;
 
-  /// Returns all of the member, and checks its CRC if it has one.
-  /// Throws: what read_at throws; Error(corruption) for over `max_nbytes` bytes, or another CRC.
+  /// Returns all of the member, and checks its CRC if it has one. Throws: what read_at throws;
+  /// Error(corruption) if it has more than `max_nbytes` bytes, or if the CRC is wrong.
   std::vector<char> read_all(std::size_t member, std::uint64_t max_nbytes) const;
 
   /// Returns the CRC-32 of the member's content, inflated if needed. `on_read`: gets the number of

@@ -11,7 +11,7 @@
 
 namespace tessera::inspect {
 
-/// A range of a file, which must outlive it. A read does not check the range's end. Thread-safe.
+/// A range of a file, which must outlive it. A read beyond the range is not refused. Thread-safe.
 class FileSlice final : public ReadableFile {
  public:
   /// Requires: `range` is within the file.
@@ -43,7 +43,7 @@ class BytesFile final : public ReadableFile {
   std::string bytes_;
 };
 
-/// Returns the bytes at `offset`, at most `max_nbytes` and fewer at the end of the file.
+/// Returns the bytes at `offset`: `max_nbytes` of them, or all to the end of the file if fewer.
 std::string read_some(const ReadableFile& file, std::uint64_t offset, std::uint64_t max_nbytes);
 
 /// Reads a file from front to back through a small buffer. Skipped bytes that are not in the buffer

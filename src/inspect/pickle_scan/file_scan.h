@@ -12,8 +12,8 @@
 
 namespace tessera::inspect {
 
-/// Collects the findings of a scan into a report. Imports of one name with the same verdict and
-/// reason become one entry.
+/// Collects the findings of a scan into a report, at most kMaxProblems problems. Imports of one
+/// name with the same verdict and reason become one entry.
 class ReportBuilder {
  public:
   void add_file() { ++report_.num_files; }
@@ -56,7 +56,7 @@ class FileScan {
   void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                    int depth);
   void scan_numpy(const ReadableFile& file, const std::string& member);
-  /// Scans the pickles in a row from `begin` on. Returns where the last ends; `begin` if none.
+  /// Scans pickles in a row from `begin` on. Returns where the last ends; `begin` if it finds none.
   std::uint64_t scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
                                 const std::string& member, Expect expect);
   bool add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
@@ -68,7 +68,7 @@ class FileScan {
   ReportBuilder& report_;
   const PickleScanLimits& limits_;
   const ReadableFile& file_;
-  std::uint64_t budget_nbytes_;
+  std::uint64_t budget_nbytes_;  // how many bytes the scan may still read
   bool is_budget_spent_ = false;
 };
 

@@ -20,9 +20,9 @@ struct Judgement {
 /// - In torch and NumPy, listed names are known or plain. Modules and functions that run code are
 ///   dangerous; other names are opaque.
 /// - Packages that exist to run code or to load files are dangerous.
-/// - A dotted name is dangerous if one of its steps leads to such a module, is private to Python
-///   (`__globals__`), or is not spelled like a class: `cProfile.run`. In torch and NumPy the last
-///   step too must be a class or a constant.
+/// - A dotted name is dangerous if one of its steps (components) leads to a module that runs code,
+///   is private to Python (`__globals__`), or is not spelled like a class: `cProfile.run`. In torch
+///   and NumPy the last step too must be a class or a constant.
 Judgement judge(std::string_view module, std::string_view name);
 
 /// Says whether the text is an identifier, or several with dots between them.

@@ -12,10 +12,10 @@ namespace tessera::inspect {
 struct Inflated {
   std::string bytes{};
   bool is_whole = false;    // false: damaged, cut short, or more than a limit
-  bool is_limited = false;  // true: more bytes or gzip members than the limits
+  bool is_limited = false;  // true: `bytes` ends where a limit (bytes, gzip members) was reached
 };
 
-/// gzip files with more members are inflated up to this number.
+/// The scan inflates at most this many members of one gzip file.
 inline constexpr std::size_t kMaxGzipMembers = 100'000;
 
 /// How the compressed bytes are wrapped.

@@ -14,7 +14,7 @@ namespace tessera::inspect {
 /// by danger.
 enum class Verdict : std::uint8_t {
   known,      // torch.load(weights_only=True) allows it, or DCP's metadata needs it
-  plain,      // a value of the standard library or NumPy, without effects
+  plain,      // makes data of the standard library, NumPy or torch, without effects
   opaque,     // comes from another package, whose code the scan does not know
   dangerous,  // can run code or reach the system
 };
@@ -36,12 +36,12 @@ struct ScannedName {
   Verdict verdict = Verdict::opaque;
   std::string module{};
   std::string name{};                  // `system` in `os.system`; `Outer.Inner` for a nested class
-  std::string reason{};                // why the name is dangerous, in words; else empty
+  std::string reason{};                // why the name is dangerous, in words; empty if it is not
   bool is_called = false;              // a pickle calls it, or makes an object of it
   std::uint64_t num_times = 0;         // how often it is imported
   std::vector<ScannedPlace> places{};  // at most kMaxPlaces: the first in each pickle
 
-  /// Returns `os.system`.
+  /// Returns the dotted name, such as `os.system`; `extension N` if only a code is known.
   std::string in_words() const;
 };
 
@@ -72,7 +72,7 @@ struct PickleScanReport {
 
   /// Returns how many names have the verdict.
   std::size_t count(Verdict verdict) const;
-  /// Says whether nothing is dangerous and everything was looked at.
+  /// Says whether no name is dangerous and there are no problems.
   bool is_clean() const { return count(Verdict::dangerous) == 0 && problems.empty(); }
 };
 
@@ -87,8 +87,8 @@ struct PickleScanLimits {
 /// Finds the pickles in files and folders, and what each would import and call when Python loads
 /// it. Runs and imports nothing. Looks into zip archives (also damaged ones), tars, NumPy files and
 /// compressed files. Reads several pickles in a row in one file. Continues after a problem.
-/// Searches folders and all folders below them, but follows no links there.
-/// Throws: Error(not_found) if a path is missing.
+/// Searches folders and all folders below them, but follows no links there; a link that leads out
+/// of the folder is a problem. Throws: Error(not_found) if a path is neither a file nor a folder.
 PickleScanReport scan_pickles(const FileSystem& fs, const std::vector<std::string>& paths,
                               const PickleScanLimits& limits = {});
 

@@ -25,7 +25,7 @@ struct WalkedGlobal {
   bool is_called = false;       // the pickle calls it, or makes an object of it
   bool is_changed = false;      // an opcode sets attributes or items of the class or module itself
   bool is_result_called = false;  // the pickle calls it, and then calls the result
-  // The pickle calls it and gives it a function to call that the pickle computes.
+  // The pickle calls it, and this function calls an argument that the walk does not know.
   bool calls_unknown = false;
   // False: a `getattr` that only makes constants, such as enum members; these are judged instead.
   bool escapes = true;

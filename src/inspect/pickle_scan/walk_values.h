@@ -13,10 +13,10 @@
 
 namespace tessera::inspect {
 
-/// A value on the stack of a walk, as far as the walk knows it.
+/// A value on the stack of the pickle that is walked, as far as the walk knows it.
 struct Slot {
   enum class Kind : std::uint8_t {
-    mark,
+    mark,          // the opcode MARK put it on the stack
     none,          // None
     other,         // nothing is known about it
     text,          // the UTF-8 text of `nbytes` at `number` in the file
@@ -24,11 +24,11 @@ struct Slot {
     escaped_text,  // as `text`, but with `\u` escapes
     integer,       // `number`
     integers,      // a tuple of integers, whose product is `number`
-    pair,          // a tuple of two to four values; `number` is its index in the walk's pairs
+    pair,          // a tuple of `nbytes` (2 to 4) values; `number`: index in the walk's pairs
     tuple,         // another tuple; `number` is what `unknown_items` says about it
     global,        // `number` is its index in PickleWalk::globals
     result,        // the result of a call of the global `number`
-    dict,          // `number` is its index in the walk's list of arrays
+    dict,          // `number` is the index of its RawArray in the walk's list of arrays
     dtype,         // a NumPy dtype; `number` is its index in the walk's list of dtypes
     // The tuple that BUILD applies to a dtype; `number` is the new itemsize, or kSameItemsize.
     dtype_state,
@@ -82,7 +82,7 @@ class Memo {
   Code code_at(std::uint64_t key) const;
   /// Returns the code of a value without details; nothing if it needs a slot.
   static std::optional<Code> short_code(const Slot& slot);
-  /// Stores a value in the slot of `old`, else in another one. Nothing if there are too many slots.
+  /// Stores a value in slot `old`, or in another if that is no slot. Nothing if all slots are used.
   std::optional<Code> take_slot(const Slot& slot, Code old);
 
   const WalkLimits& limits_;
@@ -98,8 +98,8 @@ class Memo {
 std::optional<std::string> text_of(const ReadableFile& file, const Slot& slot,
                                    std::size_t max_nbytes);
 
-/// Returns a slot for a tuple of `items`. If the tuple has two or three items that may name a
-/// global, or four of which the first is one, adds the first two to `pairs`.
+/// Returns a slot for a tuple of `items`. The tuple may name a global if its first item is text or
+/// a global, and it has 2 or 3 items (4 if that is a global). Then adds the first two to `pairs`.
 Slot tuple_slot(std::span<const Slot> items, std::vector<SlotPair>& pairs);
 
 /// A NumPy dtype, as far as the walk knows it.

@@ -9,7 +9,7 @@
 
 namespace tessera::inspect {
 
-/// A contradiction in an archive, which normal writers never produce.
+/// A contradiction in an archive. Normal writers never produce one.
 struct ArchiveFault {
   std::string member{};
   std::uint64_t offset = 0;  // position in the file
