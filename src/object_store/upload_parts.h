@@ -14,7 +14,7 @@ enum class BodyCheck {
   crc32,  // the header x-amz-checksum-crc32: 20 times cheaper, but not all servers know it
 };
 
-/// An upload in parts that was begun. All parts are checked in the same way.
+/// An upload in parts that has begun. All parts are checked in the same way.
 struct MultipartUpload {
   std::string id{};  // empty: not begun
   BodyCheck check = BodyCheck::md5;
@@ -25,7 +25,7 @@ struct UploadedPart {
   int number = 1;  // from 1
   std::uint64_t nbytes = 0;
   std::string etag{};         // with its quotes
-  bool has_md5_etag = false;  // the ETag is the MD5 of the bytes, as far as can be seen
+  bool has_md5_etag = false;  // the ETag seems to be the MD5 of the bytes
   std::uint32_t crc32 = 0;    // of the bytes that were sent
 };
 
