@@ -19,7 +19,7 @@ namespace tessera::reshard {
 
 /// The rule that lays out the destination.
 struct LayoutRule {
-  std::optional<Strategy> strategy;  // none: the pieces stay as they are
+  std::optional<Strategy> strategy;  // none: tensors keep the source's pieces
   int world_size = 1;
 };
 

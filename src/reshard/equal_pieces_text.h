@@ -25,8 +25,8 @@ std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const formats::PiecePair> pairs,
                                  const formats::PieceMatches& matches, RowsInText rows_in_text);
 
-/// Returns all matches that at least one text names (one text per rank or worker). If a text omits
-/// the changed rows of a piece, it gets an empty set. `contents`: of the new checkpoint. Throws:
+/// Returns all matches that at least one text names (one text per rank or worker). A piece whose
+/// changed rows its text omits gets an empty set. `contents`: of the new checkpoint. Throws:
 /// Error(mismatch) with `path` if a text was made with another base, or does not fit `pairs`.
 formats::PieceMatches equal_pieces_from_texts(const formats::BaseCheckpoint& base,
                                               const formats::CheckpointContents& contents,

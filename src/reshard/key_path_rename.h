@@ -26,7 +26,7 @@ struct RenamedPath {
 /// The first keys that both prefixes have stay as they are (`m`), and so do the keys after the
 /// prefix (`weight`). The keys between them become one key (`up.proj`), together with the rest of
 /// the key in which the prefix ends. If a key is an integer and becomes another integer, it keeps
-/// its type. Returns an empty path if `path` does not spell `name`.
+/// its type. Returns an empty path if the keys of `path`, joined by dots, are not `name`.
 RenamedPath renamed_path(const formats::KeyPath& path, const std::string& name,
                          const std::vector<Rename>& renames);
 

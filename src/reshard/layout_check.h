@@ -30,8 +30,8 @@ class LayoutCheck {
       : source_(source), options_(options), report_(report) {}
 
   /// Returns whether the mesh or the other checkpoint says how to cut a tensor of the source. If
-  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow the
-  /// layout of another one.
+  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow
+  /// another tensor's layout, as optimizer state follows its parameter's.
   bool has_layout(std::size_t source_tensor);
 
   /// Adds a note for each rule of the mesh that `has_layout` never used. Call it last.

@@ -57,8 +57,8 @@ struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<MovedValue> values;
-  /// The `source_name` of tensors that ranks have for themselves and that no list of the source
-  /// names: the alias `b` of a tensor `a` is `per_rank.1.a` on rank 1, and becomes `per_rank.1.b`.
+  /// Names for `source_name` that no list of the source has. Example: `b` is an alias of `a`, and
+  /// rank 1 has its own value of `a`, `per_rank.1.a`. Then `b` on rank 1 is `per_rank.1.b`.
   std::deque<std::string> own_names;
   /// Tensors of the source for which PlanOptions::optimizer_names asks for torchrec's names, but
   /// the table plan does not name their tables. They keep their names.

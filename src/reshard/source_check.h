@@ -19,7 +19,7 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
                           PlanReport& report);
 
 /// Reports a source that is only a part of a checkpoint, such as the file of one rank: as a note if
-/// `part` allows this, else as a problem.
+/// `part` is Relaxation::allow, else as a problem.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
 /// Reports the findings that the reader made when it opened the source. If `missing` allows it,

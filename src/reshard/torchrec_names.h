@@ -20,8 +20,8 @@
 //   the same by row    exp_avg, row_exp_avg_sq (row-wise)   momentum1, exp_avg_sq by row
 //
 // Under torchrec's names row-wise state has one block of rows for each column shard of the table,
-// in order of column; under canonical ones it has one element per row.
-// Source: torchrec's EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
+// in order of column; under canonical names it has one element per row. Source: torchrec's
+// EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
 namespace tessera::reshard {
 
 /// A new name for a tensor.

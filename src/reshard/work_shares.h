@@ -33,12 +33,12 @@ struct PieceExtent {
   std::size_t file = 0;  // number of the file with this piece; pieces of one file follow each other
 };
 
-/// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
-/// result depends only on the arguments. With Unit::block, a share is one range of blocks. Its
-/// bytes differ from the mean by at most one block. To let fewer files have two writers, a share
-/// may begin or end at the end of a file; then its bytes differ by up to 4 % of the mean more.
-/// With Unit::file, a share has whole files. The files are given out from the largest to the
-/// smallest, each to the share that has the fewest bytes so far.
+/// Divides blocks into `num_shares` shares of about equal bytes. Each block is in exactly one
+/// share. The result depends only on the arguments. With Unit::block, a share is one range of
+/// blocks. Its bytes differ from the mean by at most one block. To let fewer files have two
+/// writers, a share may begin or end at the end of a file; then its bytes differ by up to 4 % of
+/// the mean more. With Unit::file, a share has whole files. Goes from the largest file to the
+/// smallest, and gives each to the share with the fewest bytes so far.
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 

@@ -51,7 +51,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Returns `forward(start(batch))`. Collective.
   at::Tensor forward(const KeyedJaggedTensor& batch);
   /// For a rank whose batch is invalid: takes part in the collectives of `start`. Later, `forward`
-  /// and Inputs::advance throw on all ranks, here with the error `why`. Collective.
+  /// and Inputs::advance throw on all ranks; on this rank they throw `why`. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns the pooled output `[batch, output width]`. Gradients flow to the weights of the tables
   /// and to the sample weights of the batch. Collective; so is the backward. Throws:
