@@ -13,7 +13,7 @@ namespace tessera::reshard {
 //
 //     IDENTITY 0-4 7-9 12:3+1,20+2 ...
 //
-// The identity is that of the base. A pair is a piece and the same piece of the base. `0-4` are the
+// The identity is the base's. A pair is a new piece and the base's piece of that region. `0-4` are
 // pairs 0 to 3 in the list of all pairs: their bytes are equal. `12:` is a pair with changed rows,
 // in runs: `20+2` are two rows, 20 rows after the end of the run before. Ranks leave out the runs.
 

@@ -15,7 +15,7 @@ struct RenamedPath {
   formats::KeyPath path{};            // empty: the name is a top-level key
   std::optional<std::size_t> made{};  // index in `path` of the key whose text a rename has made
   bool was_top_level = false;         // the path before the renames was empty
-  /// The last bytes of the made key that are a whole key of the source, and stay in one key.
+  /// Number of last bytes of the made key that are a whole key of the source; never cut further.
   std::size_t kept_nbytes = 0;
   /// Paths in the source. Each leads to a key that was not a string and became text.
   std::vector<formats::KeyPath> text_keys{};

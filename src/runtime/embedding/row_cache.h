@@ -22,7 +22,7 @@ namespace tessera::embedding {
 /// stream. Not thread-safe.
 class RowCache {
  public:
-  /// `weight` and `state`: of this rank's whole shard, in pinned memory; their memory must stay.
+  /// `weight` and `state`: this rank's whole shard, in pinned memory. Do not change their storage.
   RowCache(std::string table, at::Tensor weight, const FusedState& state, std::int64_t num_slots,
            std::shared_ptr<SideStream> stream);
 

@@ -95,8 +95,8 @@ class TableKernels {
 
 /// Returns Tessera's own kernels for the CPU.
 std::unique_ptr<TableKernels> cpu_table_kernels();
-/// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too.
-/// None waits for the device. A row's gradients are summed in batch order if `index_add_` does so.
+/// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too. No
+/// call waits for the device. `index_add_` decides in which order a row's gradients are summed.
 std::unique_ptr<TableKernels> aten_table_kernels();
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
