@@ -39,7 +39,7 @@ struct BlockTensor {
   std::vector<Block> blocks{};
 };
 
-/// An operation does not fit a tensor: what it expected, and what it found.
+/// The exception for an operation that does not fit a tensor: what it expected, and what it found.
 struct ShapeProblem : std::runtime_error {
   ShapeProblem(std::string expected_text, std::string found_text)
       : std::runtime_error(expected_text + "; " + found_text),

@@ -17,8 +17,8 @@ std::vector<formats::Finding> find_losses(const Transformation& made,
                                           const std::string& path);
 
 /// Returns the source's simplifications (what its reader has simplified) with the names that the
-/// recipe gives. The new name of a dict or list is the first part that the new names of its entries
-/// share. Leaves out entries that the recipe drops.
+/// recipe gives. A dict or list gets as its new name the beginning that the new names of its
+/// entries share. Leaves out entries that the recipe drops.
 std::vector<formats::Simplification> renamed_simplifications(
     const Transformation& made, const formats::CheckpointContents& source);
 

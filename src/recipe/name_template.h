@@ -80,7 +80,7 @@ class NameTemplate {
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
   /// capture takes as few characters as possible. Cost: O(parts * name^2), O(name) without captures
   /// of text or words; if a number is repeated, times the combinations of words. Requires:
-  /// `ambiguity()` is nothing.
+  /// `ambiguity()` returns nothing.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
   /// Returns the name that the template makes with these values of the captures. Returns nothing if

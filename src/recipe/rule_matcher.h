@@ -29,7 +29,7 @@ struct Match {
   std::vector<std::string> captured;  // one per capture of the template
 };
 
-/// A function that RuleMatcher calls for each problem with a rule, its name and the tensor's first.
+/// RuleMatcher calls this for each problem. `rule`: the rule's name. `fqn`: the tensor's name.
 using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
                                          std::string expected, std::string found)>;
 

@@ -28,7 +28,7 @@ struct ValueTarget {
   std::vector<std::size_t> sources;  // indices of values of the source, which must be equal
 };
 
-/// Elements that must be equal, because the rule that makes `target` drops one of the two.
+/// Two tensors that must be equal, because the rule that makes `target` drops one of them.
 struct TargetRequirement {
   std::string target;
   std::size_t rule = 0;
