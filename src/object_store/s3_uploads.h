@@ -34,7 +34,7 @@ struct ListedParts {
 };
 
 /// Returns `listed`, with the CRC-32 of `bytes`, if its size and ETag (an MD5) are those of
-/// `bytes`: the server has these bytes already. Returns nothing otherwise: upload `bytes`.
+/// `bytes`: the server has these bytes. Otherwise returns nothing: upload `bytes`.
 std::optional<UploadedPart> listed_part(const UploadedPart& listed,
                                         std::span<const std::byte> bytes);
 
@@ -49,7 +49,7 @@ class S3Uploads {
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
-  /// Whether the server surely obeys Existing::refuse: true for Amazon S3 only. Other servers may
+  /// Whether the server surely obeys Existing::refuse: true only for Amazon S3. Other servers may
   /// ignore its condition (If-None-Match), and then replace the object.
   bool surely_refuses_existing() const { return server_.is_amazon(); }
 

@@ -78,8 +78,8 @@ class Server {
   /// ETags.
   virtual bool sends_if_match() const { return true; }
 
-  /// Sends a request. Returns the answer and its body of at most `max_nbytes`, also if the answer
-  /// has status 404. Throws: Error(corruption) for a larger body; for other failures `error_for`.
+  /// Sends a request. Returns the answer and its body, also if the status is 404. Throws:
+  /// Error(corruption) for a body over `max_nbytes`; what `error_for` returns otherwise.
   std::pair<HttpResponse, std::string> ask(const std::string& url, const Query& query,
                                            std::uint64_t max_nbytes,
                                            const std::vector<std::string>& headers = {});

@@ -37,7 +37,7 @@ bool looks_like_md5(std::string_view etag);
 /// Whether `etag` (no quotes) is 32 hex digits and `-<num_parts>`, as S3 makes it of parts' MD5s.
 bool looks_like_md5_of_parts(std::string_view etag, std::size_t num_parts);
 
-/// Returns a CRC-32 as headers and answers of S3 spell it.
+/// Returns a CRC-32 as S3 writes it in headers and answers: big-endian bytes in base64.
 std::string crc32_text(std::uint32_t crc);
 
 /// Returns the ETag, without quotes, that an object of these parts must have. Returns nothing if

@@ -67,7 +67,7 @@ class ElementReader {
   }
 
   /// Returns whether a block of more than 64 KiB has elements in another order than the source, as
-  /// after a transpose, or with a gap after each. A window of it is then spread over the source.
+  /// after a transpose, or with gaps in between. The elements of a window are then far apart there.
   static bool is_permuted(const BlockTensor& tensor);
 
  private:

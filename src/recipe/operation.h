@@ -12,7 +12,7 @@
 
 namespace tessera::recipe {
 
-/// Concatenates `num_parts` tensors along `dim`; Split cuts. No `sizes`: all have the same size.
+/// Concatenates `num_parts` tensors along `dim` (inverse: Split). Empty `sizes`: equal sizes.
 struct Concat {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -21,7 +21,7 @@ struct Concat {
 struct Split {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
-  std::size_t num_parts = 0;
+  std::size_t num_parts = 0;  // number of slices; of equal size if `sizes` is empty
 };
 /// Concatenates `num_parts` tensors group by group (SplitGrouped is the inverse). Each tensor is
 /// divided along `dim` into `groups` equal groups. The result has group 0 of each tensor, then
@@ -84,8 +84,8 @@ struct Filling {
 };
 struct Pad {
   std::int64_t dim = 0;
-  std::int64_t from = 0;
-  std::int64_t to = 0;
+  std::int64_t from = 0;  // the size of `dim` without the padding
+  std::int64_t to = 0;    // the size of `dim` with the padding
   Filling filling{};
 };
 /// The inverse of Pad: reduces `dim` from `to` positions to `from`.

@@ -11,7 +11,7 @@
 
 namespace tessera::reshard {
 
-/// Returns whether ranks of a checkpoint hold copies of the same elements, as rank files do.
+/// Returns whether two pieces of one tensor have the same region (replicas), as in rank files.
 bool stores_replicas(const formats::CheckpointContents& contents);
 /// Returns the dimensions that pieces of a checkpoint cut. Ignores flat ranges and empty pieces.
 std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents);

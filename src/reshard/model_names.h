@@ -7,7 +7,7 @@
 
 namespace tessera::reshard {
 
-/// The rule of the note below, so that a program can add its own words to it.
+/// Finding::rule of the note below. A program can find the note by it, and add its own words.
 inline constexpr std::string_view kModelNamesRule = "names of the model";
 
 /// Adds a note if programs that load the destination would not find the model's tensors by name.

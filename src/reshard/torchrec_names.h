@@ -9,8 +9,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/table_plan.h"
 
-// The state of optimizers that are fused into an embedding table's backward, under Tessera's names
-// and under torchrec's. In both, `<fqn>` is the parameter's name within the model:
+// The state of optimizers that are fused into an embedding table's backward, under Tessera's
+// (canonical) names and torchrec's. In both, `<fqn>` is the parameter's name within the model:
 //
 //   optimizer          canonical `state.<fqn>.`             torchrec `state.<fqn>.<table>.`
 //   SGD                -                                    -

@@ -7,8 +7,8 @@
 
 namespace tessera::reshard {
 
-/// A half-open range of a writer's blocks. Blocks are numbered in the order of
-/// CheckpointWriter::write_order.
+/// A half-open range of a writer's blocks (one call of write_block gives it one block), numbered in
+/// the order of CheckpointWriter::write_order.
 struct BlockRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -42,7 +42,7 @@ struct PieceExtent {
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 
-/// Divides the blocks of a writer into shares, as above.
+/// Divides the blocks of a writer into shares, as the function above does.
 std::vector<BlocksOfShare> divide_blocks(const formats::ShareWriter& writer, int num_shares);
 
 }  // namespace tessera::reshard

@@ -75,8 +75,8 @@ class Lookup {
   /// Updates the fused tables, and sets `gradients[table]` of the dense tables. All gradients are
   /// averages over the group. Collective: if a row-wise optimizer updates tables that are cut by
   /// columns, one all-to-all of sums of squared gradients. For each replicated table that is
-  /// trained: an all-reduce of its gradient if it is dense or on a device, else (fused, on the CPU)
-  /// one all-gather and two all-to-alls.
+  /// trained: one all-reduce of its gradient if it is dense or on a device; one all-gather and two
+  /// all-to-alls if it is fused and on the CPU.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
