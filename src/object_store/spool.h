@@ -66,7 +66,7 @@ class Spool final : public ForwardingFileSystem {
   ~Spool() override;
 
   /// Whether a run that replaces the checkpoint at `url` was interrupted after it had removed the
-  /// first old object. Then neither the old nor the new checkpoint may be complete there.
+  /// first old object. The objects there then may be no complete checkpoint, old or new.
   static bool has_unfinished_replacement(const std::string& url);
 
   /// Returns the local path of the destination.

@@ -65,7 +65,7 @@ class DestinationLayout {
   const bool other_stores_replicas_;
   std::map<std::size_t, TableRule> table_rules_;  // by index of the source tensor
   std::set<std::size_t> other_cuts_;              // the dimensions that PlanOptions::like cuts
-  /// Tensors that each rank has for itself: stays_uncut and shards_of_other keep them whole.
+  /// Tensors of which ranks have their own values: stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 
