@@ -17,40 +17,40 @@ namespace tessera::object_store {
 /// What to do if the object exists already.
 enum class Existing {
   replace,
-  refuse,  // fail, unless the object has the same bytes
+  refuse,  // throws Error(already_exists), unless the object has the same bytes
 };
 
 /// An upload in parts that was begun, and was neither completed nor aborted.
 struct UnfinishedUpload {
   std::string key;
   std::string id;
-  BodyCheck check = BodyCheck::md5;  // as the list states it; md5 if it states none
+  BodyCheck check = BodyCheck::md5;  // as the server lists it; md5 if the list does not say
 };
 
 /// The parts of an unfinished upload, and how its parts are checked.
 struct ListedParts {
   std::vector<UploadedPart> parts;
-  BodyCheck check = BodyCheck::md5;  // as the list states it; md5 if it states none
+  BodyCheck check = BodyCheck::md5;  // as the server lists it; md5 if the list does not say
 };
 
-/// Returns a part that the server has listed, so that `bytes` need not be uploaded again. Returns
-/// nothing unless the size and the ETag (an MD5) of the part are those of `bytes`.
+/// Returns `listed`, with the CRC-32 of `bytes`, if its size and ETag (an MD5) are those of
+/// `bytes`: the server has these bytes. Otherwise returns nothing: upload `bytes`.
 std::optional<UploadedPart> listed_part(const UploadedPart& listed,
                                         std::span<const std::byte> bytes);
 
 /// Writes objects with the requests of S3, each with a checksum of its body. If an answer is lost,
-/// the request is repeated without harm. Thread-safe. Throws: Error(io or not_found) naming the URL
-/// if a request fails for good; Error(already_exists) for an object that must not exist.
+/// repeats the request, which does no harm. Thread-safe. Throws: Error(io or not_found) naming the
+/// URL if a request fails for good; Error(already_exists) for an object that must not exist.
 ///
 /// The checksum is a CRC-32 if the server checks it (it then repeats the value in its answer), and
-/// an MD5 digest otherwise. As long as that is not known, `put` sends both.
+/// an MD5 digest otherwise. Until an answer has shown this, `put` sends both.
 class S3Uploads {
  public:
   /// Requires: `server` outlives this.
   explicit S3Uploads(S3Server& server) : server_(server) {}
 
-  /// Whether the server surely obeys Existing::refuse, so that no object is replaced. Some servers
-  /// ignore the condition (If-None-Match), or do not know it.
+  /// Whether the server surely obeys Existing::refuse: true only for Amazon S3. Other servers may
+  /// ignore its condition (If-None-Match), and then replace the object.
   bool surely_refuses_existing() const { return server_.is_amazon(); }
 
   /// Writes an object in one request. Returns its version.
@@ -66,7 +66,7 @@ class S3Uploads {
                          const std::vector<UploadedPart>& parts, Existing existing);
   /// Removes an unfinished upload and its parts. Does nothing if there is no such upload.
   void abort(const std::string& url, const std::string& id);
-  /// Returns the parts of an unfinished upload, without UploadedPart::crc32; none if it is gone.
+  /// Returns the parts of an upload, without UploadedPart::crc32; no parts if it no longer exists.
   ListedParts list_parts(const std::string& url, const std::string& id);
   /// Returns the unfinished uploads whose keys begin with the key of `url`. Returns fewer, or none,
   /// if the server refuses the list or cannot search by prefix: MinIO only finds whole keys.
@@ -75,12 +75,12 @@ class S3Uploads {
   /// part, so it also works if the ETag is no digest of the bytes (SSE-KMS).
   bool holds(const std::string& url, const ObjectVersion& version,
              const std::vector<UploadedPart>& parts);
-  /// Removes an object. Does nothing if there is none.
+  /// Removes an object. Does nothing if there is no such object.
   void remove(const std::string& url);
 
  private:
   class Body;
-  /// Which checksums a request has.
+  /// Which checksums a request states in its headers.
   struct Checks {
     bool md5 = true;
     bool crc32 = false;

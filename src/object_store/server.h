@@ -16,8 +16,8 @@
 
 namespace tessera::object_store {
 
-/// Identifies one version of an object. Every read checks it, so that a change of the object is
-/// noticed.
+/// Identifies one version of an object. Every read checks that the object still has it; if not, the
+/// read fails.
 struct ObjectVersion {
   std::uint64_t nbytes = 0;
   std::string etag{};  // with quotes if the server sends them; empty if it does not state it
@@ -71,15 +71,15 @@ class Server {
   bool is_missing(const HttpResponse& response) const;
   /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;
-  /// Returns the text that versions of an object have in place of the server's ETag; nothing to
-  /// keep the ETag.
+  /// Returns a text for ObjectVersion::etag to use instead of the server's ETag; nothing if the
+  /// server's ETag is used.
   virtual std::optional<std::string> own_etag(const std::string& /*url*/) { return std::nullopt; }
   /// Whether reads send the expected ETag (If-Match). False if redirects lead to servers with other
   /// ETags.
   virtual bool sends_if_match() const { return true; }
 
-  /// Sends a request, and returns the answer and its body of at most `max_nbytes`. Returns an
-  /// answer also if its status is 404; throws for all other failures.
+  /// Sends a request. Returns the answer and its body, also if the status is 404. Throws:
+  /// Error(corruption) for a body over `max_nbytes`; what `error_for` returns otherwise.
   std::pair<HttpResponse, std::string> ask(const std::string& url, const Query& query,
                                            std::uint64_t max_nbytes,
                                            const std::vector<std::string>& headers = {});
@@ -90,8 +90,8 @@ class Server {
   std::atomic<bool> has_shown_object_ = false;
 };
 
-/// Returns the error for an answer without the bytes, without advice for the user: Error(not_found)
-/// for status 404 or 410, otherwise Error(io).
+/// Returns the error for an answer that failed: Error(not_found) for status 404 or 410, otherwise
+/// Error(io). The error has no advice for the user.
 Error plain_error(const std::string& url, const HttpResponse& response);
 
 }  // namespace tessera::object_store

@@ -19,7 +19,7 @@ struct Credentials {
 /// The parts of a request that AWS's Signature Version 4 signs, without its body.
 struct RequestToSign {
   std::string method;                                      // `GET`
-  std::string path;                                        // encoded, begins with a slash
+  std::string path;                                        // percent-encoded, begins with a slash
   std::vector<std::pair<std::string, std::string>> query;  // not encoded
   std::map<std::string, std::string> headers;              // names in lower case; with `host`
 };
@@ -37,7 +37,7 @@ std::string amz_date(std::time_t time);
 /// Returns the query in the form for a URL, sorted by names: `list-type=2&prefix=a%2Fb`.
 std::string canonical_query(std::vector<std::pair<std::string, std::string>> query);
 
-/// Returns the value of the header `Authorization`. All headers of the request are signed.
+/// Returns the value of the header `Authorization`, which signs all headers of the request.
 std::string authorization(const RequestToSign& request, const Credentials& credentials,
                           const SigningScope& scope, std::string_view payload_sha256);
 

@@ -23,7 +23,7 @@ namespace tessera::object_store {
 /// How a checkpoint is uploaded.
 struct SpoolOptions {
   std::string url;             // of the destination
-  std::string staging_suffix;  // of the local path at which writers work
+  std::string staging_suffix;  // writers work at the local path plus this suffix
   /// The objects at the URL that are to be replaced. If not set, the upload fails if an object with
   /// other bytes exists there.
   std::optional<StoredObjects> replaced{};
@@ -31,12 +31,12 @@ struct SpoolOptions {
   /// its index, a checkpoint cannot be read. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
   /// Returns whether a file is of a format whose files cannot be read without their index. Old
-  /// files of such a format may stay until new ones replace them. Other old files are removed
-  /// before.
+  /// files of such a format may stay until new files replace them. Spool removes all other old
+  /// files before the new files appear.
   std::function<bool(const std::string& name)> needs_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
-  bool resumes = false;   // uses the parts that an interrupted run has uploaded
-  bool discards = false;  // removes the parts that an interrupted run has uploaded
+  bool resumes = false;   // use the parts that an interrupted run has uploaded
+  bool discards = false;  // remove the parts that an interrupted run has uploaded
   std::uint64_t min_part_nbytes = PartSizes::kMinNbytes;
 };
 
@@ -62,11 +62,11 @@ class Spool final : public ForwardingFileSystem {
   /// Creates `folder` if it does not exist. Throws: Error(already_exists) if an interrupted run has
   /// left uploads and the options neither resume nor discard them; Error(io).
   Spool(std::string folder, SpoolOptions options);
-  /// Removes the folder if it is empty.
+  /// Removes the local folder if it is empty.
   ~Spool() override;
 
   /// Whether a run that replaces the checkpoint at `url` was interrupted after it had removed the
-  /// first old object. The objects there may then be a part of the old or of the new checkpoint.
+  /// first old object. The objects there then may be no complete checkpoint, old or new.
   static bool has_unfinished_replacement(const std::string& url);
 
   /// Returns the local path of the destination.

@@ -15,7 +15,7 @@
 
 namespace tessera::object_store {
 
-/// The sizes of an upload's parts.
+/// The sizes of an upload's parts (a part is a range of a file that one request sends).
 ///
 /// S3 accepts at most 10,000 parts of 5 MiB to 5 GiB each; only the last part may be smaller. R2
 /// requires that all parts except the last have the same size.
@@ -56,7 +56,7 @@ class SpooledFile {
   struct Work {
     int index = 0;                 // from 0
     ByteRange range;               // of the file
-    std::uint64_t generation = 0;  // for `note_uploaded`
+    std::uint64_t generation = 0;  // which version of the part's bytes; `note_uploaded` checks it
   };
 
   /// Requires: there is an empty local file at `path`.
@@ -68,8 +68,8 @@ class SpooledFile {
   /// Whether the whole file fits into one part, and can be uploaded in one request.
   bool is_one_part() const;
 
-  /// Opens the local file. All callers share one descriptor, which is closed when the last caller
-  /// drops it.
+  /// Opens the local file. All callers share one descriptor; the last caller that drops it closes
+  /// it.
   std::shared_ptr<const tessera::detail::FileDescriptor> open() const;
   /// Writes to the disk. Returns the parts that can be uploaded: complete ones that were not
   /// returned before. The first part is never among them; it is uploaded last.
@@ -83,8 +83,8 @@ class SpooledFile {
   std::vector<Work> rest();
   std::vector<std::byte> read(ByteRange range) const;
 
-  /// Call it after each successful upload. If the part was written again after this object had
-  /// returned `work`, it does not count as uploaded: `sync` or `rest` returns it again.
+  /// Call it after each successful upload. If a writer has changed the part since this object
+  /// returned `work`, the part does not count as uploaded: `sync` or `rest` returns it again.
   void note_uploaded(const Work& work, UploadedPart part);
   /// Returns all parts. Requires: all are uploaded.
   std::vector<UploadedPart> uploaded_parts() const;

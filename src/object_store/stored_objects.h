@@ -17,11 +17,11 @@ using StoredObjects = std::map<std::string, ObjectVersion>;
 /// folders in it, at most 8 levels deep. Always asks the server.
 StoredObjects list_objects(const std::string& url);
 
-/// Throws Error(invalid_argument) if both an object and a folder have this URL. Readers see one of
-/// them, so a writer would replace what the user does not see. `objects`: of `list_objects`.
+/// Throws Error(invalid_argument) if both an object and a folder have this URL. Readers see only
+/// one of them, so a writer could replace the other one unseen. `objects`: from `list_objects`.
 void require_one_kind(const std::string& url, const StoredObjects& objects);
 
-/// Removes each object of `objects`, in the folder `url`, if `is_removed` is true for its name.
+/// Removes each object of `objects`, in the folder `url`, if `is_removed` returns true for its key.
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed);
 

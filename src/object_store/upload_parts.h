@@ -14,7 +14,7 @@ enum class BodyCheck {
   crc32,  // the header x-amz-checksum-crc32: 20 times cheaper, but not all servers know it
 };
 
-/// An upload in parts that was begun. All parts are checked in the same way.
+/// An upload in parts that has begun. All parts are checked in the same way.
 struct MultipartUpload {
   std::string id{};  // empty: not begun
   BodyCheck check = BodyCheck::md5;
@@ -25,7 +25,7 @@ struct UploadedPart {
   int number = 1;  // from 1
   std::uint64_t nbytes = 0;
   std::string etag{};         // with its quotes
-  bool has_md5_etag = false;  // the ETag is the MD5 of the bytes, as far as can be seen
+  bool has_md5_etag = false;  // the ETag seems to be the MD5 of the bytes
   std::uint32_t crc32 = 0;    // of the bytes that were sent
 };
 
@@ -37,7 +37,7 @@ bool looks_like_md5(std::string_view etag);
 /// Whether `etag` (no quotes) is 32 hex digits and `-<num_parts>`, as S3 makes it of parts' MD5s.
 bool looks_like_md5_of_parts(std::string_view etag, std::size_t num_parts);
 
-/// Returns a CRC-32 as headers and answers of S3 spell it.
+/// Returns a CRC-32 as S3 writes it in headers and answers: big-endian bytes in base64.
 std::string crc32_text(std::uint32_t crc);
 
 /// Returns the ETag, without quotes, that an object of these parts must have. Returns nothing if

@@ -39,10 +39,10 @@ class UploadWorkers {
   UploadWorkers(const UploadWorkers&) = delete;
   UploadWorkers& operator=(const UploadWorkers&) = delete;
 
-  /// Runs `task` on a worker, later. `nbytes`: of the part that it holds in memory. Throws: the
-  /// exception of an earlier task; after that, no further task runs.
+  /// Queues `task` for a worker thread. `nbytes`: of the part that `task` holds in memory. Throws:
+  /// the exception of an earlier task; once a task has failed, no further task runs.
   void run(std::uint64_t nbytes, std::function<void()> task);
-  /// Waits until all tasks have ended. Throws: the exception of a task.
+  /// Waits until all tasks have ended. Throws: the exception of the first task that failed.
   void wait();
   /// Drops the tasks that have not begun, waits for the running tasks, and forgets failures.
   void stop() noexcept;

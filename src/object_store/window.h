@@ -41,7 +41,7 @@ class Window {
   /// Waits for the bytes. Returns nothing if the window was dropped, or, in a child of fork(), if
   /// no thread of this process fetches it. Throws what `fetch` threw.
   Bytes wait() const;
-  /// Counts bytes that were read from the window. Returns whether they are as many as it has.
+  /// Adds to the count of bytes read. Returns whether the count has reached the window's size.
   bool note_read(std::uint64_t nbytes);
   /// Frees the bytes and returns true. If they are being fetched, does nothing and returns false.
   bool drop();
@@ -66,7 +66,7 @@ class WindowMemory {
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{192} << 20;
 
   static WindowMemory& of_process();
-  /// Returns a new window; nothing if all memory is used by windows that are being fetched.
+  /// Returns a new window; null if windows that are being fetched use all of the memory.
   std::shared_ptr<Window> make(ByteRange range);
 
  private:

@@ -28,18 +28,18 @@ struct Block {
   Box box;                   // which box of the tensor this block is; never empty
   std::uint32_t source = 0;  // index of a tensor of the source, or kConstant
   std::int64_t offset = 0;
-  Shape strides{};   // by dimension of the box; without meaning if its size is 1
+  Shape strides{};   // by dimension of the box; no meaning for dimensions of size 1
   double added = 0;  // added to each element of the source; for kConstant, the value itself
 };
 
-/// A tensor as blocks that cover it once. A tensor without elements has no blocks.
+/// A tensor as blocks: each element is in exactly one. A tensor without elements has no blocks.
 struct BlockTensor {
   DType dtype = DType::float32;
   Shape shape{};
   std::vector<Block> blocks{};
 };
 
-/// Thrown if an operation does not fit a tensor, with what was expected and what was found.
+/// The exception for an operation that does not fit a tensor: what it expected, and what it found.
 struct ShapeProblem : std::runtime_error {
   ShapeProblem(std::string expected_text, std::string found_text)
       : std::runtime_error(expected_text + "; " + found_text),
@@ -58,7 +58,7 @@ BlockTensor whole_tensor_of(std::uint32_t source, DType dtype, const Shape& shap
 /// Returns the tensor of this shape that has `value` in all elements.
 BlockTensor constant_tensor(DType dtype, const Shape& shape, double value);
 
-// The operations. Requires: dimensions exist, unless said otherwise. Throws: ShapeProblem.
+// The operations. Requires: each `dim` exists (dim_of checks). Throws: ShapeProblem.
 
 /// Returns `dim` as an index from 0. A negative `dim` counts from the end (-1: the last one).
 std::size_t dim_of(std::int64_t dim, std::size_t num_dims);

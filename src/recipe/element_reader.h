@@ -49,7 +49,7 @@ class ElementReader {
  public:
   static constexpr std::uint64_t kScratchNbytes = std::uint64_t{4} << 20;
 
-  /// `path` is for errors.
+  /// `path`: of the source, for errors.
   ElementReader(const formats::TensorSource& source, std::string path);
 
   /// One share of a read. Several threads can each read one share. The elements of a share are near
@@ -67,7 +67,7 @@ class ElementReader {
   }
 
   /// Returns whether a block of more than 64 KiB has elements in another order than the source, as
-  /// after a transpose, or with a gap after each. A window of it is then spread over the source.
+  /// after a transpose, or with gaps in between. The elements of a window are then far apart there.
   static bool is_permuted(const BlockTensor& tensor);
 
  private:
@@ -102,7 +102,7 @@ class ElementReader {
 
   const formats::TensorSource& source_;
   const std::string path_;
-  /// By tensor of the source; null for a tensor whose first piece is the whole tensor.
+  /// One per tensor of the source; null for a tensor whose first piece is the whole tensor.
   std::vector<std::unique_ptr<reshard::PieceIndex>> pieces_;
   mutable ScratchPool pool_;
 };

@@ -21,20 +21,20 @@ struct Expression {
 
 /// Where a variable of a recipe gets its value from.
 struct VariableRule {
-  std::vector<std::string> config_keys{};  // keys of config.json, with dots; the first that exists
-  std::optional<Expression> expression{};  // if config.json has none of the keys
+  std::vector<std::string> config_keys{};  // of config.json: `a.b`; the first one found counts
+  std::optional<Expression> expression{};  // used if config.json has none of the keys
 };
 
 /// The values of variables and expressions. Not thread-safe.
 class Variables {
  public:
-  /// `config` is None if there is no config.json; `config_path` is for errors.
-  /// Throws: Error(invalid_argument) if `given` has a name that is in no rule.
+  /// `given`: the user's values, which come first. `config` is None if there is no config.json. The
+  /// paths are for errors. Throws: Error(invalid_argument) if no rule has a name of `given`.
   Variables(std::string path, std::map<std::string, VariableRule> rules,
             std::map<std::string, std::int64_t> given, Value config, std::string config_path);
 
-  /// Returns the value of an expression. A quotient must be whole.
-  /// Throws: Error(mismatch), or Error(corruption) for a cycle, naming the place or the variable.
+  /// Returns the value of an expression. Throws, naming the place or the variable: Error(mismatch)
+  /// if a variable has no value or a quotient is not whole; Error(corruption) for a cycle.
   std::int64_t evaluate(const Expression& expression);
 
  private:

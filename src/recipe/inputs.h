@@ -38,15 +38,15 @@ struct State {
 /// optimizer state. Keeps references to `contents`.
 class Inputs {
  public:
-  /// `prefix`: what names of the model begin with, or empty.
+  /// `prefix`: the text that names of the model begin with; may be empty.
   explicit Inputs(const formats::CheckpointContents& contents, const std::string& prefix = {});
 
-  /// Returns the tensors, in their order, then the aliases; without the state of parameters.
+  /// Returns the tensors, in their order, then the aliases; leaves out the state of parameters.
   const std::vector<Input>& all() const { return inputs_; }
-  /// Returns the state of a parameter. Of a tied parameter, the optimizer uses one of its names,
-  /// and the state is that of the tensor or alias of this name.
+  /// Returns the state of a parameter. The optimizer names a tied parameter by one of its names
+  /// only; the tensor or alias with that name has the state.
   const std::vector<State>& states_of(const Input& parameter) const;
-  /// State of which the names do not tell the parameter.
+  /// Optimizer state whose name does not tell to which parameter it belongs.
   struct Undecided {
     const std::string* fqn;                    // of the tensor or value
     std::vector<std::string_view> parameters;  // names of those that it may belong to
@@ -63,7 +63,7 @@ class Inputs {
 
   std::vector<Input> inputs_;
   std::vector<Undecided> undecided_;
-  // By StateName::full_name.
+  // The key is StateName::full_name.
   std::unordered_map<std::string_view, std::vector<State>> states_;
   std::optional<StateNames> state_names_;
   bool has_optimizer_;

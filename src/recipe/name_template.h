@@ -74,17 +74,17 @@ class NameTemplate {
   NameTemplate with_word(std::string_view name, std::size_t word) const;
 
   /// Returns a problem if it is unclear where a capture ends, if a capture that is not a number
-  /// occurs twice, or if there are too many captures of text or words.
+  /// occurs twice, or if there are too many captures of text or words. Returns nothing otherwise.
   std::optional<Problem> ambiguity() const;
 
   /// Returns the value of each capture in `captures()`; nothing if `name` does not match. A text
   /// capture takes as few characters as possible. Cost: O(parts * name^2), O(name) without captures
   /// of text or words; if a number is repeated, times the combinations of words. Requires:
-  /// `!ambiguity()`.
+  /// `ambiguity()` returns nothing.
   std::optional<std::vector<std::string>> match(std::string_view name) const;
 
   /// Returns the name that the template makes with these values of the captures. Returns nothing if
-  /// a number would be negative, as that of `{L-1}` for 0: no template reads such a name.
+  /// a number would be negative, as `{L-1}` for L = 0: no template matches such a name.
   std::optional<std::string> format(
       const std::function<const std::string&(const std::string&)>& value_of) const;
 

@@ -12,7 +12,7 @@
 
 namespace tessera::recipe {
 
-/// Concatenates several tensors along `dim`. Without `sizes`, all must have the same size.
+/// Concatenates `num_parts` tensors along `dim` (inverse: Split). Empty `sizes`: equal sizes.
 struct Concat {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -21,12 +21,12 @@ struct Concat {
 struct Split {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
-  std::size_t num_parts = 0;
+  std::size_t num_parts = 0;  // number of slices; of equal size if `sizes` is empty
 };
-/// Concatenates several tensors group by group. Each tensor is divided along `dim` into `groups`
-/// equal groups. The result has group 0 of each tensor, then group 1 of each tensor, and so on, as
-/// Q, K and V are stored for grouped-query attention. `sizes`: the whole size of each tensor along
-/// `dim`.
+/// Concatenates `num_parts` tensors group by group (SplitGrouped is the inverse). Each tensor is
+/// divided along `dim` into `groups` equal groups. The result has group 0 of each tensor, then
+/// group 1 of each tensor, and so on, as Q, K and V are stored for grouped-query attention.
+/// `sizes`: the whole size of each tensor along `dim`.
 struct ConcatGrouped {
   std::int64_t dim = 0;
   std::int64_t groups = 1;
@@ -39,7 +39,7 @@ struct SplitGrouped {
   std::vector<std::int64_t> sizes{};
   std::size_t num_parts = 0;
 };
-/// Stacks tensors along a new dimension: one for each value 0, 1, … of a capture.
+/// Stacks tensors along a new dimension: one for each value 0, 1, … of a capture. Inverse: Unstack.
 struct Stack {
   std::string capture;
   std::int64_t dim = 0;
@@ -54,7 +54,7 @@ struct Reshape {
   std::vector<std::int64_t> from{};
   std::vector<std::int64_t> to{};
 };
-/// Replaces a dimension by several dimensions. One size may be -1, which is computed.
+/// Replaces a dimension by several; Flatten undoes it. One size may be -1, which is computed.
 struct Unflatten {
   std::int64_t dim = 0;
   std::vector<std::int64_t> sizes{};
@@ -71,7 +71,7 @@ struct Transpose {
   std::int64_t first = 0;
   std::int64_t second = 1;
 };
-/// Keeps the positions `[begin, end)` of `dim` and drops the others. So it has no inverse.
+/// Keeps the positions `[begin, end)` of `dim`, and drops the others. A slice has no inverse.
 struct Slice {
   std::int64_t dim = 0;
   std::int64_t begin = 0;
@@ -84,8 +84,8 @@ struct Filling {
 };
 struct Pad {
   std::int64_t dim = 0;
-  std::int64_t from = 0;
-  std::int64_t to = 0;
+  std::int64_t from = 0;  // the size of `dim` without the padding
+  std::int64_t to = 0;    // the size of `dim` with the padding
   Filling filling{};
 };
 /// The inverse of Pad: reduces `dim` from `to` positions to `from`.
@@ -95,7 +95,7 @@ struct Unpad {
   std::int64_t to = 0;
   Filling filling{};
 };
-/// Makes several equal tensors from one.
+/// Makes `num_parts` copies of a tensor. MergeEqual makes one tensor of equal ones.
 struct Duplicate {
   std::size_t num_parts = 0;
 };
@@ -117,15 +117,15 @@ std::string_view operation_name(const Operation& operation);
 /// Returns the operation that undoes this one. Throws: ShapeProblem for a slice or a bad permute.
 Operation inverse_of(const Operation& operation);
 
-/// The tensors of one name template of a rule. If the rule stacks captures, there is one tensor for
-/// each combination of their numbers.
+/// The tensors whose names fit one name template of a rule. If the rule stacks captures, there is
+/// one tensor for each combination of their numbers.
 struct Stream {
   std::vector<std::string> captures{};  // sorted
   /// The key is the numbers of `captures`.
   std::map<std::vector<std::int64_t>, BlockTensor> tensors{};
 };
 
-/// The recipe drops `tensor` (in a merge, or as padding): its elements must equal `expected`'s.
+/// The recipe drops `tensor` (MergeEqual, or Unpad): its elements must equal those of `expected`.
 struct Requirement {
   BlockTensor tensor;
   BlockTensor expected;

@@ -15,9 +15,9 @@ struct PlacedPiece {
 };
 
 /// Cuts a tensor into pieces so that a move without a new layout leaves most elements on their
-/// ranks. If one rank holds all elements, returns one piece. Otherwise cuts each block as its
-/// source tensor is cut into boxes, and each part gets the rank of its box. A block for which this
-/// is impossible is one piece, on the rank of the source's first piece; for a constant, rank 0.
+/// ranks. If one rank holds all elements, returns one piece. Otherwise cuts each block where its
+/// source tensor is cut; each cut gets the rank of its source piece. A block that cannot be cut so
+/// is one piece, on the rank of the source's first piece (a constant: rank 0).
 std::vector<PlacedPiece> place_pieces(BlockTensor tensor,
                                       const formats::CheckpointContents& source);
 

@@ -17,7 +17,7 @@ namespace tessera::recipe {
 /// of one layer. `streams` has, for each name template of `from`, its inputs by the numbers of the
 /// captures that the rule stacks.
 struct Instance {
-  std::vector<std::string> captured;  // values of the captures that both sides have
+  std::vector<std::string> captured;  // values of RuleMatcher::shared_captures
   std::vector<std::map<std::vector<std::int64_t>, std::size_t>> streams;
 };
 
@@ -29,7 +29,7 @@ struct Match {
   std::vector<std::string> captured;  // one per capture of the template
 };
 
-/// Takes a problem with a rule: name of the rule, tensor, what was expected, what was found.
+/// RuleMatcher calls this for each problem. `rule`: the rule's name. `fqn`: the tensor's name.
 using ReportProblem = std::function<void(std::string rule, const std::string& fqn,
                                          std::string expected, std::string found)>;
 
@@ -44,8 +44,8 @@ class RuleMatcher {
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,
               ReportProblem report);
 
-  /// Returns the rule that matches a name; nothing if none does. If two rules match, reports a
-  /// problem and returns nothing.
+  /// Returns the rule that matches a name; nothing if none does. If two rules match, calls `report`
+  /// and returns nothing.
   std::optional<Match> match(const std::string& name) const;
   /// Adds a matched input (a tensor) to the application of the rule that its captures select.
   void add(std::size_t input, Match match);

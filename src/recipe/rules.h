@@ -38,7 +38,7 @@ struct Rule {
   std::vector<std::string> shared_captures() const;
 };
 
-/// What happens to tensors that no rule names.
+/// What happens to tensors that no rule names: an error, or they keep their names.
 enum class Rest { refuse, keep };
 
 /// The rules of a recipe or of its inverse, with all expressions evaluated to numbers.
@@ -49,7 +49,7 @@ struct Rules {
   Wrappers wrappers{};  // removed from all names before rules are applied; none in the inverse
 };
 
-/// One side of a recipe's rules.
+/// A side of a recipe's rules, or none.
 enum class Side { none, from, to };
 
 /// The content of a recipe's file.

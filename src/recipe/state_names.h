@@ -18,8 +18,8 @@ namespace tessera::recipe {
 struct StateName {
   std::string root;       // `optim.state.`, or `optimizer.state.exp_avg.`
   std::string parameter;  // the parameter's name in it: `layers.0.weight`
-  /// The parameter's full name in the checkpoint, `model.layers.0.weight`. For a tied parameter,
-  /// the name of these that the optimizer uses: the tensor's own or an alias. A view of the
+  /// The parameter's full name in the checkpoint, `model.layers.0.weight`. A tied
+  /// parameter has several names; this is the one that the optimizer uses. A view of the
   /// contents.
   std::string_view full_name;
   std::string rest;  // `.exp_avg`, or empty
@@ -28,18 +28,18 @@ struct StateName {
   std::string_view state() const;
 };
 
-/// Finds the parameter in the name of optimizer state: `optim.state.<name>.<key>`,
+/// Finds the parameter's name inside the name of optimizer state: `optim.state.<name>.<key>`,
 /// `optim.param_groups.<name>.<key>` or `optimizer.state.<key>.<name>`. Keeps views of the names in
 /// `contents`.
 class StateNames {
  public:
-  /// `parameters`: indices of the tensors that may be parameters. `prefix`: what names of the model
-  /// begin with, or empty.
+  /// `parameters`: indices of the tensors that may be parameters. `prefix`: the text that names of
+  /// the model begin with; may be empty.
   StateNames(const formats::CheckpointContents& contents,
              const std::vector<std::size_t>& parameters, std::string prefix);
 
   /// Splits the name `fqn` of state of this parameter into its parts. Returns nothing if the name
-  /// contains none of the parameter's names. If it may be several of them, prefers as
+  /// contains none of the parameter's names. If it may contain several of them, chooses as
   /// `find_parameter` does.
   std::optional<StateName> split(std::string_view fqn, std::size_t parameter) const;
 
@@ -49,7 +49,7 @@ class StateNames {
     std::size_t parameter;
   };
   /// Splits the name of a value below `state` or `param_groups` into its parts. Returns nothing if
-  /// it contains no parameter's name.
+  /// the name contains no parameter's name.
   std::optional<Found> find(std::string_view name) const;
 
   /// Returns the parameter whose name in an optimizer is `name`, which may lack first components
@@ -71,20 +71,20 @@ class StateNames {
   Candidates candidates_for(std::string_view name, std::string_view entry) const;
 
  private:
-  /// More is better: whether the full name begins with the prefix, then how many names of a dict of
-  /// the model are in its first components `removed`.
+  /// Returns how well a name fits; the greater pair is better: whether it begins with the prefix,
+  /// and how many of its first components, `removed`, name a dict of the model.
   std::pair<bool, std::size_t> model_fit(std::string_view full_name,
                                          std::string_view removed) const;
 
   reshard::StateRoots states_;
   std::string prefix_;
   std::unordered_map<std::string_view, std::vector<std::size_t>> by_suffix_;
-  // Names of a tensor: its own, its aliases.
+  // By index of a tensor, all of its names: its own and its aliases.
   std::unordered_map<std::size_t, std::vector<std::string_view>> names_;
 };
 
-/// Returns the name that an optimizer uses for the parameter `fqn`: without the first components
-/// that it leaves out of the name `name.full_name`, for which it uses the name `name.parameter`.
+/// Returns the name that an optimizer uses for the parameter `fqn`: `fqn` without the first
+/// components that the optimizer also drops from `name.full_name` to make `name.parameter`.
 std::string optimizer_name_of(const std::string& fqn, const StateName& name,
                               const Wrappers& wrappers);
 
@@ -94,9 +94,9 @@ std::string optimizer_name_of(const std::string& fqn, const StateName& name,
 std::string name_of_state(const StateName& name, const std::string& new_parameter);
 
 /// Returns the key path for `new_name`. Its first keys are those string keys of `path` that
-/// `new_name` begins with; the rest of `new_name` becomes one last key. For a path of
-/// the keys `model` and `a.w`, the new name `model.b.w` gives the keys `model` and `b.w`. Returns
-/// an empty path if `path` does not spell `old_name`.
+/// `new_name` begins with; the rest of `new_name` becomes one last key. For a path of the keys
+/// `model` and `a.w`, the new name `model.b.w` gives the keys `model` and `b.w`. Returns an empty
+/// path if the keys of `path`, joined by dots, are not `old_name`.
 formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::string& old_name,
                                   const std::string& new_name);
 

@@ -31,8 +31,8 @@ class TileCache {
   using Fill = std::function<void(FlatRange tile, int share, std::span<std::byte> out)>;
 
   /// Fills `out` with the elements `window` of a piece of `numel` elements, from tiles. `tensor`
-  /// and `piece` are the key in the cache: for one key, `fill` must always give the same elements.
-  /// Throws: what `fill` throws; the next read of the tile then fills it again.
+  /// and `piece` are the cache's key: for equal keys, `fill` must give equal elements. Throws: what
+  /// `fill` throws; the next read of the tile then fills it again.
   void read(std::size_t tensor, std::size_t piece, std::int64_t numel, std::uint64_t itemsize,
             FlatRange window, const Fill& fill, std::span<std::byte> out);
 

@@ -15,7 +15,7 @@
 
 namespace tessera::recipe {
 
-/// A tensor of the result: made by a rule, or kept.
+/// A tensor of the result: made by a rule, or the same as in the source (kept).
 struct Target {
   formats::TensorEntry entry;  // without pieces
   BlockTensor tensor;
@@ -28,7 +28,7 @@ struct ValueTarget {
   std::vector<std::size_t> sources;  // indices of values of the source, which must be equal
 };
 
-/// Two tensors that must be equal: the rule that makes `target` merges them, or drops a padding.
+/// Two tensors that must be equal, because the rule that makes `target` drops one of them.
 struct TargetRequirement {
   std::string target;
   std::size_t rule = 0;

@@ -21,7 +21,7 @@ class Wrappers {
   /// only wrapper components stays unchanged; if it ends with a dot, as a prefix does, it becomes
   /// empty.
   std::string removed_from(std::string_view name) const;
-  /// Returns the path without wrapper keys; an empty path if the result does not spell `name`.
+  /// Returns `path` without wrappers; an empty path if its keys, joined by dots, are not `name`.
   formats::KeyPath removed_from(const formats::KeyPath& path, const std::string& name) const;
 
  private:

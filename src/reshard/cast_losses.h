@@ -13,8 +13,8 @@
 namespace tessera::reshard {
 
 /// For each tensor of the destination, counts the numbers that were too large for the cast, and
-/// those that it made zero. `add` may be called from several threads; the other functions only
-/// after all calls of `add`.
+/// those that it made zero. Several threads may call `add`; call the other functions only after all
+/// calls of `add`.
 class CastLossesByTensor {
  public:
   /// Adds the losses of one block. `block` is the block's number in the move.
@@ -39,7 +39,7 @@ class CastLossesByTensor {
 /// For `refuse` the result has no effect, because the move fails.
 TooLarge too_large_by(OnOverflow on_overflow);
 
-/// Returns the error for a tensor whose cast to `to` is refused. `fqn` is its name in the source.
+/// Returns the error for a tensor with numbers too large for `to`. `fqn` is its name in the source.
 Error overflow_error(const std::string& source_path, const std::string& fqn, DType to,
                      const CastLosses& losses);
 

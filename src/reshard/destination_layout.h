@@ -19,7 +19,7 @@ namespace tessera::reshard {
 
 /// The rule that lays out the destination.
 struct LayoutRule {
-  std::optional<Strategy> strategy;  // none: the pieces stay as they are
+  std::optional<Strategy> strategy;  // none: tensors keep the source's pieces
   int world_size = 1;
 };
 
@@ -65,7 +65,7 @@ class DestinationLayout {
   const bool other_stores_replicas_;
   std::map<std::size_t, TableRule> table_rules_;  // by index of the source tensor
   std::set<std::size_t> other_cuts_;              // the dimensions that PlanOptions::like cuts
-  /// Names of tensors that differ between ranks. stays_uncut and shards_of_other keep them whole.
+  /// Tensors of which ranks have their own values: stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 

@@ -11,7 +11,7 @@ namespace tessera::reshard {
 /// such as `copies`, get the same order.
 void sort_by_name(Plan& plan);
 
-/// Reports names that several entries have, and an empty name that a rename made.
+/// Reports each name that several entries have, and an empty name that a rename made.
 void check_names_are_unique(const formats::CheckpointContents& destination,
                             const PlanOptions& options, PlanReport& report);
 

@@ -11,7 +11,7 @@
 #include "tessera/layout/strategy.h"
 #include "tessera/reshard/planner.h"
 
-// The flat units of a move: those that cut its tensors, and those that the destination records.
+// Flat units (parameters that FSDP1 joins to one vector): which a move uses, and which it records.
 namespace tessera::reshard {
 
 /// Returns the flat units that a move uses, with parameter names of the source. They come from the

@@ -13,7 +13,7 @@ namespace tessera::reshard {
 //
 //     IDENTITY 0-4 7-9 12:3+1,20+2 ...
 //
-// The identity is that of the base. A pair is a piece and the same piece of the base. `0-4` are the
+// The identity is the base's. A pair is a new piece and the base's piece of that region. `0-4` are
 // pairs 0 to 3 in the list of all pairs: their bytes are equal. `12:` is a pair with changed rows,
 // in runs: `20+2` are two rows, 20 rows after the end of the run before. Ranks leave out the runs.
 
@@ -25,8 +25,8 @@ std::string equal_pieces_to_text(const formats::BaseCheckpoint& base,
                                  std::span<const formats::PiecePair> pairs,
                                  const formats::PieceMatches& matches, RowsInText rows_in_text);
 
-/// Returns all matches that at least one text names (one text per rank or worker). If a text omits
-/// the changed rows of a piece, it gets an empty set. `contents`: of the new checkpoint. Throws:
+/// Returns all matches that at least one text names (one text per rank or worker). A piece whose
+/// changed rows its text omits gets an empty set. `contents`: of the new checkpoint. Throws:
 /// Error(mismatch) with `path` if a text was made with another base, or does not fit `pairs`.
 formats::PieceMatches equal_pieces_from_texts(const formats::BaseCheckpoint& base,
                                               const formats::CheckpointContents& contents,

@@ -26,15 +26,15 @@ std::vector<Value> prepare_move(const Plan& plan, const formats::CheckpointReade
                                 formats::CreateOptions& create,
                                 const std::optional<FileStates>& source_files);
 
-/// Returns a clearer error for one with which a writer refused the contents of a plan. If it
-/// refused a value, the error says how the user can leave the value out. If new names do not fit
-/// into one nested dict, the error is a mismatch: the arguments have a meaning, but do not fit the
-/// source. Returns nothing for any other error.
+/// Returns a clearer error to throw instead of `error`, with which a writer refused the contents of
+/// a plan. If it refused a value, the error says how the user can leave the value out. If new names
+/// do not fit into one nested dict, the error is a mismatch: the arguments have a meaning, but do
+/// not fit the source. Returns nothing for any other error.
 std::optional<Error> clearer_refusal(const Error& error, const Plan& plan,
                                      const formats::CheckpointReader& reader);
 
-/// Calls `write`, which gives the contents of the plan to a writer, and returns its result.
-/// Throws: what `write` throws, or the clearer error.
+/// Calls `write`, which gives the contents of the plan to a writer, and returns its result. Throws:
+/// the `clearer_refusal` of an error, if there is one; otherwise what `write` throws.
 template <class Write>
 auto with_clearer_refusal(const Plan& plan, const formats::CheckpointReader& reader,
                           const Write& write) {

@@ -37,7 +37,7 @@ struct JournaledOptions {
   bool drop_optimizer = false;                                 // leave out optimizer state
   bool allow_missing = false;  // leave out incomplete and missing entries
   bool allow_lossy = false;    // merge state that is stored per column shard
-  bool as_is = false;          // take one part of a checkpoint as it is
+  bool as_is = false;          // accept a source that is only a part of a checkpoint
 };
 
 /// Returns a digest of a checkpoint's world size and of its tensors' names, shapes and pieces.

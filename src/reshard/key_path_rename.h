@@ -15,7 +15,7 @@ struct RenamedPath {
   formats::KeyPath path{};            // empty: the name is a top-level key
   std::optional<std::size_t> made{};  // index in `path` of the key whose text a rename has made
   bool was_top_level = false;         // the path before the renames was empty
-  /// The last bytes of the made key that are a whole key of the source, and stay in one key.
+  /// Number of last bytes of the made key that are a whole key of the source; never cut further.
   std::size_t kept_nbytes = 0;
   /// Paths in the source. Each leads to a key that was not a string and became text.
   std::vector<formats::KeyPath> text_keys{};
@@ -26,7 +26,7 @@ struct RenamedPath {
 /// The first keys that both prefixes have stay as they are (`m`), and so do the keys after the
 /// prefix (`weight`). The keys between them become one key (`up.proj`), together with the rest of
 /// the key in which the prefix ends. If a key is an integer and becomes another integer, it keeps
-/// its type. Returns an empty path if `path` does not spell `name`.
+/// its type. Returns an empty path if the keys of `path`, joined by dots, are not `name`.
 RenamedPath renamed_path(const formats::KeyPath& path, const std::string& name,
                          const std::vector<Rename>& renames);
 

@@ -11,7 +11,7 @@
 
 namespace tessera::reshard {
 
-/// Returns whether ranks of a checkpoint hold copies of the same elements, as rank files do.
+/// Returns whether two pieces of one tensor have the same region (replicas), as in rank files.
 bool stores_replicas(const formats::CheckpointContents& contents);
 /// Returns the dimensions that pieces of a checkpoint cut. Ignores flat ranges and empty pieces.
 std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents);
@@ -30,8 +30,8 @@ class LayoutCheck {
       : source_(source), options_(options), report_(report) {}
 
   /// Returns whether the mesh or the other checkpoint says how to cut a tensor of the source. If
-  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow the
-  /// layout of another one.
+  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow
+  /// another tensor's layout, as optimizer state follows its parameter's.
   bool has_layout(std::size_t source_tensor);
 
   /// Adds a note for each rule of the mesh that `has_layout` never used. Call it last.

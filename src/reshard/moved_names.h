@@ -27,7 +27,7 @@ class MovedSelection {
   /// Returns whether an entry of the source (a tensor, a value or an alias) is moved.
   bool contains(std::string_view name) const;
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
-  /// optimizer state: nothing proves that it belongs to an optimizer.
+  /// optimizer state: nothing proves that the entry belongs to an optimizer.
   bool keeps_state(std::string_view name) const;
 
  private:
@@ -57,8 +57,8 @@ struct MovedNames {
   std::vector<MovedTensor> tensors;
   std::vector<formats::Alias> aliases;  // under the names of the destination
   std::vector<MovedValue> values;
-  /// The `source_name` of tensors that ranks have for themselves and that no list of the source
-  /// names: the alias `b` of a tensor `a` is `per_rank.1.a` on rank 1, and becomes `per_rank.1.b`.
+  /// Names for `source_name` that no list of the source has. Example: `b` is an alias of `a`, and
+  /// rank 1 has its own value of `a`, `per_rank.1.a`. Then `b` on rank 1 is `per_rank.1.b`.
   std::deque<std::string> own_names;
   /// Tensors of the source for which PlanOptions::optimizer_names asks for torchrec's names, but
   /// the table plan does not name their tables. They keep their names.
@@ -67,13 +67,13 @@ struct MovedNames {
   std::set<formats::KeyPath> text_keys;
 };
 
-/// Returns all entries that are moved. An alias becomes a tensor if the format has no aliases. If
-/// some aliases are moved but their tensor is not, the first of them becomes a tensor, and the
-/// others become aliases of this tensor.
+/// Returns all entries that are moved. An alias becomes a tensor if the destination's format has no
+/// aliases. If some aliases are moved but their tensor is not, the first of them becomes a tensor,
+/// and the others become aliases of this tensor.
 MovedNames list_moved_names(const formats::CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection);
 
-/// Counts the entries of the source that are not moved.
+/// Counts the entries of the source that the move leaves out.
 LeftOut count_left_out(const formats::CheckpointContents& source, const MovedNames& moved,
                        const MovedSelection& selection);
 
@@ -90,14 +90,14 @@ void note_state_without_table_rule(const formats::CheckpointContents& source,
                                    const MovedNames& moved, const MovedSelection& selection,
                                    PlanReport& report);
 
-/// Adds a note for each selected name of a tied parameter whose optimizer state is stored under
-/// another of its names and is left out, if the patterns would select the state under that name.
+/// A tied parameter has its state under one name only. Adds a note for each other name that is
+/// selected, if the patterns leave this state out but would select it under that name.
 void note_state_under_other_names(const formats::CheckpointContents& source,
                                   const PlanOptions& options, const MovedSelection& selection,
                                   PlanReport& report);
 
-/// Adds a note for each optimizer whose state gets other names of parameters by the renames, and
-/// whose `param_groups` are moved. These list parameters, and no rename changes what they list.
+/// Adds a note for each optimizer whose `param_groups` are moved, and whose state gets other
+/// parameter names by the renames: no rename changes the names that `param_groups` list.
 void note_groups_with_old_names(const formats::CheckpointContents& source, const MovedNames& moved,
                                 const PlanOptions& options, PlanReport& report);
 

@@ -64,8 +64,8 @@ struct NamedOptimizer {
 };
 
 /// Returns the one optimizer that has names in its `param_groups`. If there are several, `only`
-/// must select the `param_groups` of one. Throws: Error(mismatch, or unsupported for fields of each
-/// parameter) if no optimizer has names; Error(mismatch) if several remain; what `read_value` does.
+/// must select the `param_groups` of one. Throws: Error(mismatch) if none has names or several
+/// remain; Error(unsupported) if it has fields per parameter instead; what `read_value` throws.
 NamedOptimizer find_named_optimizer(const formats::CheckpointReader& reader,
                                     const NameSelection& only);
 

@@ -78,8 +78,8 @@ std::vector<StateRole> classify_state(const formats::CheckpointContents& content
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents,
                                       const StateRoots& states);
 
-/// Returns whether state of this name has one element for each element of its parameter. `exp_avg`
-/// does.
+/// Returns whether state of this name has one element for each element of its parameter, as
+/// `exp_avg` does.
 bool is_pointwise_name(std::string_view name);
 
 /// State whose key comes before its parameter, as Megatron's torch_dist names it:
@@ -95,11 +95,11 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
 /// Returns whether state of this name is a copy of its parameter in float32.
 bool is_copy_of_parameter(std::string_view name);
 
-/// The entries of a checkpoint that belong to its optimizers: state whose parameter is in the
-/// checkpoint or recorded there, and everything else below the same `state`; everything below a
-/// `param_groups`, and below a `state` beside it; everything below a `grad_scaler` that is beside
-/// one of these, or is in `optim` or `optimizer`, or in a list of optimizers of that name. Keeps
-/// views of the names in `contents`, which must outlive it. Thread-safe.
+/// The entries of a checkpoint that belong to its optimizers: state whose parameter the checkpoint
+/// has or records, and all else below the same `state`; all below a `param_groups`, and below a
+/// `state` beside it; all below a `grad_scaler` that is in `optim` or `optimizer` (a dict, or a
+/// list of dicts), or that is beside one of these `state` or `param_groups`, except at the top
+/// level. Keeps views of the names in `contents`, which must outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

@@ -25,8 +25,8 @@ struct ParamCandidate {
   Shape shape;
 };
 
-/// Returns the index of the candidate of each parameter, for all groups one after another. The
-/// candidates are in the order of a state dict, and each group follows that order. Throws:
+/// Returns, for each parameter of all groups, one after another, the index of its candidate.
+/// Requires: `candidates` are in the order of the state dict, which each group follows too. Throws:
 /// Error(mismatch) with `path` if no choice fits, if several fit, or if the search takes too long.
 /// Cost: limited to 200,000 states of the search.
 std::vector<std::size_t> params_in_order(const std::vector<std::vector<NumberedParam>>& groups,

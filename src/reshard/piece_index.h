@@ -15,9 +15,9 @@ class PieceIndex {
  public:
   explicit PieceIndex(const formats::TensorEntry& tensor);
 
-  /// Returns the numbers of the pieces in ascending order. Of several replicas, returns only one:
-  /// the piece of `rank` itself if there is one, otherwise a replica that depends on `rank`, so
-  /// that ranks read different replicas.
+  /// Returns the numbers of the pieces in ascending order. Of several replicas (pieces of the same
+  /// region), returns one: that of `rank` itself if it has one, otherwise one that depends on
+  /// `rank`, so that ranks read different replicas.
   std::vector<std::uint32_t> pieces_sharing(const Region& region, int rank) const;
 
  private:
@@ -36,7 +36,7 @@ class PieceIndex {
   std::int64_t longest_bounds_ = 0;
 };
 
-std::vector<Region> regions_of(const formats::TensorEntry& tensor);
+std::vector<Region> regions_of(const formats::TensorEntry& tensor);  // one per piece, in order
 
 /// Returns the region from which a destination region is copied: a region of the source tensor, or
 /// of the merged rows if row-wise state is merged.

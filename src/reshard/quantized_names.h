@@ -6,10 +6,10 @@
 
 namespace tessera::reshard {
 
-/// Adds a note for each way in which the move separates the codes of quantized weights from their
-/// scales: new names by which loaders do not find the pair, or a selection that leaves one of the
-/// two out. Adds no note if the plan has problems, because tensors with problems are not in the
-/// plan. Requires: the tensors of the plan are sorted.
+/// Adds a note for each way in which a move separates the codes (stored elements) of quantized
+/// weights from their scales: new names by which loaders do not find the pair, or a selection that
+/// leaves one of the two out. Adds no note if the plan has problems, because tensors with problems
+/// are not in the plan. Requires: the tensors of the plan are sorted.
 void note_separated_parts(const formats::CheckpointContents& source, const Plan& plan,
                           PlanReport& report);
 

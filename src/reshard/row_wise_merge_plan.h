@@ -12,8 +12,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/reshard/planner.h"
 
-// Decides when row-wise state is merged or repeated, because the column shards of its table change.
-// The arithmetic is in row_wise_merge.h.
+// Decides when row-wise state (one number per row) is merged or repeated, because the column shards
+// of its table change. The arithmetic is in row_wise_merge.h.
 namespace tessera::reshard {
 
 inline constexpr const char* kColumnShardRule = "row-wise state per column shard";
@@ -25,7 +25,7 @@ bool has_rows_per_column_shard(const formats::TensorEntry& tensor,
                                std::span<const std::int64_t> widths, PlanReport& report);
 
 /// Returns whether the caller allows merging the state of `num_shards` column shards into one,
-/// which is lossy. If it is allowed, adds a note, otherwise a problem.
+/// which is lossy. Adds a note if it is allowed; adds a problem and returns false otherwise.
 bool may_merge(const std::string& fqn, std::size_t num_shards, Relaxation lossy,
                PlanReport& report);
 

@@ -9,9 +9,9 @@
 // Computes which rank holds which row-wise state of a parameter, from the shards of the parameter.
 namespace tessera::reshard {
 
-/// Returns the shards of row-wise state, given the shards of its parameter: the rank that holds the
-/// first element of a parameter's row holds the row's state. Shape: `[rows]` or `[rows, 1, …]`.
-/// Requires: `parameter_shards` cover the parameter once.
+/// Returns the shards of row-wise state (one number per row), given those of its parameter: the
+/// rank that holds the first element of a row holds the row's state. Shape: `[rows]` or `[rows, 1,
+/// …]`. Requires: `parameter_shards` cover the parameter once.
 std::vector<Shard> row_wise_shards(std::span<const Shard> parameter_shards,
                                    std::span<const std::int64_t> parameter_shape,
                                    std::span<const std::int64_t> state_shape);

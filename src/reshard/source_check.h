@@ -19,11 +19,11 @@ void report_missing_files(const formats::CheckpointContents& source, Relaxation 
                           PlanReport& report);
 
 /// Reports a source that is only a part of a checkpoint, such as the file of one rank: as a note if
-/// `part` allows this, else as a problem.
+/// `part` is Relaxation::allow, else as a problem.
 void report_part(const formats::CheckpointContents& source, Relaxation part, PlanReport& report);
 
-/// Reports the findings that the reader made when it opened the source. If `missing` allows it,
-/// errors become notes.
+/// Reports the findings that the reader made when it opened the source. If `missing` is
+/// Relaxation::allow, errors become notes.
 void report_opening_findings(const formats::CheckpointContents& source, Relaxation missing,
                              PlanReport& report);
 

@@ -8,7 +8,7 @@ namespace tessera::reshard {
 
 /// Returns the part of a key after its first component `state`: `w.exp_avg` for
 /// `optim.state.w.exp_avg`. Returns nothing if there is no such component, or nothing after it. A
-/// module or a table may have this name too, so only StateRoots knows what is optimizer state.
+/// module or a table may be called `state` too: only StateRoots tells what is optimizer state.
 std::optional<std::string_view> behind_state(std::string_view fqn);
 
 /// Returns the part of a key before the first component that equals `component`, with the last dot:
@@ -24,7 +24,7 @@ bool has_only_digits(std::string_view name);
 std::size_t count_components(std::string_view beginning);
 
 /// Returns how many components in the beginning of a name, such as `state_dict.model.`, are names
-/// that trainers give to the dict of the trained model. A copy of it (EMA) has fewer of them.
+/// that trainers give to the dict of the trained model. The dict of a copy (EMA) has fewer of them.
 std::size_t count_model_components(std::string_view beginning);
 
 /// A key that torchrec's fused optimizers give: `<prefix>state.<fqn>.<table>.<name>`. The component
@@ -34,6 +34,6 @@ struct FusedStateKey {
   std::string_view table;
   std::string_view name;
 };
-std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn);
+std::optional<FusedStateKey> parse_fused_state_key(std::string_view fqn);  // nothing: no such key
 
 }  // namespace tessera::reshard

@@ -30,9 +30,9 @@ class RecordingFileSystem final : public ForwardingFileSystem {
   std::set<std::string> made_;
 };
 
-/// One rank's side of the upload of a checkpoint that all ranks write together. The ranks write
-/// their parts into a local folder that all of them see (the spool), and each rank uploads the
-/// files that it made. Rank 0 uploads the index last. Not thread-safe, except the file system.
+/// One rank's side of the upload of a checkpoint that all ranks write together. All ranks write
+/// their files into a local folder that all of them see (the spool). Each rank uploads the files
+/// that it wrote. Rank 0 uploads the index last. Not thread-safe, except the file system.
 class StoreSave {
  public:
   /// `fs` must outlive this object.
@@ -46,12 +46,12 @@ class StoreSave {
   FileSystem& file_system() { return files_; }
 
   /// Makes the spool and returns the local path of the destination. For rank 0. Throws:
-  /// Error(already_exists) with `refuse` if objects other than an interrupted save's are there.
+  /// Error(already_exists) if `overwrite` is `refuse` and a checkpoint may be there.
   std::string begin(OverwritePolicy overwrite);
   /// Removes the index of the checkpoint that is replaced. Call it before any of its files is
   /// replaced. For rank 0.
   void remove_old_index();
-  /// Uploads the files in `directory` that this rank made. Requires: it has no index yet.
+  /// Uploads the files in `directory` that this rank made. Requires: `directory` has no index yet.
   void upload_own_files(const std::string& directory);
   /// Checks that the files of all ranks are at the URL, removes the other files of the replaced
   /// checkpoint, and uploads the index. For rank 0.

@@ -41,8 +41,8 @@ struct NumbersHash {
 /// then `finish`.
 class TensorPlanner {
  public:
-  /// `moved`: all tensors, which only the constructor reads.
-  /// Requires: `plan.destination.world_size` is set.
+  /// `moved`: all moved tensors; only the constructor reads this list. Requires:
+  /// `plan.destination.world_size` is set.
   TensorPlanner(const formats::CheckpointContents& source, const PlanOptions& options,
                 const SourceGaps& gaps, const DestinationLayout& layout,
                 std::span<const MovedTensor> moved, Plan& plan, PlanReport& report);

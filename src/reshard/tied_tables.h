@@ -34,7 +34,7 @@ std::map<std::size_t, TableRule> rules_by_tensor(const std::vector<TableName>& n
 std::vector<std::pair<TableName, TableName>> names_with_different_rules(
     const std::vector<TableName>& names, const TablePlan& plan);
 
-/// Returns what a plan with different rules for these names should have, for an error.
+/// Returns the `expected` of an error about a plan with different rules for two names of a table.
 std::string one_rule_for_both(const TableName& first, const TableName& other);
 
 /// Adds a rule to the plan for each name of a tied table that has none: the rule of its other name.

@@ -9,8 +9,8 @@
 #include "tessera/formats/checkpoint.h"
 #include "tessera/layout/table_plan.h"
 
-// The state of optimizers that are fused into an embedding table's backward, under Tessera's names
-// and under torchrec's. In both, `<fqn>` is the parameter's name within the model:
+// The state of optimizers that are fused into an embedding table's backward, under Tessera's
+// (canonical) names and torchrec's. In both, `<fqn>` is the parameter's name within the model:
 //
 //   optimizer          canonical `state.<fqn>.`             torchrec `state.<fqn>.<table>.`
 //   SGD                -                                    -
@@ -20,8 +20,8 @@
 //   the same by row    exp_avg, row_exp_avg_sq (row-wise)   momentum1, exp_avg_sq by row
 //
 // Under torchrec's names row-wise state has one block of rows for each column shard of the table,
-// in order of column; under canonical ones it has one element per row.
-// Source: torchrec's EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
+// in order of column; under canonical names it has one element per row. Source: torchrec's
+// EmbeddingFusedOptimizer and FBGEMM's `get_optimizer_state`, read in 1.6.
 namespace tessera::reshard {
 
 /// A new name for a tensor.

@@ -7,8 +7,8 @@
 
 namespace tessera::reshard {
 
-/// A half-open range of a writer's blocks. Blocks are numbered in the order of
-/// CheckpointWriter::write_order.
+/// A half-open range of a writer's blocks (one call of write_block gives it one block), numbered in
+/// the order of CheckpointWriter::write_order.
 struct BlockRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -33,16 +33,16 @@ struct PieceExtent {
   std::size_t file = 0;  // number of the file with this piece; pieces of one file follow each other
 };
 
-/// Divides blocks into `num_shares` shares of about equal bytes. Each block is in one share. The
-/// result depends only on the arguments. With Unit::block, a share is one range of blocks. Its
-/// bytes differ from the mean by at most one block. To let fewer files have two writers, a share
-/// may begin or end at the end of a file; then its bytes differ by up to 4 % of the mean more.
-/// With Unit::file, a share has whole files. The files are given out from the largest to the
-/// smallest, each to the share that has the fewest bytes so far.
+/// Divides blocks into `num_shares` shares of about equal bytes. Each block is in exactly one
+/// share. The result depends only on the arguments. With Unit::block, a share is one range of
+/// blocks. Its bytes differ from the mean by at most one block. To let fewer files have two
+/// writers, a share may begin or end at the end of a file; then its bytes differ by up to 4 % of
+/// the mean more. With Unit::file, a share has whole files. Goes from the largest file to the
+/// smallest, and gives each to the share with the fewest bytes so far.
 std::vector<BlocksOfShare> divide_blocks(const std::vector<PieceExtent>& pieces,
                                          formats::ShareWriter::Unit unit, int num_shares);
 
-/// Divides the blocks of a writer into shares, as above.
+/// Divides the blocks of a writer into shares, as the function above does.
 std::vector<BlocksOfShare> divide_blocks(const formats::ShareWriter& writer, int num_shares);
 
 }  // namespace tessera::reshard

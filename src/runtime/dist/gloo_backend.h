@@ -11,7 +11,7 @@ namespace tessera::dist {
 /// a buffer as large as the result, and its reduce-scatter is an all-reduce of a copy, which sends
 /// twice as much. Do not write inputs or use outputs before `wait`. Without a call of `wait`, the
 /// messages continue in the background (a reduce-scatter never adds them up), and the tensors stay
-/// alive until the backend is destroyed. If a rank dies during a message, others get a time-out.
+/// alive until the backend is destroyed. If a rank dies during a message, others time out.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

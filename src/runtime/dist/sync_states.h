@@ -11,8 +11,8 @@ namespace tessera::dist {
 class StateSync {
  public:
   explicit StateSync(Group& group) : group_(group) {}
-  /// Overwrites `tensor` on all ranks with rank 0's `tensor`. Does nothing if it is undefined, or
-  /// if the same TensorImpl was sent already (a view of its memory is sent again). Requires:
+  /// Overwrites `tensor` on all ranks with rank 0's `tensor`. Does nothing if `tensor` is
+  /// undefined, or its TensorImpl was sent already (a view of its memory is sent again). Requires:
   /// tensors that were sent live as long as this object. `fqn` names the tensor in errors.
   /// Collective.
   void sync(const std::string& fqn, const at::Tensor& tensor);

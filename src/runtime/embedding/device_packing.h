@@ -21,7 +21,7 @@ class DevicePacking {
   const at::Tensor& num_ids() const { return num_ids_; }
   /// Returns the message. Requires: `num_ids` is set in each element of `outgoing`.
   at::Tensor message(int num_ranks) const;
-  /// As `message`, but returns the positions in the batch of the message's ids, in their order.
+  /// Returns the positions in the batch of the ids in `message`, in the same order.
   at::Tensor positions() const;
 
  private:

@@ -30,7 +30,7 @@ struct FusedState {
 /// Returns the state before the first step, for a shard of shape `[rows, columns]`.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          at::Device device = at::kCPU);
-/// As above, but `float_memory(shape)` allocates each tensor; it is then filled with zeros.
+/// The same, but `float_memory(shape)` allocates each tensor, which is then filled with zeros.
 FusedState initial_state(const FusedOptimizer& optimizer, std::int64_t rows, std::int64_t columns,
                          const std::function<at::Tensor(at::IntArrayRef)>& float_memory);
 

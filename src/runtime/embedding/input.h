@@ -60,7 +60,7 @@ class Input {
 
   /// Waits for the first message and starts the second; does nothing if it was started already.
   /// Throws, at every call: the error of this rank's batch; Error(invalid_argument) if another rank
-  /// refused its batch; Error(mismatch) if ranks have different fingerprints.
+  /// refused its batch; Error(mismatch) if ranks differ in `fingerprint` (tables, plan, options).
   virtual void advance() = 0;
   /// Calls `advance` and waits for the second message. Returns the bags to look up on this rank,
   /// to be used on the current stream.
@@ -68,7 +68,7 @@ class Input {
   /// Sends gradients of sample weights back to the ranks that the samples come from. `from`: the
   /// gradients of `bags().weights`, in the same shape. Adds the gradients of this rank's batch to
   /// `to`, which has the shape of the batch's weights; `to` is undefined if this rank wants none.
-  /// Requires: `returns_weight_gradients()`.
+  /// Requires: `returns_weight_gradients()` is true.
   virtual void return_weight_gradients(const at::Tensor& from, at::Tensor to) = 0;
 
   /// Returns the lengths of this rank's own batch on the tables' device. Call `bags` before.

@@ -29,7 +29,7 @@ struct LocalTable {
   /// Where the lookup runs. Without a cache, weight and state are there too.
   at::Device device = at::kCPU;
   FusedState state;  // only of a table with a fused optimizer
-  /// The ranks that hold columns of these rows, with this rank, in column order. Replicated: empty.
+  /// The ranks (with this one) that hold columns of these rows, by column; empty if replicated.
   std::vector<int> column_peers;
   /// Whether the last backward was asked for the gradient of this table.
   bool is_in_backward = false;
@@ -75,12 +75,12 @@ class Lookup {
   /// Updates the fused tables, and sets `gradients[table]` of the dense tables. All gradients are
   /// averages over the group. Collective: if a row-wise optimizer updates tables that are cut by
   /// columns, one all-to-all of sums of squared gradients. For each replicated table that is
-  /// trained: an all-reduce of its gradient if it is dense or on a device, else (fused, on the CPU)
-  /// one all-gather and two all-to-alls.
+  /// trained: one all-reduce of its gradient if it is dense or on a device; one all-gather and two
+  /// all-to-alls if it is fused and on the CPU.
   void backward(const LocalBags& bags, const at::Tensor& gradient, const FusedOptimizer* optimizer,
                 std::vector<at::Tensor>& gradients);
 
-  // Tables whose rows are cached on the device.
+  // For tables whose rows are cached on the device: the other tables do not need these functions.
 
   bool has_caches() const;
   /// Throws as RowCache::check_room.
@@ -91,7 +91,7 @@ class Lookup {
   /// If any cached row has lost its slot since `fetch`, brings the rows of this batch to the device
   /// again. Their slots may change.
   void keep(ResidentBags& resident, const LocalBags& bags);
-  /// To be called when a backward changes the rows, so that the cache writes them back later.
+  /// Call it when a backward changes the rows, so that the cache writes them back later.
   void mark_changed(const ResidentBags& resident);
 
  private:

@@ -17,7 +17,7 @@ struct Outgoing {
   std::int64_t num_ids = 0;
 };
 
-/// Returns the items to send of a batch, ordered by rank and then by output. Leaves `begin` and
+/// Returns what this rank sends of a batch, ordered by rank and then by output. Leaves `begin` and
 /// `num_ids` at 0.
 std::vector<Outgoing> outgoing_of(const TableBatch& batch, const Assignments& assignments);
 

@@ -28,7 +28,7 @@ struct RankBlocks {
 void sum_pooled(std::span<const RankBlocks> ranks, const at::Tensor& pooled, at::Tensor& output);
 
 /// Returns the gradient of each rank's pooled rows: its columns of `gradient`. Shape: as `pooled`
-/// above.
+/// of sum_pooled.
 at::Tensor cut_gradient(std::span<const RankBlocks> ranks, const at::Tensor& gradient);
 
 }  // namespace tessera::embedding

@@ -22,18 +22,18 @@ namespace tessera::embedding {
 /// stream. Not thread-safe.
 class RowCache {
  public:
-  /// `weight` and `state`: of this rank's whole shard, in pinned memory; their memory must stay.
+  /// `weight` and `state`: this rank's whole shard, in pinned memory. Do not change their storage.
   RowCache(std::string table, at::Tensor weight, const FusedState& state, std::int64_t num_slots,
            std::shared_ptr<SideStream> stream);
 
-  /// Throws Error(unsupported) with the table and both numbers if the rows in `ids` are more than
-  /// the cache has slots. Changes nothing.
+  /// Throws Error(unsupported) with the table and both numbers if `ids` has more different rows
+  /// than the cache has slots. Changes nothing.
   void check_room(std::span<const std::int64_t> ids);
   /// Brings the rows in `ids` to the device and writes the slot of each id to `slots`. The current
   /// stream waits for the rows. The host waits only for copies that an earlier call started.
   /// Requires: `check_room` has accepted these ids.
   void fetch(std::span<const std::int64_t> ids, std::span<std::int64_t> slots);
-  /// To be called when the current stream changes the rows in these slots, so that they are written
+  /// Call it when the current stream changes the rows in these slots, so that the cache writes them
   /// back later.
   void mark_changed(std::span<const std::int64_t> slots);
   /// Writes changed rows to host memory and empties the cache. Waits for the device.

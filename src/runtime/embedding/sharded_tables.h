@@ -21,7 +21,7 @@ class ShardedTables;
 struct Inputs {
   std::weak_ptr<const ShardedTables> tables;  // the tables that look the batch up
   bool is_used = false;                       // whether the batch has been looked up
-  std::unique_ptr<Input> sharded;
+  std::unique_ptr<Input> sharded;             // for the tables that are not data_parallel
   /// For data_parallel tables, which look up only this rank's batch.
   std::unique_ptr<Input> replicated;
   ResidentBags resident;  // the bags of `sharded`, if rows are cached; set by the lookup
@@ -37,7 +37,7 @@ struct Inputs {
 /// One rank's tables according to a plan, and their lookup over all ranks.
 class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
  public:
-  /// Copies this rank's shards of `collection`, or fills meta ones. Collective. Throws as `shard`.
+  /// Copies this rank's shards of `collection`; fills meta tensors. Collective. Throws as `shard`.
   ShardedTables(const EmbeddingBagCollectionBase& collection, const TablePlan& plan,
                 const dist::Mesh& mesh, const ShardOptions& options);
 
@@ -51,7 +51,7 @@ class ShardedTables : public std::enable_shared_from_this<ShardedTables> {
   /// Returns `forward(start(batch))`. Collective.
   at::Tensor forward(const KeyedJaggedTensor& batch);
   /// For a rank whose batch is invalid: takes part in the collectives of `start`. Later, `forward`
-  /// and Inputs::advance throw on all ranks, here with the error `why`. Collective.
+  /// and Inputs::advance throw on all ranks; on this rank they throw `why`. Collective.
   std::shared_ptr<Inputs> refuse(std::exception_ptr why);
   /// Returns the pooled output `[batch, output width]`. Gradients flow to the weights of the tables
   /// and to the sample weights of the batch. Collective; so is the backward. Throws:

@@ -33,9 +33,9 @@ struct TableBatch {
 };
 
 /// Finds the ids of each output, for tables on `device`. The batch is in host memory or on this
-/// device. Throws: Error(invalid_argument) naming a missing feature, a problem with weights, a
-/// tensor on another device, or table, feature, sample and position of an id out of range. Ids on a
-/// device are not checked, because that would make the host wait.
+/// device. Throws: Error(invalid_argument) naming a missing feature (unless allowed), a problem
+/// with weights, a tensor on another device, or table, feature, sample and position of an id out of
+/// range. Ids on a device are not checked, because that would make the host wait.
 TableBatch batch_for(const TableSet& tables, const KeyedJaggedTensor& batch, at::Device device);
 
 /// Divides the columns of `pooled` that have mean pooling by the number of ids in each bag, in

@@ -56,10 +56,10 @@ class TableBackward {
 
   /// Updates the touched rows of these tables by the optimizer.
   virtual void fused_update(std::span<const int> tables, const FusedOptimizer& optimizer) = 0;
-  /// If ranks must combine gradients, the update has two steps. The first returns, for each touched
-  /// row, the gradient g that the optimizer uses: scaled, clipped, with weight decay as in the
-  /// note. `rows` and `squares` are of this rank's columns only. The number of rows, n, depends
-  /// only on the ids.
+  /// If ranks must combine gradients, call two steps instead of fused_update. The first returns,
+  /// for each touched row, the gradient g that the optimizer uses: scaled, clipped, with weight
+  /// decay as in the note. `rows` and `squares` are of this rank's columns only. The number of
+  /// rows, n, depends only on the ids.
   virtual RowGradients row_gradients(int table, const FusedOptimizer& optimizer) = 0;
   /// The second step updates the touched rows. `gradients.squares`: the caller has added up the
   /// ranks' squares, so that they are sums over all `row_width` columns of a row.
@@ -95,8 +95,8 @@ class TableKernels {
 
 /// Returns Tessera's own kernels for the CPU.
 std::unique_ptr<TableKernels> cpu_table_kernels();
-/// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too.
-/// None waits for the device. A row's gradients are summed in batch order if `index_add_` does so.
+/// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too. No
+/// call waits for the device. `index_add_` decides in which order a row's gradients are summed.
 std::unique_ptr<TableKernels> aten_table_kernels();
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
