@@ -26,8 +26,8 @@ struct DiffCommandOptions {
 
 void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal);
 
-/// Compares two checkpoints with a progress line. Throws: Error(invalid_argument) if a pattern of
-/// `options.names` matches no name.
+/// Compares two checkpoints and shows progress. Throws: Error(invalid_argument) if a pattern of
+/// `options.names` matches no name, or if they together select none.
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                             inspect::DiffOptions options, const WorkOptions& work_options,
                             Terminal& terminal);

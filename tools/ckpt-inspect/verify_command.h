@@ -13,7 +13,7 @@ struct VerifyCommandOptions {
   WorkOptions work;
   bool values = false;
   std::string part{};                       // I/N; empty: the whole check
-  std::vector<std::string> joined_paths{};  // of the outputs of all parts
+  std::vector<std::string> joined_paths{};  // outputs of all parts, to join; empty: check
   bool json = false;
 };
 

@@ -31,7 +31,7 @@ struct MoveOptions {
   std::string strategy;
   std::string table_plan_path;
   std::string mesh_path;
-  std::string like_path;  // path of the checkpoint whose pieces DST gets; empty: not given
+  std::string like_path;  // checkpoint whose pieces and ranks DST gets; empty: not given
   std::string units_path;
   std::string flat_layout_path;      // for the source; only verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
@@ -39,7 +39,7 @@ struct MoveOptions {
   std::string base;  // path of the checkpoint to share files with; empty: not given
   bool changed_rows = false;
   std::vector<std::string> only;
-  std::string only_option = "--only";  // name of the options that set `only`, for messages
+  std::string only_option = "--only";  // the option that set `only`, for messages
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // applied to names that no rename matches
   std::vector<std::string> source_prefixes;      // only of a merge

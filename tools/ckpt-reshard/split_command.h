@@ -17,7 +17,7 @@ struct SplitOptions {
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves a part of a checkpoint: names under prefixes, names of --only, or all but optimizers.
+/// Writes a part of a checkpoint: names under prefixes, names of --only, or all but optimizers.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

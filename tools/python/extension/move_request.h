@@ -62,7 +62,7 @@ struct MoveOptions {
   bool overwrite = false;
   bool resume = false;
   bool discard = false;
-  // Number of the part, and of all parts; none: one process.
+  // I and N: the worker writes share I of N; none: one process does the move.
   std::optional<std::pair<int, int>> part;
   bool take_over = false;
 };
@@ -73,9 +73,9 @@ struct RecipeRequest {
   recipe::RecipeOptions options;
 };
 
-/// Reads the recipe at `path`, and config.json beside the checkpoint, else in `model_folder`
-/// (empty: none); nothing if `path` is empty.
-/// Throws: Error(invalid_argument) if the other arguments need a recipe.
+/// Reads the recipe at `path`, and the model's config.json: beside `checkpoint`, else in
+/// `model_folder` (empty: none). Returns nullopt if `path` is empty. Throws:
+/// Error(invalid_argument) if `path` is empty but `inverse` or `settings` is given.
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
                                          const std::string& checkpoint,
@@ -91,7 +91,7 @@ struct Sources {
   /// Names for the numbers of an optimizer's parameters; none: numbers stay.
   std::optional<reshard::OptimizerParams> optimizer_params{};
   std::optional<RecipeRequest> recipe{};
-  /// A checkpoint whose pieces the destination gets; null: not given.
+  /// A checkpoint whose layout (pieces and ranks) the destination gets; null: not given.
   std::shared_ptr<const formats::CheckpointContents> like{};
 };
 
@@ -122,7 +122,7 @@ formats::Format format_to_write(const std::optional<std::string>& name,
                                 const std::string& destination);
 
 /// Returns the compression that the option `compress` means for this format. Throws:
-/// Error(invalid_argument).
+/// Error(invalid_argument) if `text` is not known, or if the format has no compression.
 formats::NativeWriteOptions compression_to_write(const std::string& text, formats::Format format);
 
 }  // namespace tessera::python
