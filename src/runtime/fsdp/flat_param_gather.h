@@ -29,7 +29,7 @@ class FlatParamGather {
 
   /// Returns whether the buffer holds the gathered parameters.
   bool is_unsharded() const { return residence_ == Residence::unsharded; }
-  /// Casts the shard, or copies it to the device, before the all-gather. Allocates no whole flat parameter.
+  /// Casts the shard, or copies it to the device, before the all-gather. Makes no whole tensor.
   void prepare();
   /// Starts the all-gather. Collective over the shard group.
   void start();

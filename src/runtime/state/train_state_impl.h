@@ -23,7 +23,7 @@ namespace state {
 inline constexpr const char* kModelName = "model";
 inline constexpr const char* kOptimizerName = "optim";
 
-/// Moves `entries` to `all`, with `name` as prefix.
+/// Moves `entries` to `all`, with the prefix `<name>.` before their names.
 void add_under(const std::string& name, StateDict entries, StateDict& all);
 
 /// Parses JSON that a rank has sent. Allows deep JSON, because one level of a value may take three
