@@ -17,7 +17,7 @@ namespace tessera::fsdp {
 /// buffer of gathered parameters, whose memory FlatParamGather allocates and frees. `set_data`
 /// switches a parameter between its elements in the shard and its full shape in the buffer; its
 /// TensorImpl stays the same, because module and optimizer hold it. Operators that use this memory
-/// call the listener ([Note: Touch]); without a buffer, only if traced. Not thread-safe.
+/// call the listener ([Note: Touch]); without a buffer, only under Tracing::on. Not thread-safe.
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.

@@ -59,8 +59,8 @@ class Pass final : public HandleEvents,
                    public registry::BringsRanksTogether,
                    public std::enable_shared_from_this<Pass> {
  public:
-  /// Returns the pass of `root`, and creates it the first time. Throws: Error(invalid_argument) if
-  /// a unit in `root` belongs to another root, units have different devices, or nothing is sharded.
+  /// Returns the pass of `root`; creates it at the first call. Throws: Error(invalid_argument) if a
+  /// unit has another root or another device, or if nothing in `root` is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
   /// Enters a forward; calls nest. Each call needs its `leave_forward`.

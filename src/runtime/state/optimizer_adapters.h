@@ -24,7 +24,7 @@ class OptimizerAdapter {
 
   const std::string& name() const { return name_; }
 
-  /// An elementwise tensor of a parameter's state.
+  /// A tensor of a parameter's state that has the parameter's shape, such as `exp_avg`.
   struct Slot {
     std::string name;
     at::Tensor* tensor;  // points to an undefined tensor if the state does not exist yet
