@@ -17,9 +17,9 @@ struct DiffCommandOptions {
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;
   RecipeArguments recipe;
-  std::optional<double> rtol{};
-  std::optional<double> atol{};
-  bool ignore_dtype = false;
+  std::optional<double> rtol{};  // both empty: compare bits
+  std::optional<double> atol{};  // both empty: compare bits
+  bool ignore_dtype = false;     // compare different dtypes as numbers
   bool json = false;
   WorkOptions work;
 };

@@ -11,7 +11,7 @@ namespace tessera::cli {
 struct SplitOptions {
   std::string source;
   std::vector<std::string> prefixes;  // with or without a dot at the end
-  bool keep_prefix = false;
+  bool keep_prefix = false;           // keep the prefixes in the new names
   MoveOptions move;
 };
 
