@@ -64,7 +64,7 @@ struct PrefetchRule {
 /// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before they
 /// start it (CollectiveAgreement) and add it to the list. In a later phase, a rank may need a
 /// collective that the rest of the list lacks. It then joins the rest of the list and says so in
-/// the all-reduce that ends the phase. Then all ranks agree on the missing collectives and insert
+/// the all-reduce that follows the list. Then all ranks agree on the missing collectives and insert
 /// them where that rank needed them. So the list has each rank's collectives in the order in which
 /// it needs them. An entry that no rank needs in `kNumIdlePhases` phases in a row is removed.
 ///

@@ -39,7 +39,7 @@ struct MoveOptions {
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
-  std::string optimizer_params;        // a file or "auto"; empty: not given
+  std::string optimizer_params;        // a file, "auto" or "numbers"; empty: not given
   std::string recipe_path;             // empty: not given
   bool inverse = false;                // apply the recipe backwards
   std::vector<std::string> settings;   // variables of the recipe: NAME=VALUE
