@@ -132,7 +132,7 @@ std::string format_in_words(const formats::CheckpointReader& reader);
 
 /// A value's type and text, for a line of a table. The type is `refused` for a kind of value that
 /// Tessera never reads (an object of a class), and `unreadable` if the value is missing or damaged;
-/// the text is then the reason. `value_in_words` throws only Error(io) and the like.
+/// the text is then the reason, so that a list can go on with the other values. Throws: Error(io).
 struct ValueWords {
   std::string type;
   std::string text;

@@ -18,9 +18,9 @@ inline constexpr const char* kStandardInput = "-";
 
 /// Presents standard input as a file system with one file, `-`, for reading only. The constructor
 /// reads the stream to its end: it keeps the first `max_kept_nbytes` bytes, and only counts the
-/// others. If a stream with others goes on after the end that its header says, the constructor
-/// throws Error(corruption) at once, so it returns for an endless stream too. Thread-safe. A read
-/// of a byte that was not kept throws Error(unsupported), a write throws Error(io).
+/// rest. If there is such a rest, and it goes on after the end that the file's header gives, the
+/// constructor throws Error(corruption); so an endless stream does not block it. Thread-safe. A
+/// read of a byte that was not kept throws Error(unsupported), a write throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.

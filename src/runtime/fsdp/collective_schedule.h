@@ -131,8 +131,8 @@ class CollectiveSchedule {
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
   /// Records that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
-  /// Returns whether this rank has run the entry at `position` and all before it. If so, an
-  /// all-gather that it started there ahead of time and has not used since was not needed.
+  /// Returns whether this rank has run the entry at `position` and all entries before it. If so, an
+  /// all-gather that it started there ahead of time and has not used so far was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
   /// Stops following the list. Requires: this rank has run all collectives that `rest()` returned.
   void stop_following() { is_following_ = false; }

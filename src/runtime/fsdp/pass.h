@@ -81,14 +81,14 @@ class Pass final : public HandleEvents,
   /// Sets whether a backward reduces gradients over the ranks or keeps them whole on this rank, for
   /// a later backward. Returns the previous setting.
   Gradients set_gradients(Gradients gradients);
-  /// Drops the gradients that were kept under Gradients::keep_unsharded. Throws:
-  /// Error(invalid_argument) during a forward or backward.
+  /// Drops what keep_unsharded kept. Throws Error(invalid_argument) during a forward or backward.
   void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Returns the settings that decide the dtype of the root's inputs.
   const MixedPrecision& input_precision() const { return input_precision_; }
-  /// Returns the modules that take part but are no units, such as replicated modules.
+  /// Returns the modules in the tree that take part but are no units (registry::PassMember), such
+  /// as replicated modules.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
   /// Returns the collectives of the open pass in order; if no pass is open, those of the last pass.
   const std::vector<std::string>& collectives() const { return collectives_; }

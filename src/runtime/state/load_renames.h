@@ -33,7 +33,7 @@ struct RenamedNames {
 /// Matches missing tensors of the model with unexpected tensors of equal shape, if each is the
 /// other's only best match (most common name components). Returns renames of prefixes that turn
 /// unexpected names into missing ones, longest first, because a load uses the first that fits.
-/// Ignores names that `given` renames. Sets `explained`: for each problem, whether they fix it.
+/// Ignores names that `given` renames. Sets `explained`: whether a rename fixes each problem.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,
