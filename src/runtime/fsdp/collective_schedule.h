@@ -87,7 +87,7 @@ class CollectiveSchedule {
     };
     Collective what;
     Role role = Role::own;
-    std::size_t position = 0;
+    std::size_t position = 0;  // in the list
     friend bool operator==(const DueCollective&, const DueCollective&) = default;
   };
   using DueCollectives = std::vector<DueCollective>;
@@ -154,11 +154,11 @@ class CollectiveSchedule {
   enum class State : std::uint8_t { due, ahead, joined };  // not run; run early; run in its turn
   struct Entry {
     Collective what;
-    int num_idle_phases = 0;
+    int num_idle_phases = 0;  // phases in a row in which no rank needed it
   };
   struct List {
     std::vector<Entry> entries;
-    bool is_known = false;
+    bool is_known = false;  // whether ranks follow the list: a phase has completed it
   };
 
   std::optional<std::size_t> find(const Collective& what, std::size_t from) const;

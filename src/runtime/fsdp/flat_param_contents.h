@@ -20,7 +20,7 @@ struct ManagedParameter {
   std::string fqn;
   at::Tensor tensor;
 };
-struct SharedParameter {
+struct SharedParameter {  // a further name of a tied parameter
   std::string fqn;
   std::size_t index;  // index of the parameter that it is tied to
 };

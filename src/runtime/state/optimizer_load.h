@@ -62,8 +62,8 @@ class OptimizerLoad {
 
  private:
   struct Step {
-    std::int64_t* to;
-    at::Tensor from;
+    std::int64_t* to;  // where the optimizer's state has the step
+    at::Tensor from;   // 0-d; the load writes the saved step into it
   };
   /// The new state of a parameter.
   struct Loaded {

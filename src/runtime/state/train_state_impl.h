@@ -98,10 +98,10 @@ class TrainState::Impl {
   std::vector<PerRankValue> per_rank_;
 
   // From the last save, for the next one.
-  std::string digest_;
+  std::string digest_;  // layout_digest of what was saved
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
-  std::string locked_directory_;
+  std::string locked_directory_;                  // that `lock_` is on
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
   state::BackgroundSave background_save_;         // destroyed first: it uses `rendezvous_`
 };
