@@ -17,17 +17,17 @@ struct DiffCommandOptions {
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;
   RecipeArguments recipe;
-  std::optional<double> rtol{};
-  std::optional<double> atol{};
-  bool ignore_dtype = false;
+  std::optional<double> rtol{};  // both empty: compare bits
+  std::optional<double> atol{};  // both empty: compare bits
+  bool ignore_dtype = false;     // compare different dtypes as numbers
   bool json = false;
   WorkOptions work;
 };
 
 void add_diff_command(CommandLine& line, DiffCommandOptions& options, Terminal& terminal);
 
-/// Compares two checkpoints with a progress line. Throws: Error(invalid_argument) if a pattern of
-/// `options.names` matches no name.
+/// Compares two checkpoints and shows progress. Throws: Error(invalid_argument) if a pattern of
+/// `options.names` matches no name, or if they together select none.
 inspect::DiffReport compare(const formats::CheckpointReader& a, const formats::CheckpointReader& b,
                             inspect::DiffOptions options, const WorkOptions& work_options,
                             Terminal& terminal);

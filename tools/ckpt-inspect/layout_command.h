@@ -10,8 +10,8 @@ namespace tessera::cli {
 struct LayoutOptions {
   SourceOptions source;
   std::string table_plan_path;  // empty: not given
-  bool all = false;
-  bool mesh = false;
+  bool all = false;             // print equal layers one by one
+  bool mesh = false;            // also print the mesh and placements of DTensors
   bool json = false;
 };
 

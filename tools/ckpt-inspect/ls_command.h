@@ -8,8 +8,8 @@ namespace tessera::cli {
 struct LsOptions {
   SourceOptions source;
   WorkOptions work;
-  bool values = false;
-  bool sha256 = false;
+  bool values = false;  // also list values: all that is no tensor
+  bool sha256 = false;  // also print the SHA-256 of each tensor's bytes
   bool json = false;
 };
 

@@ -15,16 +15,16 @@ namespace tessera::cli {
 Value read_part_document(const std::string& path, const std::string& subject,
                          const std::string& verb);
 
-/// Returns the states of a checkpoint's data files by their names in the checkpoint. Throws:
-/// Error(io).
+/// Returns the states (FileStates: size and time of change) of a checkpoint's data files, by their
+/// names in the checkpoint. Throws: Error(io).
 reshard::FileStates files_of_part(const formats::CheckpointReader& reader);
 
 /// Writes the member `files`, which `require_files` compares. Get the states before you read the
 /// elements, so that a change during the read is noticed.
 void write_files_of_part(JsonOutput& json, const reshard::FileStates& files);
 
-/// Returns the digest of the names and states, 32 hex digits. For documents that have no room for a
-/// list of files.
+/// Returns a digest of the files' names and states, 32 hex digits. For documents that have no room
+/// for a list of files.
 std::string digest_of_files(const reshard::FileStates& files);
 
 /// Checks that the part at `path` was made of these files in these states, so that all parts that

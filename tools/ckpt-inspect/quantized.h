@@ -9,18 +9,18 @@
 #include "cli/terminal.h"
 #include "formats/quantized_tensors.h"
 
-// Output of commands about tensors that are parts of quantized weights.
+// What commands print about tensors that are parts of quantized weights.
 namespace tessera::cli {
 
 /// Returns the quantized weights of an open checkpoint. `reader` must outlive them.
 formats::QuantizedTensors quantized_tensors_of(const formats::CheckpointReader& reader);
 
-/// Writes the member `quantized` of an object that is open.
+/// Writes the member `quantized` into the open JSON object.
 void write_quantized(JsonOutput& json, const formats::QuantizedTensors& quantized,
                      const formats::QuantizedPart& part);
 
-/// Counts tensors whose elements are codes, and says so on standard error, in one line for each
-/// scheme.
+/// Counts tensors whose elements are codes, not numbers. `print` prints the counts to standard
+/// error, in one line for each scheme of quantization.
 class CodesNote {
  public:
   void add(const std::string& fqn, const std::string& scheme);

@@ -15,8 +15,8 @@ struct RecipeCommandOptions {
 
 void add_recipe_command(CommandLine& line, RecipeCommandOptions& options, Terminal& terminal);
 
-/// Checks a recipe on the names and shapes of a checkpoint. Returns ExitCode::findings for a
-/// problem. A recipe that fits but has no inverse, as with a slice, is no problem.
+/// Checks whether a recipe fits the names and shapes of a checkpoint. Returns ExitCode::findings if
+/// not. A recipe that fits but has no inverse, such as one with a slice, is no finding.
 ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -16,10 +16,10 @@ struct ReportOptions {
   std::string flat_layout_path_b;
   std::vector<std::string> as_dict;
   RecipeArguments recipe;
-  std::optional<double> rtol{};
-  std::optional<double> atol{};
-  bool ignore_dtype = false;
-  bool no_stats = false;
+  std::optional<double> rtol{};  // both empty: compare bits
+  std::optional<double> atol{};  // both empty: compare bits
+  bool ignore_dtype = false;     // compare different dtypes as numbers
+  bool no_stats = false;         // read no elements: no statistics
   bool overwrite = false;
   WorkOptions work;
 };

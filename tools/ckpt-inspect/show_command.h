@@ -13,7 +13,7 @@ struct ShowOptions {
   std::vector<std::string> as_dict;
   RecipeArguments recipe;
   WorkOptions work;
-  int num_bins = 10;
+  int num_bins = 10;  // at most, of the histogram
   bool json = false;
 };
 

@@ -31,10 +31,10 @@ inline constexpr const char* kPathHelp =
     "A checkpoint of any format that ckpt-inspect --help lists. The tool detects the format. - "
     "reads standard input";
 
-/// The checkpoint that a command reads, and the names in it.
+/// The checkpoint that a command reads, and the names in it that the user asks for.
 struct SourceOptions {
   std::string path;
-  std::vector<std::string> patterns;   // empty: all names
+  std::vector<std::string> patterns;   // the arguments GLOB; empty: all names
   std::string flat_layout_path{};      // empty: not given
   std::vector<std::string> as_dict{};  // classes whose objects are read as dicts
   RecipeArguments recipe{};
@@ -80,8 +80,8 @@ TwoSources open_two_sources(const SourceOptions& a, const SourceOptions& b, Term
 void write_source(JsonOutput& json, std::string_view format,
                   const formats::CheckpointContents& contents);
 
-/// The extra files in the directory of a checkpoint, sorted by name. Has no links, no folders, and
-/// no files in folders. Empty for a checkpoint that is a single file.
+/// The extra files (such as config.json) that lie directly in the directory of a checkpoint, sorted
+/// by name; no links, no folders. Empty for a checkpoint that is a single file.
 struct ExtraFiles {
   std::vector<formats::ExtraEntry> files{};
 
@@ -94,7 +94,7 @@ struct ExtraFiles {
 ExtraFiles find_extra_files(const formats::CheckpointReader& reader, const SourceOptions& options);
 
 /// Returns the bytes of the data files that have further hard links, usually in other checkpoints.
-/// Removing this checkpoint does not free them. 0 for formats that have no base checkpoints.
+/// Removing this checkpoint does not free these bytes. 0 for formats without base checkpoints.
 std::uint64_t shared_nbytes(const formats::CheckpointReader& reader);
 /// Writes the member `shared_nbytes`, unless it is 0.
 void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& reader);
@@ -102,7 +102,7 @@ void write_shared_nbytes(JsonOutput& json, const formats::CheckpointReader& read
 inspect::Selection select_names(const formats::CheckpointReader& reader,
                                 const SourceOptions& options);
 
-/// The same, with the tensors of selected aliases.
+/// As `select_names`, plus the tensors that the selected aliases are names of.
 inspect::Selection select_with_tensors_of_aliases(const formats::CheckpointReader& reader,
                                                   const SourceOptions& options);
 
@@ -130,9 +130,9 @@ class Work {
 /// Returns the format, the number of ranks if it has ranks, and notes on it: `native, 4 ranks`.
 std::string format_in_words(const formats::CheckpointReader& reader);
 
-/// A value's type and text, for a line of a table. The type is `refused` for a kind that is never
-/// read (an object of a class), and `unreadable` if the value is missing or damaged; the text is
-/// then the reason, and the other values are still listed. Throws: Error(io).
+/// A value's type and text, for a line of a table. The type is `refused` for a kind of value that
+/// Tessera never reads (an object of a class), and `unreadable` if the value is missing or damaged;
+/// the text is then the reason, so that a list can go on with the other values. Throws: Error(io).
 struct ValueWords {
   std::string type;
   std::string text;

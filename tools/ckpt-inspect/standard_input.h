@@ -17,10 +17,10 @@ namespace tessera::cli {
 inline constexpr const char* kStandardInput = "-";
 
 /// Presents standard input as a file system with one file, `-`, for reading only. The constructor
-/// reads the stream to its end. It keeps the first `max_kept_nbytes` bytes, and only counts the
-/// others. A longer stream must end where its header says; the constructor throws Error(corruption)
-/// at the first byte after that, so it also ends for an endless stream. Thread-safe. A read of a
-/// byte that was not kept throws Error(unsupported), a write throws Error(io).
+/// reads the stream to its end: it keeps the first `max_kept_nbytes` bytes, and only counts the
+/// rest. If there is such a rest, and it goes on after the end that the file's header gives, the
+/// constructor throws Error(corruption); so an endless stream does not block it. Thread-safe. A
+/// read of a byte that was not kept throws Error(unsupported), a write throws Error(io).
 class StandardInput final : public ReadOnlyFileSystem {
  public:
   /// More than the longest header of a safetensors file.

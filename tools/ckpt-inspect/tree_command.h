@@ -7,9 +7,9 @@ namespace tessera::cli {
 
 struct TreeOptions {
   SourceOptions source;
-  int depth = 0;  // 0: all levels
-  bool values = false;
-  bool all = false;
+  int depth = 0;        // 0: all levels
+  bool values = false;  // print values one by one, not only their number
+  bool all = false;     // print equal layers one by one
   bool json = false;
 };
 

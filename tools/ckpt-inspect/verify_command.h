@@ -11,9 +11,9 @@ namespace tessera::cli {
 struct VerifyCommandOptions {
   SourceOptions source;
   WorkOptions work;
-  bool values = false;
+  bool values = false;                      // also report NaN and infinite elements
   std::string part{};                       // I/N; empty: the whole check
-  std::vector<std::string> joined_paths{};  // of the outputs of all parts
+  std::vector<std::string> joined_paths{};  // outputs of all parts, to join; empty: check
   bool json = false;
 };
 

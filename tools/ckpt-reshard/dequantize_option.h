@@ -24,8 +24,8 @@ struct Dequantized {
 
 /// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
 /// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
-/// of `--extra-files-from`. Adds to `problems` and `done`; reading elements later adds to
-/// `losses`. Throws: UsageError for a dtype to which codes cannot be converted.
+/// of `--extra-files-from`. Adds to `problems` and `done`. Reading elements later adds to `losses`.
+/// Throws: UsageError for a dtype to which codes cannot be converted.
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,

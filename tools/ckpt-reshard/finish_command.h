@@ -9,8 +9,8 @@
 namespace tessera::cli {
 
 struct FinishOptions {
-  std::string destination;
-  bool discard = false;
+  std::string destination;  // DST of the workers
+  bool discard = false;     // remove the workers' shares instead
 };
 
 void add_finish_command(CommandLine& line, FinishOptions& options, Terminal& terminal);

@@ -19,7 +19,7 @@ struct MergeOptions {
 
 void add_merge_command(CommandLine& line, MergeOptions& options, Terminal& terminal);
 
-/// Moves several checkpoints into one.
+/// Writes several checkpoints as one new checkpoint.
 ExitCode run_merge(const MergeOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

@@ -32,8 +32,8 @@ struct MoveSource {
       std::make_shared<arithmetic::RoundingLosses>();
 };
 
-/// Plans, moves and commits; with `dry_run`, plans and checks. Returns bad_input if the plan has
-/// problems. Calls `open` after the options are checked; `open` reads `paths`, only through `fs`.
+/// Plans, writes and commits; with `dry_run`, only plans and checks. Returns bad_input if the plan
+/// has problems. Checks the options, then calls `open`, which must read `paths` only through `fs`.
 ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal);
 

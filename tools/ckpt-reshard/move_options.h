@@ -31,7 +31,7 @@ struct MoveOptions {
   std::string strategy;
   std::string table_plan_path;
   std::string mesh_path;
-  std::string like_path;  // path of the checkpoint whose pieces DST gets; empty: not given
+  std::string like_path;  // a checkpoint; DST's tensors are cut as in it; empty: not given
   std::string units_path;
   std::string flat_layout_path;      // for the source; only verbs that read one checkpoint
   std::vector<std::string> as_dict;  // classes whose objects are read as dicts
@@ -39,22 +39,22 @@ struct MoveOptions {
   std::string base;  // path of the checkpoint to share files with; empty: not given
   bool changed_rows = false;
   std::vector<std::string> only;
-  std::string only_option = "--only";  // name of the options that set `only`, for messages
+  std::string only_option = "--only";  // the option that set `only`, for messages
   std::vector<std::string> renames;
   std::vector<reshard::Rename> prefix_removals;  // applied to names that no rename matches
   std::vector<std::string> source_prefixes;      // only of a merge
   formats::MergePreference preference = formats::MergePreference::none;  // of merge and combine
-  std::string combination;  // of `combine`: the formula; empty: none
-  bool drop_optimizer = false;
+  std::string combination;       // of `combine`: the formula; empty: none
+  bool drop_optimizer = false;   // leave out optimizer state and groups
   std::string optimizer_params;  // a file, `auto` or `numbers`; empty: not given
   RecipeArguments recipe;
   reshard::OptimizerNames optimizer_names = reshard::OptimizerNames::as_stored;
   std::string dequantize;  // a dtype; empty: not given
-  std::string cast;
+  std::string cast;        // a dtype; empty: not given
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
-  bool allow_missing = false;
-  bool allow_lossy = false;
-  bool as_is = false;
+  bool allow_missing = false;  // leave out incomplete tensors and values
+  bool allow_lossy = false;    // merge row-wise state by a weighted mean
+  bool as_is = false;          // write a part of a checkpoint as if it were whole
   std::uint64_t memory_nbytes = kDefaultMemoryNbytes;
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   std::string device_mesh;             // empty: not given

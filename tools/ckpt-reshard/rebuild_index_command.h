@@ -12,7 +12,7 @@ struct RebuildIndexOptions {
 
 void add_rebuild_index_command(CommandLine& line, RebuildIndexOptions& options, Terminal& terminal);
 
-/// Makes the index of a native checkpoint from the rank files. Replaces an index that is there.
+/// Writes the index of a native checkpoint, from its rank files. Replaces an index that exists.
 ExitCode run_rebuild_index(const RebuildIndexOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

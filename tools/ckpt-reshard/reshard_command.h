@@ -14,7 +14,7 @@ struct ReshardOptions {
 
 void add_reshard_command(CommandLine& line, ReshardOptions& options, Terminal& terminal);
 
-/// Moves one checkpoint, or plans it.
+/// Writes SRC to DST in another layout or format; with --dry-run, only prints the plan.
 ExitCode run_reshard(const ReshardOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

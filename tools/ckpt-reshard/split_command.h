@@ -11,13 +11,13 @@ namespace tessera::cli {
 struct SplitOptions {
   std::string source;
   std::vector<std::string> prefixes;  // with or without a dot at the end
-  bool keep_prefix = false;
+  bool keep_prefix = false;           // keep the prefixes in the new names
   MoveOptions move;
 };
 
 void add_split_command(CommandLine& line, SplitOptions& options, Terminal& terminal);
 
-/// Moves a part of a checkpoint: names under prefixes, names of --only, or all but optimizers.
+/// Writes a part of a checkpoint: names under prefixes, names of --only, or all but optimizers.
 ExitCode run_split(const SplitOptions& options, Terminal& terminal);
 
 }  // namespace tessera::cli

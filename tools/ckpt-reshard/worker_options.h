@@ -22,8 +22,8 @@ struct WorkerOptions {
 
 void add_worker_options(Command& command, WorkerOptions& options);
 
-/// Returns the part that this process writes, by its options and the launcher's variables; nothing
-/// if no option asks for several workers. Throws: UsageError.
+/// Returns the share that this process writes, from `--part`, or from `--workers` and the
+/// launcher's variables; nullopt if neither option is given. Throws: UsageError.
 std::optional<PartOfWork> part_of_worker(const WorkerOptions& options);
 
 /// Returns a text with the arguments and the working directory, as JSON. Workers store it, and
@@ -34,7 +34,7 @@ struct RecordedCommand {
   std::vector<std::string> arguments;
   std::string directory;
 };
-/// Parses a text of `command_to_text`. Returns nothing for '' or other JSON; throws if not JSON.
+/// Parses what `command_to_text` returned. Returns nullopt for '' or other JSON; throws if no JSON.
 std::optional<RecordedCommand> command_from_text(const std::string& text, const std::string& path);
 
 }  // namespace tessera::cli

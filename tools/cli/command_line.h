@@ -15,7 +15,7 @@
 
 namespace tessera::cli {
 
-/// Thrown if the command line is wrong; ends the tool with ExitCode::usage.
+/// Thrown for a wrong command line; the tool ends with ExitCode::usage and names `help_command`.
 class UsageError : public std::runtime_error {
  public:
   UsageError(const std::string& what, std::string help_command)
@@ -27,7 +27,7 @@ class UsageError : public std::runtime_error {
 };
 
 /// The arguments and options of one command (a verb, or the tool itself). Parsing the command line
-/// sets the targets, which must live until then.
+/// sets the targets that the functions below get; they must live until then.
 class Command {
  public:
   struct Argument {
@@ -40,7 +40,7 @@ class Command {
     std::string name;         // `--depth`; `-o,--output`
     std::string placeholder;  // `N`; empty for a flag
     std::string help;
-    std::function<void(const std::string&)> set;  // throws std::invalid_argument
+    std::function<void(const std::string&)> set;  // throws std::invalid_argument for a wrong text
     std::vector<std::string> choices{};           // offered by completion
 
     std::string with_placeholder() const;  // `--depth N`

@@ -32,8 +32,8 @@ struct ExitCodeMeaning {
 /// Returns the meanings that every help text prints.
 std::span<const ExitCodeMeaning> exit_code_meanings();
 
-/// Runs a tool's body, flushes standard output, and returns the exit status. If one throws, prints
-/// `<tool>: <message>` to standard error (not OutputClosed), and returns the first code not `done`.
+/// Runs a tool's body, then flushes standard output. Returns the first code of the two that is not
+/// `done`. If one throws, prints `<tool>: <message>` to standard error (not for OutputClosed).
 int run_tool(std::string_view tool, Terminal& terminal, const std::function<ExitCode()>& body);
 
 }  // namespace tessera::cli

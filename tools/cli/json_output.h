@@ -13,12 +13,12 @@ namespace tessera::cli {
 
 /// Writes one JSON document, usually to standard output. Writes each token immediately, so that a
 /// large document needs little memory. Entries of the two outermost levels get a line each, so that
-/// people can read the document and `grep` finds whole entries. A value in an object follows its
-/// `key`.
+/// people can read the document and `grep` finds whole entries. In an object, call `key` before
+/// each value.
 class JsonOutput {
  public:
   /// Begins the document with `"schema": <schema>`, the version of its structure
-  /// (docs/cli/json-schema.md). It changes only if old readers would misread the document.
+  /// (docs/cli/json-schema.md). Change the version only if old readers would misread the document.
   JsonOutput(Terminal& terminal, int schema);
   /// Calls `sink` with the text, instead of printing it.
   using TextSink = std::function<void(std::string_view text)>;

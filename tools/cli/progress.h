@@ -39,8 +39,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void add(std::uint64_t nbytes);
-  /// Adds bytes that an interrupted run had moved to `kept_nbytes` of the JSON. Pass them to `add`
-  /// as well, because they are part of the total; so the speed on a terminal includes them.
+  /// Adds `nbytes`, which an interrupted run had written, to `kept_nbytes` of the JSON. Pass them
+  /// to `add` too: the total includes them. So the speed on a terminal includes them, too.
   void add_kept(std::uint64_t nbytes);
 
  private:

@@ -19,8 +19,8 @@ struct RecipeArguments {
 
 void add_recipe_options(Command& command, RecipeArguments& arguments);
 
-/// Returns the options for `recipe`. Its variables come from config.json beside the checkpoint at
-/// `checkpoint`, else from that in `model_folder` (empty: none).
+/// Returns the options for `recipe`. The model's config.json, beside the checkpoint at
+/// `checkpoint`, else in `model_folder` (empty: none), gives values to the recipe's variables.
 /// Throws: Error as recipe::add_setting and recipe::read_config.
 recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
                                      const std::string& checkpoint,
@@ -31,8 +31,8 @@ recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeA
 std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
                             const std::string& model_folder);
 
-/// Returns a reader of the checkpoint after the recipe; `reader` itself without a recipe. Throws
-/// Error(invalid_argument) for --inverse or --set alone. `checkpoint` is the path of `reader`.
+/// Returns a reader of the checkpoint as the recipe changes it; `reader` itself without a recipe.
+/// Throws Error(invalid_argument) for --inverse or --set alone. `checkpoint`: the path of `reader`.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
     const std::string& checkpoint, const std::string& model_folder = {});

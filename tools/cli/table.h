@@ -15,7 +15,7 @@ namespace tessera::cli {
 
 /// Prints rows of cells in aligned columns, two spaces apart. If the terminal is too narrow, narrow
 /// columns replace wide ones (let_alternate), and then one column is cut at its front (let_shrink).
-/// If standard output is not a terminal, everything is printed in full.
+/// If standard output is not a terminal, wide columns are printed in full.
 class Table {
  public:
   enum class Align { left, right };

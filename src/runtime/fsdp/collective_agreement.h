@@ -32,10 +32,10 @@ class CollectiveAgreement {
       : group_(std::move(group)), consensus_(group_) {}
 
   /// Returns the collective that all ranks run next; empty if all ranks end the phase. Collective.
-  /// Throws on all ranks: Error(mismatch) as `choose`; Error(io) as dist::Consensus.
+  /// Throws on all ranks: Error(mismatch) as `choose`; Error(io) if a rank does not answer in time.
   std::optional<CollectiveSchedule::Proposal> agree(const Request& request);
 
-  /// As Consensus::require_equal.
+  /// Collective. Throws Error(mismatch) on all ranks if their `lines` differ.
   void require_equal(const std::string& what, const std::vector<std::string>& lines) {
     consensus_.require_equal(what, lines);
   }

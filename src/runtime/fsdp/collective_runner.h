@@ -10,7 +10,7 @@
 
 namespace tessera::fsdp {
 
-/// Starts the collectives whose turn it is, for CollectiveRunner.
+/// What CollectiveRunner calls to start collectives. Pass implements it.
 class CollectiveActions {
  public:
   /// Starts a collective. Returns true if this rank keeps the gathered parameters or had a gradient
@@ -18,8 +18,8 @@ class CollectiveActions {
   virtual bool run(const CollectiveSchedule::DueCollective& due) = 0;
   /// Returns the numbers of the handles with gradients that are not reduced yet.
   virtual std::vector<std::size_t> unreduced() const = 0;
-  /// Returns numbers to sum over the ranks at the end of a phase. All ranks return the same number
-  /// of them.
+  /// Returns numbers that `end_phase` sums over the ranks. All ranks return the same number of
+  /// them; none if the phase has nothing to sum.
   virtual std::vector<int> counts() const = 0;
   virtual std::string name_of(const Collective& what) const = 0;
 
@@ -48,12 +48,12 @@ class CollectiveRunner {
   bool can_end_phase() const { return is_in_phase() && !is_broken_; }
   /// Runs the rest of the phase's list of collectives, and returns the sums of `counts`. Collective
   /// over `group`. `has_failed`: this rank will throw after the phase. Throws: Error(io) if another
-  /// rank passed `has_failed` and this rank did not (with its number if it is the only one).
+  /// rank passed `has_failed` and this rank did not; names that rank if it is the only one.
   std::vector<int> end_phase(bool has_failed = false);
   /// Drops a phase that failed. Not collective.
   void abort_phase();
 
-  /// Runs the collectives up to the all-gather of a handle, and starts this all-gather.
+  /// Runs the collectives that the list has before a handle's all-gather, and starts the latter.
   void need(std::size_t handle) { need(Collective{Collective::Verb::unshard, handle}); }
   /// Waits until all ranks have reached a module with its own collectives. Throws on all ranks:
   /// Error(mismatch) if a rank reaches the end of the phase, or another such module, before it.
@@ -72,7 +72,7 @@ class CollectiveRunner {
     int num_deviating = 0;  // ranks that need a collective that is not in the list
     int num_failed = 0;
     int failed_rank = 0;          // valid if exactly one rank failed
-    std::vector<bool> is_needed;  // as CollectiveSchedule::needed
+    std::vector<bool> is_needed;  // CollectiveSchedule::needed of any rank
     std::vector<int> counts;
   };
   enum class Deviates { no, yes };

@@ -11,14 +11,14 @@
 
 namespace tessera::fsdp {
 
-/// A collective of one flat parameter. `handle` is the number of its handle (FlatParamHandle) in
-/// the pass. A module with its own collectives (registry::MeetingPoint) has a number after the
-/// numbers of the handles.
+/// A collective of one flat parameter (the parameters of one unit and dtype). `handle`: the index
+/// of its FlatParamHandle in Pass::handles(). A module that runs its own collectives
+/// (registry::MeetingPoint) has a number after the numbers of the handles.
 struct Collective {
   enum class Verb : std::uint8_t {
-    unshard,
-    reduce,
-    meet,  // a barrier: ranks wait for each other before a module runs its own collectives
+    unshard,  // the all-gather of the parameters
+    reduce,   // the average of the gradients over the ranks
+    meet,     // a barrier: ranks wait for each other before a module runs its own collectives
   };
   Verb verb = Verb::unshard;
   std::size_t handle = 0;
@@ -43,8 +43,8 @@ struct PhaseKey {
   friend auto operator<=>(const PhaseKey&, const PhaseKey&) = default;
 };
 
-/// Says when to prefetch (gather ahead of time) the unit after a handle's unit in the list of
-/// collectives.
+/// The prefetch settings of one handle: in a forward and in a backward, when to start the next
+/// all-gather of the list ahead of time.
 struct PrefetchRule {
   ForwardPrefetch forward = ForwardPrefetch::none;
   BackwardPrefetch backward = BackwardPrefetch::none;
@@ -57,23 +57,23 @@ struct PrefetchRule {
 /// - Before a rank runs an entry that it needs, the rank joins all entries before that entry: it
 ///   takes part in an all-gather although it does not need the result, or in a reduction, with
 ///   zeros if it has no gradient.
-/// - A gradient that is complete before its reduction's turn is held back, for one unit at most.
+/// - A rank holds back the complete gradients of one unit until the turn of their reduction. When a
+///   second unit's are complete too, it joins the entries before the earlier of both reductions.
 /// - At the end of the phase the rank joins the rest of the list.
 ///
-/// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before
-/// they start it (CollectiveAgreement); the agreed collectives become the list. In a later phase,
-/// a rank may need a collective that is not in the rest of the list. It then joins the rest of
-/// the list and reports the need in the exchange at the end of the phase. Then all ranks agree on
-/// the missing collectives, which are inserted where that rank needed them. So what each rank
-/// needs is a subsequence of the list. An entry that no rank needs for `kNumIdlePhases` phases is
-/// removed.
+/// The first phase with a PhaseKey has no list yet. Its ranks agree on each collective before they
+/// start it (CollectiveAgreement) and add it to the list. In a later phase, a rank may need a
+/// collective that the rest of the list lacks. It then joins the rest of the list and says so in
+/// the all-reduce that follows the list. Then all ranks agree on the missing collectives and insert
+/// them where that rank needed them. So the list has each rank's collectives in the order in which
+/// it needs them. An entry that no rank needs in `kNumIdlePhases` phases in a row is removed.
 ///
-/// A meeting (Verb::meet) is a barrier, which ends when all ranks have reached its module; so a
-/// rank cannot join it early. If some ranks come to a meeting in the list that others are not ready
-/// for, all ranks remove the rest of the list, from the meeting on, and agree on new collectives.
+/// A meeting (Verb::meet) is a barrier before a module's own collectives. A rank cannot join it
+/// before it reaches the module. If only some ranks are ready for a meeting in the list, all ranks
+/// remove it and what follows it from the list, and agree on each further collective.
 ///
-/// This class has the list and this rank's position in it, and returns the collectives to run next.
-/// CollectiveRunner runs them. Not thread-safe.
+/// This class stores the lists and this rank's position in the present one, and returns the
+/// collectives to run next. CollectiveRunner runs them. Not thread-safe.
 class CollectiveSchedule {
  public:
   static constexpr int kNumIdlePhases = 16;
@@ -87,26 +87,26 @@ class CollectiveSchedule {
     };
     Collective what;
     Role role = Role::own;
-    std::size_t position = 0;
+    std::size_t position = 0;  // in the list
     friend bool operator==(const DueCollective&, const DueCollective&) = default;
   };
   using DueCollectives = std::vector<DueCollective>;
 
-  /// A collective that a rank needs, and where to insert it into the list; `insert_at` is empty if
-  /// the list has it already.
+  /// A collective that a rank needs. `insert_at`: where to insert it into the list; empty if the
+  /// list has it already, after all that this rank has needed so far.
   struct Proposal {
     Collective what;
     std::optional<std::size_t> insert_at;
     friend bool operator==(const Proposal&, const Proposal&) = default;
   };
 
-  /// Sets the rules: one for each handle, then one for each module with its own collectives.
+  /// Sets the prefetch rules of each handle, then of each module with its own collectives.
   void set_prefetch(std::vector<PrefetchRule> rules) { rules_ = std::move(rules); }
 
   void begin_phase(const PhaseKey& key);
-  /// Requires: this rank has run or joined the whole list. `is_needed`: as `needed`, but for all
-  /// ranks: two flags per rule, which say whether any rank needed its all-gather (or meeting), and
-  /// whether any rank needed its reduction, in this phase.
+  /// Ends the phase, and removes entries that were not needed for long. Requires: this rank has run
+  /// or joined the whole list. `is_needed`: the flags that `needed` returns, each true if it is
+  /// true on any rank.
   void end_phase(const std::vector<bool>& is_needed);
   /// Ends a failed phase and deletes its list.
   void abort_phase();
@@ -117,13 +117,13 @@ class CollectiveSchedule {
   bool is_following() const { return is_following_; }
 
   // --- while following the list
-  /// Returns the collectives to run because this rank needs `what` (an all-gather or a meeting):
-  /// those before `what` in the list, `what`, and all-gathers to prefetch; without those that were
-  /// started already. Returns nullopt if `what` is not in the rest of the list.
+  /// Returns the collectives to run before this rank can use `what` (an all-gather or a meeting):
+  /// the entries before `what`, `what` itself, and all-gathers to prefetch, except those started
+  /// already. Returns nullopt if `what` is not in the rest of the list.
   std::optional<DueCollectives> need(const Collective& what);
-  /// Returns the collectives that can run now that a handle's gradients are complete; perhaps none.
+  /// Returns the collectives that can run now that a handle's gradients are complete; may be empty.
   DueCollectives gradients_ready(std::size_t handle);
-  /// Returns the next entry if it is an all-gather, to start it ahead of time; otherwise nothing.
+  /// Returns the next entry if it is an all-gather, to start it ahead of time; else an empty list.
   DueCollectives next_gather();
   /// Returns the entries that have not run yet, to join them at the end of the phase.
   DueCollectives rest();
@@ -131,8 +131,8 @@ class CollectiveSchedule {
   void note_not_kept(std::size_t position) { state_[position] = State::joined; }
   /// Records that this rank had a gradient for a reduction that it joined.
   void note_needed(std::size_t position) { is_needed_[position] = true; }
-  /// Returns whether this rank has passed `position` in the list. If so, an all-gather that it
-  /// started there ahead of time was not needed.
+  /// Returns whether this rank has run the entry at `position` and all entries before it. If so, an
+  /// all-gather that it started there ahead of time and has not used so far was not needed.
   bool has_passed(std::size_t position) const { return position < cursor_; }
   /// Stops following the list. Requires: this rank has run all collectives that `rest()` returned.
   void stop_following() { is_following_ = false; }
@@ -146,19 +146,19 @@ class CollectiveSchedule {
   /// needed it.
   void take_agreed(const Proposal& agreed, bool is_own);
 
-  /// Returns two flags for each rule (handle, or module with its own collectives): whether this
-  /// rank needed its all-gather (or meeting), and whether this rank needed its reduction.
+  /// Returns two flags for each handle, then for each module with its own collectives: whether this
+  /// rank needed its all-gather (or meeting) in this phase, and whether it needed its reduction.
   std::vector<bool> needed() const;
 
  private:
-  enum class State : std::uint8_t { due, ahead, joined };  // how this rank ran an entry of the list
+  enum class State : std::uint8_t { due, ahead, joined };  // not run; run early; run in its turn
   struct Entry {
     Collective what;
-    int num_idle_phases = 0;
+    int num_idle_phases = 0;  // phases in a row in which no rank needed it
   };
   struct List {
     std::vector<Entry> entries;
-    bool is_known = false;
+    bool is_known = false;  // whether ranks follow the list: a phase has completed it
   };
 
   std::optional<std::size_t> find(const Collective& what, std::size_t from) const;

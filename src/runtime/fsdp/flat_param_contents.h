@@ -20,7 +20,7 @@ struct ManagedParameter {
   std::string fqn;
   at::Tensor tensor;
 };
-struct SharedParameter {
+struct SharedParameter {  // a further name of a tied parameter
   std::string fqn;
   std::size_t index;  // index of the parameter that it is tied to
 };
@@ -61,7 +61,7 @@ class FlatParamContents {
   at::Tensor parameter(std::size_t index) const { return weak_parameters_[index].lock(); }
   /// Returns the index of a parameter in this flat parameter.
   std::size_t index_of(const at::Tensor& parameter) const;
-  /// Throws an error about parameter `index`.
+  /// Throws Error(kind) that names parameter `index`.
   [[noreturn]] void refuse(ErrorKind kind, std::size_t index, const std::string& expected,
                            const std::string& found, const std::string& likely_cause = {}) const;
 
@@ -84,10 +84,10 @@ class FlatParamContents {
   at::ScalarType reduce_dtype() const;
 
   // --- places in a flat tensor
-  /// Returns the view of parameter `index` in a flat tensor of all parameters.
+  /// Returns parameter `index`, in its full shape, as a view of `flat`. `flat`: [padded numel].
   at::Tensor full_view(const at::Tensor& flat, std::size_t index) const;
-  /// Returns the view of this rank's shard of parameter `index`, in this rank's shard of a flat
-  /// tensor.
+  /// Returns this rank's shard of parameter `index` as a view of `flat_shard`, [sharded_numel]. It
+  /// is 1-d and may be empty; if there is one shard, it has the full shape.
   at::Tensor sharded_view(const at::Tensor& flat_shard, std::size_t index) const;
   /// Returns the index of the parameter that contains element `position` of the flat tensor.
   std::size_t parameter_at(std::int64_t position) const;

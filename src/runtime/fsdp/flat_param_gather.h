@@ -13,7 +13,7 @@
 namespace tessera::fsdp {
 
 /// All-gathers a flat parameter into the buffer of a FlatParamStorage, and frees the buffer's
-/// memory. Does nothing if there is no buffer, because the parameters are always whole.
+/// memory. Does nothing if there is no buffer: the parameters are then always whole.
 ///
 /// Life cycle, within a pass (one forward and its backward): `prepare`, `start`, `finish`,
 /// `reshard`, in this order, as often as needed. `finish` does nothing if no all-gather was
@@ -29,7 +29,7 @@ class FlatParamGather {
 
   /// Returns whether the buffer holds the gathered parameters.
   bool is_unsharded() const { return residence_ == Residence::unsharded; }
-  /// Casts the shard, or copies it to the device, before the all-gather. Needs no unsharded memory.
+  /// Casts the shard, or copies it to the device, before the all-gather. Makes no whole tensor.
   void prepare();
   /// Starts the all-gather. Collective over the shard group.
   void start();

@@ -12,9 +12,9 @@
 
 namespace tessera::fsdp {
 
-/// Returns a tensor with the memory of `elements`, this rank's shard of a gradient, for `.grad`. It
+/// Returns a tensor for `.grad` with the memory of `elements`, this rank's shard of a gradient. It
 /// is not a view, because Optimizer::zero_grad cannot detach a view in place. If the parameter is
-/// sharded, it has the touch key, so that a norm of the shard throws (`see_norm`).
+/// sharded, the result has kTouchKey, so that torch's norms refuse it (touch_dispatch.cpp).
 at::Tensor sharded_gradient(const FlatParamContents& contents, const at::Tensor& elements);
 
 /// Collects the gradients of one flat parameter (FlatParamHandle) from `.grad`, averages them over
@@ -30,7 +30,7 @@ class FlatParamGradients {
   /// `contents` and `storage` must outlive this.
   FlatParamGradients(const FlatParamContents& contents, const FlatParamStorage& storage);
 
-  /// Returns whether gradients are averaged, cast or moved; if not, they just stay in `.grad`.
+  /// Returns whether this object averages, casts or moves gradients. If not, they stay in `.grad`.
   bool are_reduced() const { return are_reduced_; }
 
   void enter_pass(const std::shared_ptr<const Streams>& streams,
@@ -49,7 +49,7 @@ class FlatParamGradients {
   /// Moves the parameter's `.grad` into the flat gradient. Throws: Error(unsupported) for a sparse
   /// gradient, or one with a graph (create_graph).
   void take(std::size_t index);
-  /// Returns whether there are gradients to reduce, of this pass or of an earlier one.
+  /// Returns whether there are gradients to reduce: of this pass, or kept by an earlier one.
   bool has_any() const { return has_taken() || has_unsynced(); }
   bool has_taken() const { return num_taken_ > 0; }
   bool has_all() const { return num_taken_ == num_trainable_; }
@@ -77,7 +77,7 @@ class FlatParamGradients {
  private:
   /// A flat gradient of some of the parameters.
   struct FlatGradient {
-    at::Tensor flat;        // [padded numel], predivided; undefined if no gradients
+    at::Tensor flat;        // [padded numel], divided by predivide_factor; undefined if none
     std::vector<bool> has;  // one per parameter; if false, its elements are not initialised
     void clear();
   };

@@ -93,7 +93,7 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   bool reshards_after_forward() const { return reshards_after_forward_; }
   void set_reshards_after_forward(bool does) { reshards_after_forward_ = does; }
 
-  // To be changed only by Pass, under its lock.
+  // Only Pass may change these, under its lock.
   const FlatParamStorage& storage() const { return storage_; }
   FlatParamGather& gather() { return gather_; }
   const FlatParamGather& gather() const { return gather_; }
@@ -103,15 +103,15 @@ class FlatParamHandle final : public std::enable_shared_from_this<FlatParamHandl
   // --- passes
   using Tracing = FlatParamStorage::Tracing;
   bool is_in_pass() const { return is_in_pass_; }
-  /// Makes parameters views of their full shapes; gathers nothing. `.grad` stays sharded until the
-  /// backward. Throws: Error(invalid_argument) in unshard_params, or if one was replaced or moved.
+  /// Gives parameters full shapes; gathers nothing. `.grad` stays sharded until the backward.
+  /// Throws: Error(invalid_argument) within unshard_params, or if one was replaced or moved.
   void enter_pass(const std::shared_ptr<HandleEvents>& events,
                   const std::shared_ptr<const Streams>& streams,
                   const std::shared_ptr<SpareMemory>& memory, Tracing tracing = Tracing::off);
-  /// Throws: Error(invalid_argument) naming a parameter that was written to during the pass.
+  /// Throws: Error(invalid_argument) naming a parameter if a write in the pass would be lost.
   void check_not_written() const;
-  /// Makes parameters and gradients this rank's shards again. Afterwards throws as
-  /// `check_not_written`.
+  /// Makes parameters and gradients this rank's shards again. Then throws if `check_not_written`
+  /// would have thrown before.
   void leave_pass();
   /// As `leave_pass`, but drops the pass's gradients and checks nothing.
   void abort_pass() noexcept;

@@ -65,7 +65,7 @@ class FlatParamReduction {
   dist::Pending pending_;
   bool is_all_reducing_ = false;  // whether the all-reduce of a hybrid strategy has started
   at::Tensor sharded_grad_;
-  at::Tensor shown_;  // the unsharded gradient whose memory `.grad`s use or have used
+  at::Tensor shown_;  // the gradient on the CPU whose memory `.grad`s use or have used
 };
 
 }  // namespace tessera::fsdp

@@ -17,7 +17,7 @@ namespace tessera::fsdp {
 /// buffer of gathered parameters, whose memory FlatParamGather allocates and frees. `set_data`
 /// switches a parameter between its elements in the shard and its full shape in the buffer; its
 /// TensorImpl stays the same, because module and optimizer hold it. Operators that use this memory
-/// call the listener ([Note: Touch]); without a buffer, as Tracing says. Not thread-safe.
+/// call the listener ([Note: Touch]); without a buffer, only under Tracing::on. Not thread-safe.
 class FlatParamStorage {
  public:
   /// Copies this rank's shard of each parameter. The parameters themselves do not change.
@@ -50,8 +50,8 @@ class FlatParamStorage {
   void check_parameters() const;
 
   // --- writes that would be lost, because they went into the buffer
-  /// Returns the last parameter, by index, that was written to since `show_full`; nullopt if no
-  /// parameter was.
+  /// Returns the index of the last parameter that was written to since `show_full`; nullopt if none
+  /// was, or if there is no buffer: a write then goes into the shard and is kept.
   std::optional<std::size_t> written_parameter() const;
   /// Makes `written_parameter` ignore all writes so far.
   void forget_writes();

@@ -37,20 +37,20 @@ struct ParameterUse {
   std::size_t parameter;
 };
 
-/// One forward and its backward over a root and all fully sharded modules in it. Decides when to
-/// gather, free and reduce each flat parameter.
+/// Runs the passes of a root, one by one; a pass is one forward and its backward. Decides when to
+/// gather, free and reduce each flat parameter of the fully sharded modules in the root.
 ///
 /// States. Idle: parameters are shards. Open: parameters have full shapes; an operator that uses a
-/// parameter gathers its unit. A pass ends with its backward. It ends with the outermost forward
-/// (ForwardScope) if gradients are disabled, or if the backward ran inside that forward. It also
-/// ends if it fails, or if its graphs are destroyed without a backward (graph_token).
+/// parameter gathers its unit. A pass usually ends with its backward. It ends with the outermost
+/// forward (ForwardScope) if gradients are disabled, or if the backward ran inside that forward. It
+/// also ends if it fails, or if its graphs are destroyed without a backward (graph_token).
 /// docs/fully_shard.md has a table. Each outermost forward and each backward of a pass is a phase:
 /// all ranks run the same collectives in the same order ([Note: One order of collectives]).
 ///
-/// [Note: Leaving] When an operator uses unit B, each other gathered unit A that does not contain B
-/// is freed, because A's forward (or backward) is then finished. A stays gathered in three cases:
-/// the same operator uses A too; A was prefetched and nothing has used it yet; the backward has not
-/// used A yet, and A is kept for it (by the sharding strategy or a NoSyncScope).
+/// [Note: Leaving] When an operator uses unit B, the pass frees each other gathered unit A that
+/// does not contain B, because A's forward (or backward) is then finished. A stays gathered in four
+/// cases: the same operator uses A too; A was prefetched and nothing has used it yet; in a forward,
+/// the sharding strategy or a NoSyncScope keeps A; in a backward, it has not used A yet.
 ///
 /// The registry stores the pass as a ModuleState of the root module, and owns it. Thread-safe.
 class Pass final : public HandleEvents,
@@ -59,14 +59,14 @@ class Pass final : public HandleEvents,
                    public registry::BringsRanksTogether,
                    public std::enable_shared_from_this<Pass> {
  public:
-  /// Returns the pass of `root`, and creates it the first time. Throws: Error(invalid_argument) if
-  /// a unit in `root` belongs to another root, or nothing in `root` is sharded or replicated.
+  /// Returns the pass of `root`; creates it at the first call. Throws: Error(invalid_argument) if a
+  /// unit has another root or another device, or if nothing in `root` is sharded or replicated.
   static std::shared_ptr<Pass> of(torch::nn::Module& root);
 
-  /// Enters or leaves a forward; calls nest.
+  /// Enters a forward; calls nest. Each call needs its `leave_forward`.
   void enter_forward();
-  /// `has_failed`: whether the forward threw. `is_watched`: whether each autograd graph that the
-  /// forward recorded has a token (`graph_token`).
+  /// Leaves a forward; collective if outermost. `has_failed`: the forward threw. `is_watched`: each
+  /// autograd graph that the forward recorded has a token (`graph_token`).
   void leave_forward(bool has_failed, bool is_watched) noexcept(false);
   /// Returns an object to be owned by an autograd graph that this pass records. When all graphs of
   /// the pass are destroyed without a backward, so are their tokens, and the pass ends.
@@ -78,24 +78,24 @@ class Pass final : public HandleEvents,
   bool is_open() const { return is_open_; }
 
   enum class Gradients { sync, keep_unsharded };
-  /// Sets whether a backward reduces gradients over the ranks or keeps them. Returns the previous
-  /// setting.
+  /// Sets whether a backward reduces gradients over the ranks or keeps them whole on this rank, for
+  /// a later backward. Returns the previous setting.
   Gradients set_gradients(Gradients gradients);
-  /// Drops the gradients that were kept under Gradients::keep_unsharded.
+  /// Drops what keep_unsharded kept. Throws Error(invalid_argument) during a forward or backward.
   void drop_unsynced_gradients();
 
   const std::vector<std::shared_ptr<FlatParamHandle>>& handles() const { return handles_; }
   /// Returns the settings that decide the dtype of the root's inputs.
   const MixedPrecision& input_precision() const { return input_precision_; }
-  /// Returns the modules in the tree that take part without being units, such as replicated
-  /// modules.
+  /// Returns the modules in the tree that take part but are no units (registry::PassMember), such
+  /// as replicated modules.
   const std::vector<std::shared_ptr<registry::PassMember>>& members() const { return members_; }
   /// Returns the collectives of the open pass in order; if no pass is open, those of the last pass.
   const std::vector<std::string>& collectives() const { return collectives_; }
   /// Returns the parameters that the first forward used, in the order of their first use.
   const std::vector<ParameterUse>& forward_order() const { return forward_order_; }
   const Streams& streams() const { return *streams_; }
-  /// Replaces the rate limiter of frees and allocations.
+  /// Replaces the rate limiter (RateLimiter). Only tests call this.
   void set_rate_limiter(RateLimiter limiter) { rate_limiter_ = std::move(limiter); }
 
  private:
@@ -108,7 +108,7 @@ class Pass final : public HandleEvents,
   struct Gathered {
     std::size_t handle;
     LastUse last_use;
-    /// Position of its all-gather in the order of collectives, if prefetched.
+    /// Position of its all-gather in the list of collectives; valid only if it was prefetched.
     std::size_t position = 0;
     std::uint64_t last_operator = 0;
   };

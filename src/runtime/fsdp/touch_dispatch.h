@@ -9,13 +9,13 @@ namespace tessera::fsdp {
 
 /// [Note: Touch] libtorch's modules have no forward hooks, so a unit (a fully sharded module) is
 /// gathered when an operator uses one of its parameters. Parameters are tensors with one extra
-/// dispatch key (not in unshard_params; without full buffer only in a traced pass). Views inherit
-/// the key. Its fallback runs before autograd, finds the unit by the storage of a tensor argument,
-/// gathers the unit, and redispatches to the keys below. Other operators cost nothing.
-/// PyTorch reserves this key for its own single-process tests: c10/core/DispatchKey.h says "Don't
-/// use it for anything real". Tessera uses it all the same, as a key above autograd that PyTorch
-/// itself does not use. A new PyTorch release may change or remove it, and no other library in the
-/// process can use it.
+/// dispatch key, kTouchKey: not within unshard_params, and without a buffer of their own only under
+/// Tracing::on. Views inherit the key. Its fallback runs before autograd: it finds the unit by the
+/// storage of a tensor argument, gathers it, and redispatches to the keys below. Operators on other
+/// tensors cost nothing. PyTorch reserves this key for its own single-process tests:
+/// c10/core/DispatchKey.h says "Don't use it for anything real". Tessera uses it all the same, as a
+/// key above autograd that PyTorch itself does not use. A new PyTorch release may change or remove
+/// it, and no other library in the process can use it.
 inline constexpr c10::DispatchKey kTouchKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// An object that is called for each operator that uses a storage. TouchRegistration registers the
@@ -58,8 +58,8 @@ void begin_operator();
 /// view.
 at::Tensor with_touch_key(const at::Tensor& tensor);
 
-/// Between these two calls, the fallback sees every operator of this thread and creates new tensors
-/// on the meta device. Calls nest.
+/// Between these two calls, operators of this thread that create a tensor without tensor arguments
+/// (such as `zeros`) create it on the meta device. Calls nest.
 void enter_meta_device();
 void leave_meta_device();
 

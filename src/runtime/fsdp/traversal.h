@@ -33,8 +33,8 @@ struct FoundParameter {
   at::Tensor tensor;
 };
 
-/// Returns the parameters at and below `module` that have no unit yet and are not ignored, in the
-/// order of the module tree.
+/// Returns the parameters at and below `module` that no unit has yet and that are not ignored, in
+/// tree order. Throws: Error(unsupported) if a module updates its parameters itself.
 std::vector<FoundParameter> unmanaged_parameters(const ModulePtr& module,
                                                  const FullyShardOptions& options);
 

@@ -6,8 +6,8 @@ namespace tessera::fsdp {
 
 /// Adds hooks for a new unit: state dicts get entries with the whole shapes of its parameters, and
 /// loads read such entries. The hooks are on the modules that own the parameters, so that users'
-/// hooks on modules above, and later hooks on the same module, see these entries. Modules in the
-/// tree of `module` whose parameters are in another unit, because they are tied, get them too.
+/// hooks on modules above, and later hooks on the same module, see these entries. A module in the
+/// tree of `module` whose tied parameters are in another unit gets such hooks too.
 void attach_state_dict_hooks(torch::nn::Module& module);
 
 /// Adds hooks for the module's own buffers that mixed precision has cast (registry::find_shard):

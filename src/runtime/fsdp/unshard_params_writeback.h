@@ -21,11 +21,11 @@ struct WholeTensors {
 
 /// Copies changes of whole tensors back: overwrites `shard` with this rank's shard of `whole`. The
 /// source is this rank's `whole`; with `rank0_only` it is rank 0's. If the user gave a parameter
-/// (or its `.grad`) a new tensor in place of its view of `whole.flat`, or another view of it, that
-/// tensor is copied into `whole.flat` first. If the new tensor has a wrong shape, the parameter
-/// keeps its old data, and the index of the last such parameter is returned. Shape: `shard`
-/// [sharded_numel]. Collective with `rank0_only`; other ranks then need no extra memory. Throws:
-/// Error(io) if a peer fails.
+/// (or its `.grad`) another tensor than its view of `whole.flat`, this other tensor is first copied
+/// into its place in `whole.flat`. If it has a wrong shape, the parameter keeps its old data.
+/// Returns the index of the last such parameter; nullopt if none. Shape: `shard` [sharded_numel].
+/// Collective with `rank0_only`; other ranks then need no extra memory. Throws: Error(io) if a peer
+/// fails.
 std::optional<std::size_t> write_back(const FlatParamContents& contents,
                                       const UnshardParamsOptions& options,
                                       at::Device compute_device, const WholeTensors& whole,

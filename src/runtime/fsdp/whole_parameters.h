@@ -12,8 +12,8 @@
 namespace tessera::fsdp {
 
 /// The whole parameters of a handle (FlatParamHandle) outside of any pass, for unshard_params. Owns
-/// the whole parameters and, while these are shown, this rank's shards of the gradients. Not
-/// thread-safe.
+/// them and, while they are shown (the module's parameters have their memory), this rank's shards
+/// of the gradients. Not thread-safe.
 class WholeParameters {
  public:
   /// `contents` and `storage` must outlive this object.

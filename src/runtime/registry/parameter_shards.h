@@ -18,7 +18,7 @@ struct ParameterShard {
   std::shared_ptr<dist::Group> group;
 };
 
-/// Stores or replaces a shard. Some calls also free those of destroyed parameters. Thread-safe.
+/// Stores or replaces a shard. Some calls also remove entries of destroyed parameters. Thread-safe.
 void note_shard(const at::Tensor& parameter, ParameterShard shard);
 /// Returns what `note_shard` has stored for the parameter, or nullopt. Thread-safe.
 std::optional<ParameterShard> find_shard(const at::Tensor& parameter);

@@ -13,8 +13,8 @@
 
 namespace tessera::state {
 
-/// Copies the elements that `source` and `destination` share. Returns their number. Requires: both
-/// are contiguous and of the same dtype.
+/// Copies the elements that `source` and `destination`, shards of one tensor of `shape`, share.
+/// Returns their number. Requires: both are contiguous and of the same dtype.
 std::int64_t copy_common(const Shape& shape, const LocalShard& source, LocalShard& destination);
 
 /// Returns the elements of a region, as a view of a local shard if possible, else as a copy.
@@ -24,8 +24,8 @@ std::optional<at::Tensor> cut(const StateTensor& entry, const Region& region);
 /// Returns whether two tensors of one dtype have the same bits. Shapes may differ.
 bool have_same_elements(const at::Tensor& a, const at::Tensor& b);
 
-/// Returns the layout of a tensor of which each rank has a copy of its own, such as a buffer. It
-/// names rank 0 alone, whose copy is saved. A load gives it to all ranks.
+/// Returns the layout of a tensor of which each rank has a copy of its own, such as a buffer. The
+/// layout names rank 0 alone: a save writes rank 0's copy, and a load gives it to all ranks.
 std::vector<Shard> layout_of_own_copies(const Shape& shape);
 
 /// Returns the regions that a rank holds according to the entry's layout. An empty layout means
@@ -38,7 +38,7 @@ std::vector<Region> regions_of_rank(const StateTensor& entry, int rank);
 StateTensor gather(const StateTensor& entry, dist::Group& world, const StateDictOptions& options,
                    const std::string& fqn);
 
-/// Converts an entry of type SHARDED to the type in `options`. Collective over `world` for FULL.
+/// Converts an entry of type SHARDED to `options.type`. Collective over `world` for FULL.
 StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptions& options,
                      const std::string& fqn);
 

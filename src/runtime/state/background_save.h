@@ -23,7 +23,7 @@ class BackgroundSave {
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
   /// Replaces the tensors that `job` will write by flat copies in host memory, so that training can
-  /// continue. Uses the memory of the last copies again. Requires: no save runs.
+  /// continue. Reuses the memory of the last copies. Requires: no save runs.
   void copy_tensors(SaveJob& job);
   /// Starts `job.run(rendezvous)`. Requires: no save runs; `rendezvous` outlives the save.
   void start(std::shared_ptr<SaveJob> job, Rendezvous& rendezvous);

@@ -28,7 +28,7 @@ struct LiveState {
   std::vector<std::vector<LocalShard>> held;
 };
 
-/// Decides which rank writes which piece of a state dict, in pieces that the format can hold.
+/// Cuts a state dict into pieces that the format can hold, and decides which rank writes each.
 LiveState share_out(const StateDict& state_dict, int world_size,
                     const formats::FormatTraits& traits = {});
 
@@ -41,7 +41,7 @@ std::vector<std::vector<LocalShard>> held_by(const StateDict& state_dict,
 /// elements, values and `units`. With equal digests, `share_out` makes equal pieces.
 std::string layout_digest(const StateDict& state_dict, int world_size, formats::Format format);
 
-/// Returns the contents of `state`, but the pieces are the regions that this rank, `rank`, holds.
+/// Returns the contents of `state`, but its pieces are the regions that this rank, `rank`, holds.
 formats::CheckpointContents held_contents(const LiveState& state, int rank);
 
 /// Returns a plan that writes the pieces of this rank, `rank`.

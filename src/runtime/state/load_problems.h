@@ -21,7 +21,7 @@ inline constexpr LoadSides kCheckpointOfState{"the checkpoint", ""};
 inline constexpr LoadSides kStateDictOfModule{"the state dict", "the module"};
 inline constexpr LoadSides kStateDictOfOptimizer{"the state dict", "the optimizer"};
 
-/// Reports an entry that has no destination.
+/// Reports an entry that the destination of the load does not have.
 void add_unexpected(const StateDict::Item& item, LoadReport& report);
 
 /// Returns a problem: the source has other elements for `fqn` than for `first`, although both are

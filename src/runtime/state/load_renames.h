@@ -16,7 +16,7 @@ namespace tessera::state {
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
                                            const formats::CheckpointContents& source);
 
-/// Returns the value called `name` in the checkpoint. If the value is the list of a group's
+/// Returns `value`, which the checkpoint calls `name`. If `value` is the list of a group's
 /// parameters (`optim.param_groups.0.params`), renames the parameters in the list as their state is
 /// renamed.
 Value with_renamed_members(const std::string& name, Value value,
@@ -31,9 +31,9 @@ struct RenamedNames {
 };
 
 /// Matches missing tensors of the model with unexpected tensors of equal shape, if each is the
-/// other's best match, without a tie. Returns the renames that turn unexpected names into missing
-/// names, longest prefixes first, because a load uses the first that fits. Sets `explained`: for
-/// each problem, whether the renames would fix it.
+/// other's only best match (most common name components). Returns renames of prefixes that turn
+/// unexpected names into missing ones, longest first, because a load uses the first that fits.
+/// Ignores names that `given` renames. Sets `explained`: whether a rename fixes each problem.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,

@@ -24,7 +24,7 @@ class OptimizerAdapter {
 
   const std::string& name() const { return name_; }
 
-  /// An elementwise tensor of a parameter's state.
+  /// A tensor of a parameter's state that has the parameter's shape, such as `exp_avg`.
   struct Slot {
     std::string name;
     at::Tensor* tensor;  // points to an undefined tensor if the state does not exist yet
@@ -40,10 +40,10 @@ class OptimizerAdapter {
   virtual bool makes_state_at_once() const = 0;
 
   /// Returns the fields that Python's optimizer saves for a group with these options, except
-  /// `params`, plus the unknown fields that `with_fields` got.
+  /// `params`, plus the fields that libtorch lacks and `with_fields` got.
   virtual Value::Dict fields(const torch::optim::OptimizerOptions& options) const = 0;
-  /// Returns options with these fields. Keeps unknown fields, to be saved again. Throws:
-  /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`);
+  /// Returns options with these fields. Keeps fields that libtorch lacks, to save them again.
+  /// Throws: Error(unsupported) naming a field whose value libtorch does not support (`maximize`);
   /// Error(mismatch) naming a field that is missing or of another type.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> with_fields(
       const Value::Dict& fields) const = 0;

@@ -31,8 +31,8 @@ struct UnusedValue {
   std::string parameter;  // the unused item of the list `key`; empty: the whole value is unused
 };
 
-/// Returns the values below `root` that `saved_groups` ignores, and the parameters of saved groups
-/// for which `is_known` is false. A load must report them: otherwise they get lost silently.
+/// Returns the values below `root` that `saved_groups` ignores, and names in saved groups that are
+/// neither in `parameters` nor `is_known`. A load must report them, or they get lost silently.
 std::vector<UnusedValue> unused_values(const ValueTree& tree, const formats::KeyPath& root,
                                        const std::vector<OptimizerParameter>& parameters,
                                        const std::function<bool(const std::string&)>& is_known);

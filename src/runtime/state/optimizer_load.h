@@ -42,8 +42,8 @@ class OptimizerLoad {
   StateDict want(const std::map<std::string, SavedTensor>& saved);
 
   /// Reads the fields of the saved groups, for `replace` (see `saved_groups`). Reports parameters
-  /// without a group (not if `only` selects a part and no group is saved), and groups that do not
-  /// fit. Throws: Error(unsupported), Error(mismatch) for invalid fields.
+  /// in no saved group (not if `only` selects a part and no group is saved), and groups whose
+  /// parameters are in several. Throws: Error(unsupported), Error(mismatch) for invalid fields.
   void take_groups(const ValueTree& tree, const formats::KeyPath& root, const NameSelection& only,
                    LoadReport& report);
 
@@ -62,14 +62,14 @@ class OptimizerLoad {
 
  private:
   struct Step {
-    std::int64_t* to;
-    at::Tensor from;
+    std::int64_t* to;  // where the optimizer's state has the step
+    at::Tensor from;   // 0-d; the load writes the saved step into it
   };
   /// The new state of a parameter.
   struct Loaded {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::vector<std::string> wanted;  // keys of its state to load
-    std::vector<Step> steps;          // at most one
+    std::vector<Step> steps;          // one if the optimizer counts steps, else none
   };
 
   std::vector<OptimizerParameter> fused_members() const;

@@ -17,7 +17,7 @@ class ParameterKeys {
  public:
   /// Runs the model's state dict hooks.
   explicit ParameterKeys(torch::nn::Module& model);
-  /// Returns the key of the parameter with this name in the module tree.
+  /// Returns the key of the parameter with this name in the module tree; the name if it has no key.
   const std::string& of(const std::string& module_fqn) const;
   /// Returns the parameter's entry, of type SHARDED; nullptr if the state dict has none.
   const StateTensor* entry(const std::string& module_fqn) const;
@@ -53,8 +53,8 @@ std::vector<std::vector<std::string>> parameter_names(torch::nn::Module& model,
                                                       const torch::optim::Optimizer& optimizer);
 
 /// Returns a state dict entry for optimizer state: it has the parameter's layout, and `local` with
-/// its dtype as this rank's shard. Throws: Error(invalid_argument) if `local` does not have as many
-/// elements as this rank holds of the parameter.
+/// its dtype as this rank's shard. Shares the memory of `local` if `local` is contiguous. Throws:
+/// Error(invalid_argument) if `local` has not as many elements as this rank holds of the parameter.
 StateTensor laid_out_as(const OptimizerParameter& parameter, const at::Tensor& local);
 
 /// Returns `step` as Python saves it: float32, or int64 if float32 would round it.

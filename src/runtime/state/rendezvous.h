@@ -11,8 +11,8 @@
 
 namespace tessera::state {
 
-/// Exchanges texts between ranks during saves and loads. Has its own connection to the store, so it
-/// can be used on another thread than the trainer's. Not thread-safe.
+/// Exchanges texts between ranks during saves and loads. Has its own connection to the c10d store,
+/// so another thread than the trainer's can use it. Not thread-safe.
 class Rendezvous {
  public:
   /// Collective: all ranks construct their Rendezvous objects in the same order.

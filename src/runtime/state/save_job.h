@@ -18,7 +18,7 @@ struct SaveJob {
   std::vector<std::vector<LocalShard>> held{};  // what to write: the trainer's memory, or a copy
   std::exception_ptr failure{};  // this rank's error, which the other ranks do not know yet
 
-  /// Runs code that may fail on this rank only; `raise_failure` throws its error later.
+  /// Runs code that may fail on this rank only, and keeps its error for `raise_failure`.
   template <class Body>
   void hold_failure(const Body& body) {
     try {
@@ -32,8 +32,8 @@ struct SaveJob {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Writes the parts, joins them, marks them as complete, and moves the checkpoint to its path.
-  /// May run on any thread. Collective. Throws on all ranks if a rank fails.
+  /// Each rank writes its part, rank 0 joins them, each marks its part as complete, rank 0 moves
+  /// all to the path. May run on any thread. Collective. Throws on all ranks if a rank fails.
   void run(Rendezvous& rendezvous);
 };
 

@@ -23,7 +23,7 @@ namespace state {
 inline constexpr const char* kModelName = "model";
 inline constexpr const char* kOptimizerName = "optim";
 
-/// Moves `entries` to `all`, with `name` as prefix.
+/// Moves `entries` to `all`, with the prefix `<name>.` before their names.
 void add_under(const std::string& name, StateDict entries, StateDict& all);
 
 /// Parses JSON that a rank has sent. Allows deep JSON, because one level of a value may take three
@@ -98,10 +98,10 @@ class TrainState::Impl {
   std::vector<PerRankValue> per_rank_;
 
   // From the last save, for the next one.
-  std::string digest_;
+  std::string digest_;  // layout_digest of what was saved
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
-  std::string locked_directory_;
+  std::string locked_directory_;                  // that `lock_` is on
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
   state::BackgroundSave background_save_;         // destroyed first: it uses `rendezvous_`
 };

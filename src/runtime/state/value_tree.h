@@ -35,7 +35,7 @@ class ValueTree {
   /// split at its dots; a component of digits becomes a number.
   void add_renamed(const std::string& new_name, const formats::KeyPath& path, Value value);
 
-  /// Returns the value at a path: a leaf, or the dict or list of all leaves below the path.
+  /// Returns the leaf at a path, or the dict or list of all leaves below it; nullopt if none.
   std::optional<Value> find(const formats::KeyPath& path) const;
   const std::map<std::string, Leaf>& leaves() const {
     return leaves_;

@@ -33,26 +33,26 @@ struct MoveOptions {
   std::string units_path;        // empty: not given
   std::string flat_layout_path;  // empty: not given
   std::vector<std::string> as_dict;
-  std::string compress;
-  std::string base;  // empty: not given
+  std::string compress;  // "none", "zstd" or "zstd:LEVEL"
+  std::string base;      // empty: not given
   bool changed_rows = false;
   std::vector<std::string> only;
   std::vector<reshard::Rename> renames;
   bool drop_optimizer = false;
-  std::string optimizer_params;       // a file or "auto"; empty: not given
-  std::string recipe_path;            // empty: not given
-  bool inverse = false;               // apply the recipe backwards
-  std::vector<std::string> settings;  // variables of the recipe: NAME=VALUE
-  std::string optimizer_names;
-  std::optional<std::string> cast;
-  std::string on_overflow;
+  std::string optimizer_params;        // a file, "auto" or "numbers"; empty: not given
+  std::string recipe_path;             // empty: not given
+  bool inverse = false;                // apply the recipe backwards
+  std::vector<std::string> settings;   // variables of the recipe: NAME=VALUE
+  std::string optimizer_names;         // "as-stored", "canonical" or "torchrec"
+  std::optional<std::string> cast;     // a dtype
+  std::string on_overflow;             // "refuse", "saturate" or "infinity"
   std::uint64_t max_shard_nbytes = 0;  // 0: not given
   std::string device_mesh;             // empty: not given
-  bool allow_missing = false;
-  bool allow_lossy = false;
-  bool as_is = false;
-  std::string extra_files;
-  std::string extra_files_folder;  // empty: not given
+  bool allow_missing = false;          // leave out incomplete tensors and values
+  bool allow_lossy = false;            // merge row-wise state by a weighted mean
+  bool as_is = false;                  // write a part of a checkpoint as if it were whole
+  std::string extra_files;             // "carry", "leave" or "refuse"
+  std::string extra_files_folder;      // empty: not given
   std::uint64_t extra_files_nbytes = 0;
   std::uint64_t memory_nbytes = 0;
   int num_threads = 0;                  // 0: object_store::default_num_threads()
@@ -62,7 +62,7 @@ struct MoveOptions {
   bool overwrite = false;
   bool resume = false;
   bool discard = false;
-  // Number of the part, and of all parts; none: one process.
+  // I and N: the worker writes share I of N; none: one process does the move.
   std::optional<std::pair<int, int>> part;
   bool take_over = false;
 };
@@ -73,9 +73,9 @@ struct RecipeRequest {
   recipe::RecipeOptions options;
 };
 
-/// Reads the recipe at `path`, and config.json beside the checkpoint, else in `model_folder`
-/// (empty: none); nothing if `path` is empty.
-/// Throws: Error(invalid_argument) if the other arguments need a recipe.
+/// Reads the recipe at `path`, and the model's config.json: beside `checkpoint`, else in
+/// `model_folder` (empty: none). Returns nullopt if `path` is empty. Throws:
+/// Error(invalid_argument) if `path` is empty but `inverse` or `settings` is given.
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
                                          const std::string& checkpoint,
@@ -91,7 +91,7 @@ struct Sources {
   /// Names for the numbers of an optimizer's parameters; none: numbers stay.
   std::optional<reshard::OptimizerParams> optimizer_params{};
   std::optional<RecipeRequest> recipe{};
-  /// A checkpoint whose pieces the destination gets; null: not given.
+  /// A checkpoint: the destination's tensors are cut as its tensors are; null: not given.
   std::shared_ptr<const formats::CheckpointContents> like{};
 };
 
@@ -122,7 +122,7 @@ formats::Format format_to_write(const std::optional<std::string>& name,
                                 const std::string& destination);
 
 /// Returns the compression that the option `compress` means for this format. Throws:
-/// Error(invalid_argument).
+/// Error(invalid_argument) if `text` is not known, or if the format has no compression.
 formats::NativeWriteOptions compression_to_write(const std::string& text, formats::Format format);
 
 }  // namespace tessera::python

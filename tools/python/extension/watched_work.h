@@ -19,7 +19,7 @@ class Watch {
   std::stop_token token() const { return stop_.get_token(); }
   void request_stop() { stop_.request_stop(); }
 
-  /// Says that from now on `nbytes` are to be done. Replaces what was said before.
+  /// Announces `nbytes` of work after what is done now. Replaces earlier announcements.
   void expect(std::uint64_t nbytes) { total_nbytes_ = done_nbytes_ + nbytes; }
   formats::ProgressSink sink() {
     return [this](std::uint64_t nbytes) { done_nbytes_ += nbytes; };
@@ -34,12 +34,12 @@ class Watch {
 };
 
 /// Runs `work` on a thread of its own, without the GIL. The calling thread waits. Several times a
-/// second, it lets Python handle its signals. If `progress` is not None and `done` has changed, it
-/// also calls `progress(done, total)`. After success, the last call has `done` = `total`.
+/// second, it lets Python handle its signals. If `progress` is not None and more bytes are done, it
+/// also calls `progress(done, total)`, in bytes. After success, the last call has `done` = `total`.
 ///
 /// An exception from a signal handler (KeyboardInterrupt) or `progress` stops the work, and is
 /// raised when the work has ended. Rethrows what the work throws. If a signal handler or `progress`
-/// forks, this call throws immediately in the child, because only the parent has the work.
+/// forks, this call throws immediately in the child, because only the parent has that thread.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
 
 }  // namespace tessera::python
