@@ -563,6 +563,25 @@ def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
     assert counter.count == 8 and last == {"x": 1}
 
 
+class Doubled(torch.nn.Linear):
+    """Its first version stored the weight doubled."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "weight"] = state[prefix + "weight"] / 2
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_modules_get_the_versions_of_their_state(tmp_path):
+    module = torch.nn.Sequential(Doubled(2, 2))
+    weight = module[0].weight.detach().clone()
+    tessera.save({"model": module}, tmp_path / "saved")
+    tessera.load({"model": module}, tmp_path / "saved")
+    assert torch.equal(module[0].weight, weight)
+
+
 def test_what_torch_wrote_is_loaded_and_torch_loads_what_is_written(tmp_path):
     state = {"w": torch.randn(4, 3), "deep": {"list": [1, {"x": torch.ones(2)}], "lr": 0.5}}
     dcp.save(state, checkpoint_id=tmp_path / "of_torch")
