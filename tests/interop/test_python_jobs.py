@@ -541,6 +541,31 @@ def test_a_value_on_one_rank_and_a_dict_on_another_are_refused(tmp_path):
     run_function(save_two_kinds, 2, tmp_path)
 
 
+def save_containers_filled_on_one_rank(root):
+    dist.init_process_group("gloo")
+    filled = dist.get_rank() == 1
+
+    def state(number):
+        return {"optim": {"state": {"w": {"exp_avg": torch.full((2,), number)}} if filled else {}, "param_groups": [{"lr": 0.1}]},
+                "values": {"seen": number} if filled else {}, "items": [torch.full((2,), number)] if filled else [],
+                "pair": (torch.full((2,), number),) if filled else (), "empty": {}}
+
+    for format, suffix in SUFFIX.items():
+        for _ in range(2):  # the second time with the plan of the first
+            tessera.save(state(3.0), root / f"state{suffix}", format=format, overwrite=True)
+        into = state(0.0)
+        tessera.load(into, root / f"state{suffix}")
+        assert_equal(into, state(3.0))
+    dist.destroy_process_group()
+
+
+def test_a_container_that_is_empty_on_one_rank_has_what_others_have(tmp_path):
+    run_function(save_containers_filled_on_one_rank, 2, tmp_path)
+    found = tessera.open(tmp_path / "state").state_dict()
+    assert found["optim"]["state"]["w"]["exp_avg"].tolist() == [3, 3] and found["values"] == {"seen": 3.0} and found["empty"] == {}
+    assert [each.tolist() for each in (*found["items"], *found["pair"])] == [[3, 3], [3, 3]]
+
+
 def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
     class Counter:
         def __init__(self, count):

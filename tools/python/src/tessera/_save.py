@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from . import _core
 from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, name_bytes, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
-from ._job_state import JobState
+from ._job_state import JobState, Path
 from ._ranks import Ranks, last_part, require_same
 from ._saved_memory import SavedMemory
 
@@ -219,7 +219,8 @@ class _Job(SaveSteps):
             raise
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
-            values = merged_values(self.together(self._values))
+            of_all = self.together(lambda: (self._values(), list(self.state.paths.values())))
+            values = without_filled(merged_values([of_rank for of_rank, _ in of_all]), [path for _, paths in of_all for path in paths])
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
@@ -515,3 +516,10 @@ def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list
         for path, value in values:
             merged.setdefault(_core.spell_path(path), (path, value))
     return list(merged.values())
+
+
+def without_filled(values: list[tuple[list[Any], Any]], paths: list[Path]) -> list[tuple[list[Any], Any]]:
+    """Leaves out each empty dict, list or tuple below which a rank has entries. `paths`: of the entries of all ranks."""
+    filled = {path[:i] for path in paths for i in range(len(path))}
+    return [(path, value) for path, value in values
+            if tuple(path) not in filled or not isinstance(value, (dict, list, tuple)) or value]
