@@ -1176,10 +1176,11 @@ def ranks_that_differ(root):
     tessera.load(into, f"{root}/stages")
     assert_equal(state, into)
 
-    for bad in ({"w": torch.ones(2 + rank)}, {"w": torch.ones(2) if rank else DTensor.from_local(
-            torch.ones(1), init_device_mesh("cpu", (2,)), [Shard(0)])}):
-        with pytest.raises(tessera.Error, match="w: expected float32 .* as on rank 0, found float32"):
-            tessera.save(bad, f"{root}/bad")
+    with pytest.raises(tessera.Error, match=r"w: expected float32 \[2\], as on rank 0, found float32 \[3\] on rank 1"):
+        tessera.save({"w": torch.ones(2 + rank)}, f"{root}/bad")
+    half = DTensor.from_local(torch.ones(1), init_device_mesh("cpu", (2,)), [Shard(0)])
+    with pytest.raises(tessera.Error, match=r"w: expected parts that do not overlap, found \[0:1\] on rank 0 and \[0:2\] on rank 1"):
+        tessera.save({"w": torch.ones(2) if rank else half}, f"{root}/bad")
     with pytest.raises(tessera.Error, match="checkpoint to save: expected 'x0', as on rank 0, found 'x1' on rank 1"):
         tessera.save(state, f"{root}/x{rank}")
     partial = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()])
@@ -1219,6 +1220,50 @@ def ranks_that_differ(root):
 
 def test_ranks_that_hold_different_things(tmp_path):
     run_function(ranks_that_differ, 2, str(tmp_path))
+
+
+def replicas_of_groups(root):
+    """Two pairs of ranks have a replica each, and each pair knows only its own."""
+    from torch.distributed._shard.sharded_tensor import Shard as LocalShard, init_from_local_shards
+
+    start()
+    rank = dist.get_rank()
+    whole = torch.arange(24.0).reshape(6, 4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+
+    def state(of):
+        rows = of.chunk(2)[rank % 2].clone()
+        shards = [LocalShard.from_tensor_and_offsets(rows, [3 * (rank % 2), 0], rank)]
+        return {"w": distribute_tensor(of.clone(), mesh, [Shard(0)]), "shards": init_from_local_shards(shards, 6, 4, process_group=pair),
+                "bias": distribute_tensor(of[0].clone(), mesh, [Replicate()])}
+
+    for again in range(2):
+        saved = tessera.save(state(whole), f"{root}/saved", overwrite=True)
+        assert saved.has_planned == (again == 0)
+    nbytes = torch.tensor(saved.nbytes)
+    dist.all_reduce(nbytes)
+    assert nbytes == 2 * whole.nbytes + whole[0].nbytes  # nothing twice
+    into = state(torch.zeros(6, 4))
+    tessera.load(into, f"{root}/saved")
+    rows = whole.chunk(2)[rank % 2]
+    assert torch.equal(into["w"].to_local(), rows) and torch.equal(into["shards"].local_shards()[0].tensor, rows)
+    assert torch.equal(into["bias"].to_local(), whole[0])
+
+    crossing = {"w": distribute_tensor(torch.zeros(6, 4), mesh, [Shard(rank // 2)])}
+    with pytest.raises(tessera.Error, match=r"w: expected parts that do not overlap, found \[0:3, 0:4\] on rank 0 and \[0:6, 0:2\] on rank 2"):
+        tessera.save(crossing, f"{root}/crossing")
+    tessera.load(crossing, f"{root}/saved", only="w")
+    assert torch.equal(crossing["w"].to_local(), whole.chunk(2, rank // 2)[rank % 2])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_groups_of_ranks_with_a_replica_each_are_joined(tmp_path):
+    run_function(replicas_of_groups, 4, str(tmp_path))
+    found = tessera.open(tmp_path / "saved")
+    assert sorted(found) == ["bias", "shards", "w"] and tessera.verify(tmp_path / "saved") == []
+    assert found["w"].torch().flatten().tolist() == found["shards"].torch().flatten().tolist() == list(range(24))
 
 
 def sharded_rows(in_order):

@@ -15,7 +15,7 @@ from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
+from ._save import Description, _Background, core_job, describe_job, held_boxes, names_digest, tensor_digest, untied
 from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
@@ -124,7 +124,8 @@ class _Load:
         require_apart(self.state.local_tensors())
         self.load = _core.Load(encoded)
         try:
-            self._plan(_untied(describe_job(self.state)), set(self.state.values))
+            # The checkpoint may store tied tensors of the job as separate tensors.
+            self._plan(untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
             self.refusal = error
         identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
@@ -141,9 +142,11 @@ class _Load:
         return describe_job(self.state), list(self.state.values)
 
     def plan_of_all(self, described: list[tuple[Description, list[str]]]) -> None:
-        """Plans again, with the descriptions of all ranks."""
-        self._plan(merged(self.path, [of_rank for of_rank, _ in described]),
-                   set(self.state.values).union(*(of_rank for _, of_rank in described)))
+        """Plans again, with the names of all ranks. Each rank compares what it holds with the checkpoint."""
+        tensors: dict[str, Any] = {}
+        for of_rank, _ in (*described, described[self.ranks.rank]):
+            tensors.update(untied(of_rank)[0])
+        self._plan((tensors, {}), set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
         self.saved = _SavedValues(self.load, self.rename, names)
@@ -253,12 +256,6 @@ def _in_short(text: str) -> str:
     if len(text) <= MAX_SHORT:
         return text
     return f"{text[:300]}… (SHA-256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()})"
-
-
-def _untied(described: Description) -> Description:
-    """Returns a job in which each name of a tied tensor is a tensor of its own, because the checkpoint may store separate tensors."""
-    tensors, aliases = described
-    return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
 
 
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
