@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import types
 import warnings
 
@@ -1504,6 +1506,68 @@ def test_dcp_saves_through_the_storage_writer(tmp_path, ranks):
         assert tessera.verify(path) == []
 
 
+def save_beside_dcp(root):
+    """Rank 0 reaches the messages of its `tessera.save` first, rank 1 those of DCP's save in the background."""
+    start()
+    import tessera.dcp
+
+    rank = dist.get_rank()
+    write, has_saved, has_written = tessera.dcp._PlannedSave._write, threading.Event(), threading.Event()
+
+    def in_order(save):
+        if rank == 0:
+            assert has_saved.wait(60)
+        write(save)
+        has_written.set()
+
+    tessera.save({"warm": 1}, root / "calls" / "step-0")
+    state = {"w": torch.full((4,), 7.0), "step": 5}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tessera.dcp._PlannedSave, "_write", in_order)
+        saving = dcp.async_save({"v": torch.ones(3)}, storage_writer=tessera.dcp.StorageWriter(root / "dcp" / "step-1"))
+        if rank == 1:
+            assert has_written.wait(60)
+            time.sleep(0.2)  # until the background waits for rank 0
+        tessera.save(state, root / "calls" / "step-1")
+        into = {"w": torch.zeros(4), "step": 0}
+        tessera.load(into, root / "calls" / "step-1")
+        has_saved.set()
+        saving.result()
+    assert_equal(into, state)
+    dist.destroy_process_group()
+
+
+def test_a_save_by_dcp_in_the_background_has_messages_of_its_own(tmp_path):
+    for folder in ("calls", "dcp"):
+        (tmp_path / folder).mkdir()
+    run_function(save_beside_dcp, 2, tmp_path)
+    saved = tmp_path / "dcp" / "step-1"
+    assert tessera.verify(saved) == [] and tessera.open(saved)["v"].torch().tolist() == [1, 1, 1]
+
+
+def save_through_dcp_alone(root):
+    start()
+    from tessera.dcp import StorageWriter
+
+    state = {"w": torch.ones(3), "step": 5}
+    if dist.get_rank() == 0:
+        dcp.save(state, storage_writer=StorageWriter(f"{root}/alone", no_dist=True), no_dist=True)
+    writer = StorageWriter(f"{root}/together")
+    if dist.get_rank() == 0:
+        with pytest.raises(dcp.api.CheckpointException, match="together: ranks of DCP's save: expected 2, as of the StorageWriter, found 1"):
+            dcp.save(state, storage_writer=writer, no_dist=True)
+    dist.barrier()
+    dcp.save(state, storage_writer=writer)
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif("no_dist" not in inspect.signature(dcp.save).parameters, reason="torch 2.4")
+def test_dcp_saves_on_one_rank_alone(tmp_path):
+    run_function(save_through_dcp_alone, 2, str(tmp_path))
+    for name in ("alone", "together"):
+        assert tessera.verify(tmp_path / name) == [] and tessera.open(tmp_path / name)["w"].torch().tolist() == [1, 1, 1]
+
+
 def fail_and_interrupt(root):
     start()
     rank = dist.get_rank()
@@ -1578,7 +1642,7 @@ def count_threads(expected):
         patch.setattr("torch.distributed.ProcessGroupGloo", lambda *given: (timeouts.append(given[-1]), gloo(*given))[1])
         for what, sets in cores.items():
             patch.setattr("os.sched_getaffinity", lambda _, sets=sets: set(sets[rank]))
-            assert Ranks(dist.group.WORLD).num_threads() == expected[what][rank], what
+            assert Ranks.of(None, what).num_threads() == expected[what][rank], what
         assert min(timeouts).total_seconds() >= 6 * 3600  # rank 0 may write a large file alone
     dist.barrier()
 
