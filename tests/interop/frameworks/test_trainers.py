@@ -1,6 +1,7 @@
 """Tessera in other people's trainers: Lightning, Hugging Face's Trainer, torchtitan. Runs the examples of docs/trainers
 unchanged."""
 
+import datetime
 import os
 import re
 import shutil
@@ -149,6 +150,34 @@ def test_lightning_passes_urls_on_and_makes_no_folders_of_them(monkeypatch, tmp_
 def test_lightning_with_ddp_on_two_ranks(tmp_path):
     program = f"import sys; sys.path[:0] = {sys.path!r}; import test_trainers; test_trainers.ddp({str(tmp_path / 'run')!r})"
     run_program([sys.executable, "-B", "-c", program], 2)
+
+
+def save_on_one_rank(folder):
+    import torch.distributed as dist
+
+    import tessera.lightning
+
+    dist.init_process_group("gloo")
+    plugin = tessera.lightning.CheckpointIO(asynchronous=True)
+
+    def save(value):
+        if dist.get_rank() == 0:
+            plugin.save_checkpoint({"w": torch.full((2,), value)}, folder / "last.ckpt")
+        dist.barrier()  # as Lightning's Trainer does
+
+    save(1.0)
+    plugin.teardown()
+    dist.new_group([0, 1], timeout=datetime.timedelta(seconds=30))  # hangs if a save makes groups on one rank
+    write = tessera._save.SaveSteps._write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tessera._save.SaveSteps, "_write", lambda steps: (time.sleep(1), write(steps)))
+        save(2.0)
+        assert plugin.load_checkpoint(folder / "last.ckpt")["w"].tolist() == [2, 2]
+    dist.destroy_process_group()
+
+
+def test_lightning_saves_on_one_rank_and_loads_on_all(tmp_path):
+    run_function(save_on_one_rank, 2, tmp_path)
 
 
 def test_the_example_for_lightning(tmp_path, monkeypatch):
