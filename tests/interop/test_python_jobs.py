@@ -1611,6 +1611,19 @@ def fail_and_interrupt(root):
         tessera.save(state, f"{root}/interrupted")
     tessera._save.SaveSteps._write = write
     tessera.save(state, f"{root}/last")
+
+    finish = tessera._save.SaveSteps._finish
+    for interrupted in range(2):
+        if rank == interrupted:
+            tessera._save.SaveSteps._finish = lambda job: (os.kill(os.getpid(), signal.SIGINT), finish(job))[1]
+        told = "after the save: the new checkpoint is complete"
+        with pytest.raises((KeyboardInterrupt, tessera.Error),
+                           match=f"^{told}" if rank == interrupted else f"^rank {interrupted}: interrupted {told}") as caught:
+            tessera.save({"w": torch.full((2,), float(interrupted))}, f"{root}/last", overwrite=True)
+        assert rank == interrupted or caught.value.kind == "interrupted"
+        tessera._save.SaveSteps._finish = finish
+        assert tessera.open(f"{root}/last")["w"].torch()[0] == interrupted
+        dist.barrier()
     with pytest.raises(tessera.Error, match="expected the same call on all ranks, found rank . (saving|loading)"):
         if rank == 0:
             tessera.save(state, f"{root}/other")

@@ -119,9 +119,14 @@ class Ranks:
             yield
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            was_interrupted, self._interrupted = self._interrupted, False
+            was_interrupted = self.take_interrupt()
         if was_interrupted:
             raise KeyboardInterrupt
+
+    def take_interrupt(self) -> bool:
+        """Returns whether a Ctrl-C is delayed, and forgets it."""
+        was_interrupted, self._interrupted = self._interrupted, False
+        return was_interrupted
 
     def gather(self, what: str, body: Callable[[], T]) -> list[T]:
         """Calls `body` on every rank and returns all results, by rank. Collective.
@@ -135,8 +140,7 @@ class Ranks:
         message = b""
         try:
             own = (True, body())
-            if self._interrupted:
-                self._interrupted = False
+            if self.take_interrupt():
                 raise KeyboardInterrupt
             if self._group is not None:
                 message = pickle.dumps((doing, own))

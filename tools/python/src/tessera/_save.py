@@ -143,9 +143,19 @@ class SaveSteps:
         self.together(self._write)
         tokens = self.together(lambda: self.save.join() if first else 0)
         self.together(lambda: self.save.seal(tokens[0]))
-        self.together(lambda: self.save.finish() if first else None)
+        interrupted = self.together(self._finish)
+        if interrupted[self.ranks.rank] or self.ranks.take_interrupt():
+            raise KeyboardInterrupt("after the save: the new checkpoint is complete")
+        if True in interrupted:
+            raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete", kind="interrupted")
         for line in self.save.left_checkpoints:  # on rank 0
             warnings.warn(line, RuntimeWarning, stacklevel=2)
+
+    def _finish(self) -> bool:
+        """Returns whether Ctrl-C came on this rank. It must not look like an error of the save, which is complete."""
+        if self.ranks.rank == 0:
+            self.save.finish()
+        return self.ranks.take_interrupt()
 
     def _write(self) -> None:
         self._with_memory(self.save.write)
