@@ -349,7 +349,7 @@ def test_a_backward_after_a_load_through_dcp_does_not_use_the_new_elements(tmp_p
     tessera.save({"w": torch.arange(4.0)}, tmp_path / "state")
     weight = torch.ones(4, requires_grad=True)
     loss = (weight * weight).sum()
-    dcp.load({"w": weight}, storage_reader=tessera.dcp.StorageReader(tmp_path / "state"), no_dist=True)
+    dcp.load({"w": weight}, storage_reader=tessera.dcp.StorageReader(tmp_path / "state"))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -360,18 +360,18 @@ def test_the_storage_writer_warns_of_tied_tensors(tmp_path):
 
     w = torch.ones(2)
     with pytest.warns(RuntimeWarning, match=r"^b: is tied to a, but DCP saves it as a tensor of its own \(and 1 more\)$"):
-        dcp.save({"a": w, "b": w, "c": w, "view": w[:1], "step": 1}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+        dcp.save({"a": w, "b": w, "c": w, "view": w[:1], "step": 1}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"))
     assert tessera.open(tmp_path / "s").aliases == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"), no_dist=True)
+        dcp.save({"a": w}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "t"))
 
 
 def test_the_storage_writer_refuses_tensors_without_memory(tmp_path):
     import tessera.dcp
 
     with pytest.raises(dcp.api.CheckpointException, match="w: tensor: expected memory of 16 bytes or more, found 0 bytes"):
-        dcp.save({"w": with_storage_of(0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"), no_dist=True)
+        dcp.save({"w": with_storage_of(0)}, storage_writer=tessera.dcp.StorageWriter(tmp_path / "s"))
     assert os.listdir(tmp_path) == []
 
 
@@ -926,7 +926,7 @@ def test_values_fill_empty_containers(tmp_path):
     tessera.load(into, tmp_path / "s")
     assert_equal(state, into)
     assert metrics == state["metrics"]
-    dcp.save({"w": torch.ones(1), "none": {}, "nothing": []}, checkpoint_id=tmp_path / "of_dcp", no_dist=True)
+    dcp.save({"w": torch.ones(1), "none": {}, "nothing": []}, checkpoint_id=tmp_path / "of_dcp")
     tessera.load({"w": torch.zeros(1), "none": {}, "nothing": []}, tmp_path / "of_dcp")
 
 
@@ -959,7 +959,7 @@ def test_the_reader_sees_a_checkpoint_that_was_replaced(tmp_path):
     for value in (1.0, 2.0):
         tessera.save({"w": torch.full((2,), value)}, tmp_path / "s", overwrite=True)
         into = {"w": torch.zeros(2)}
-        dcp.load(into, storage_reader=reader, no_dist=True)
+        dcp.load(into, storage_reader=reader)
         assert into["w"].tolist() == [value, value]
 
 
@@ -1111,6 +1111,7 @@ def load_and_train(kind, path, losses):
     dist.destroy_process_group()
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.4.") and not torch.cuda.is_available(), reason="FSDP2 of torch 2.4 needs CUDA")
 @pytest.mark.parametrize("saved, loaded", [(("fsdp2", 2), ("hsdp", 4)), (("hsdp", 4), ("fsdp2", 3)),
                                            (("tp_and_fsdp2", 4), ("fsdp2", 2)), (("fsdp2", 3), ("tp_and_fsdp2", 4)),
                                            (("ddp", 2), ("fsdp2", 1)), (("fsdp1", 2), ("fsdp2", 3)), (("fsdp2", 2), ("fsdp1", 4))])
@@ -1402,7 +1403,7 @@ def load_layouts_through_dcp(root):
         assert outer["step"] == 3
         for key, tensor in whole_weights().items():
             assert_holds(state[key], tensor, f"{key} of {saved} as {name}")
-    dist.destroy_process_group()
+    # Without dist.destroy_process_group(): after DCP's load, torch 2.4 sometimes waits in it forever.
 
 
 def test_dcp_loads_through_the_storage_reader(tmp_path):
