@@ -106,6 +106,33 @@ def test_tensors_on_a_device_are_read_in_parts(tensors_on_a_device, monkeypatch,
     assert sum(end - begin for _, _, begin, end, _ in reads) == sum(state[name].nbytes for name in state if name != "transposed")
 
 
+@pytest.mark.parametrize("format", SUFFIX)
+def test_large_tensors_in_another_order_are_not_copied_whole(monkeypatch, tmp_path, format):
+    copied = []
+    copy_to_host = _saved_memory.in_host_memory
+    monkeypatch.setattr(_saved_memory, "in_host_memory", lambda tensor: (copied.append(tensor.nbytes), copy_to_host(tensor))[1])
+    state = {"transposed": torch.randn(3000, 4000).t(), "conj": torch.randn(700, 300, dtype=torch.complex64).conj(),
+             "every second": torch.arange(2_000_000)[::2]}
+    path = tmp_path / f"checkpoint{SUFFIX[format]}"
+    tessera.save(state, path, format=format)
+    assert max(copied) < 20 << 20 and sum(copied) == sum(tensor.nbytes for tensor in state.values())
+    loaded = zeroed(state)
+    tessera.load(loaded, path)
+    assert_equal(loaded, state)
+
+
+def test_any_elements_of_a_tensor_are_read_in_order():
+    rng = random.Random(5)
+    for _ in range(200):
+        shape = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+        tensor = torch.arange(math.prod(shape)).reshape(shape).permute(rng.sample(range(len(shape)), len(shape)))
+        end = rng.randint(0, tensor.numel())
+        begin = rng.randint(0, end)
+        parts = [part.flatten() for part in _saved_memory.row_major_parts(tensor, begin, end)]
+        assert all(part.is_contiguous() for part in parts)
+        assert torch.cat([torch.arange(0), *parts]).tolist() == tensor.flatten()[begin:end].tolist()
+
+
 def test_a_failed_copy_from_a_device_leaves_nothing(tensors_on_a_device, monkeypatch, tmp_path):
     def fail(self, name, index, begin, end, address):
         raise RuntimeError("CUDA error: out of memory")
