@@ -54,8 +54,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     allow_cast: cast floating-point tensors to the dtype of the state dict.
     only: a glob of names to load, or several; the others keep their values.
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
-    memory: bytes for the buffers of all threads of this rank; without the copies in host memory of tensors on a GPU, and of tensors
-    that are not contiguous.
+    memory: bytes for the buffers of all threads of this rank. Copies in host memory of tensors on a GPU, and of tensors that
+    are not contiguous, are not counted.
     threads: the number of threads of this rank; None: as many as there are cores for each rank on this machine, at most 16.
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.

@@ -147,7 +147,8 @@ class SaveSteps:
         if interrupted[self.ranks.rank] or self.ranks.take_interrupt():
             raise KeyboardInterrupt("after the save: the new checkpoint is complete")
         if True in interrupted:
-            raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete", kind="interrupted")
+            raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete",
+                        kind="interrupted")
         for line in self.save.left_checkpoints:  # on rank 0
             warnings.warn(line, RuntimeWarning, stacklevel=2)
 
@@ -232,7 +233,8 @@ class _Job(SaveSteps):
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
             of_all = self.together(lambda: (self._values(), list(self.state.paths.values())))
-            values = without_filled(merged_values([of_rank for of_rank, _ in of_all]), [path for _, paths in of_all for path in paths])
+            values = without_filled(merged_values([of_rank for of_rank, _ in of_all]),
+                                    [path for _, paths in of_all for path in paths])
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
@@ -471,10 +473,12 @@ def merged(path: str, by_rank: list[Description]) -> Description:
         odd = next(((rank, other) for rank, other in found if other[1:3] != (dtype, shape)), None)
         if odd is not None:
             rank, (_, odd_dtype, odd_shape, _) = odd
-            problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found {odd_dtype} {odd_shape} on rank {rank}")
-        elif len(found) < len(by_rank) or any(other[3] != layout for _, other in found):
+            problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
+                            f"{odd_dtype} {odd_shape} on rank {rank}")
+        elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
+            num_known = 1 if layout is None else len(layout)
             layout = _joined(shape, [(rank, other[3]) for rank, other in found])
-            crossing = _crossing(layout)
+            crossing = _crossing(layout) if len(layout) > num_known else None
             if crossing is not None:
                 problems.append(f"{name}: expected parts that do not overlap, found {' and '.join(map(_in_words, crossing))}")
         tensors_of_all[name] = (its_path, dtype, shape, layout)

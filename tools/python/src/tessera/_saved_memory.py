@@ -1,4 +1,4 @@
-"""Where a save reads the elements of its tensors: at addresses in host memory, or part by part if they are elsewhere or in another order."""
+"""Where a save reads the elements of its tensors: at addresses in host memory, or part by part."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ SMALL_NBYTES = 1 << 20  # smaller tensors are copied whole at the start: many ti
 
 
 class SavedMemory:
-    """The boxes of a save: the parts of tensors that this rank holds. Large boxes on a GPU, or not row-major in host memory, are copied
-    part by part while the save writes, so that the host needs no memory for all of them, and copies and writes overlap."""
+    """The boxes of a save: the parts of tensors that this rank holds. Large boxes on a GPU, or not row-major in host memory,
+    are copied part by part while the save writes, so that the host needs no memory for all of them, and copies and writes
+    overlap."""
 
     def __init__(self, boxes: Mapping[str, Sequence[torch.Tensor | None]]):
         self._kept: list[torch.Tensor] = []  # keeps alive the memory that the addresses point to
@@ -32,7 +33,8 @@ class SavedMemory:
         if is_read_in_parts(box):
             self._in_parts[name, index] = box.detach()
             if box.is_cuda:
-                self._stream_of(box)  # waits for the kernels that compute the box, but not for kernels that the trainer starts later
+                # Waits for the kernels that compute the box, but not for kernels that the trainer starts later.
+                self._stream_of(box)
             return 0
         in_memory = in_host_memory(box)
         self._kept.append(in_memory)

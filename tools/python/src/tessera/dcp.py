@@ -199,8 +199,8 @@ class StorageWriter(DcpStorageWriter):
         """Checks that the ranks of DCP are those of this writer. Called on the coordinator."""
         expected = self._ranks().size
         if self._has_all_plans and len(plans) != expected:
-            raise Error(f"{self._path}: ranks of DCP's save: expected {expected}, as of the StorageWriter, found {len(plans)} (give no_dist and "
-                        "process_group to both)", kind="mismatch")
+            raise Error(f"{self._path}: ranks of DCP's save: expected {expected}, as of the StorageWriter, found {len(plans)} "
+                        "(give no_dist and process_group to both)", kind="mismatch")
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -69,7 +69,8 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None,
                         weights_only: bool | None = None) -> dict[str, Any]:
-        """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does. Lightning calls this on all ranks."""
+        """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does. Lightning calls this on
+        all ranks."""
         try:
             self._wait()
         finally:

@@ -26,8 +26,8 @@ STATE_FILE = "trainer_state.json"  # the file that the Trainer writes last
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the optimizer, the scheduler, the gradient scaler and the random numbers beside each model that the Trainer saves, in the
-    background.
+    """Saves the optimizer, the scheduler, the gradient scaler and the random numbers beside each model that the Trainer saves,
+    in the background.
 
     Use it with `TrainingArguments(save_only_model=True)`: the Trainer then saves the model, and this callback the rest,
     in `checkpoint-N/tessera`. All ranks write together. `trainer.train(resume_from_checkpoint=tessera.transformers.latest(output_dir))`
@@ -46,8 +46,8 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError("TrainingArguments: expected save_only_model=True beside tessera's SaveCallback, found False "
                              "(the Trainer would save the optimizer too)")
         if args.save_total_limit == 1:
-            raise ValueError("TrainingArguments: expected save_total_limit=2 or more, or None, beside tessera's SaveCallback, found 1 "
-                             "(the Trainer would remove the last checkpoint before the new one is complete)")
+            raise ValueError("TrainingArguments: expected save_total_limit=2 or more, or None, beside tessera's SaveCallback, "
+                             "found 1 (the Trainer would remove the last checkpoint before the new one is complete)")
         if state.global_step:
             self._load(_folder(args, state), kwargs)
 
@@ -106,8 +106,8 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
             if found is not None:
                 self._random = {name: value.torch() if isinstance(value, Tensor) else value for name, value in found.items()}
         if "scaler" in contents and "scaler" not in saved:
-            warnings.warn(f"{folder / FOLDER}: scaler: expected the state of the gradient scaler, because fp16=True, found none; the scaler "
-                          "starts anew", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{folder / FOLDER}: scaler: expected the state of the gradient scaler, because fp16=True, found none; "
+                          "the scaler starts anew", RuntimeWarning, stacklevel=2)
             del contents["scaler"]
         load(contents, folder / FOLDER, only=[f"{name}.*" for name in contents])
         set_optimizer_state_dict(kwargs["model"], _optimizer(kwargs), contents["optimizer"])
