@@ -556,6 +556,36 @@ def test_a_thread_that_saves_waits_until_another_has_copied(tmp_path):
     assert tessera.open(tmp_path / "other")["w"].torch().tolist() == [0, 0]
 
 
+def save_while_a_thread_loads(root):
+    """Rank 0 would reach the messages of its save first, rank 1 those of its load."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tessera.save({"w": torch.full((2,), 3.0)}, root / "first")
+    into = {"w": torch.zeros(2)}
+    is_loading, read = threading.Event(), tessera._load._Load.read
+
+    def slow_read(load, *arguments):
+        is_loading.set()
+        time.sleep(1 if rank == 0 else 0)
+        return read(load, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tessera._load._Load, "read", slow_read)
+        thread = threading.Thread(target=tessera.load, args=(into, root / "first"))
+        thread.start()
+        assert is_loading.wait(60)
+        time.sleep(0 if rank == 0 else 0.5)
+        tessera.save({"w": torch.full((2,), 4.0)}, root / "second")
+        thread.join()
+    assert into["w"].tolist() == [3, 3]
+    dist.destroy_process_group()
+
+
+def test_a_thread_that_saves_waits_until_another_has_loaded(tmp_path):
+    run_function(save_while_a_thread_loads, 2, tmp_path)
+    assert tessera.open(tmp_path / "second")["w"].torch().tolist() == [4, 4]
+
+
 def save_two_kinds(root):
     dist.init_process_group("gloo")
     entry = 3 if dist.get_rank() == 0 else {"x": 1}

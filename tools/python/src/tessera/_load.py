@@ -67,10 +67,10 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
     ranks = Ranks.of(process_group)
-    _Background.finish(ranks)
     load = _Load(ranks)
     what = f"loading {path!r}"
-    with ranks.holding_interrupts():
+    with ranks.lock, ranks.holding_interrupts():
+        _Background.finish(ranks)
         begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
                                                       names_bytes("only", only), rename))
         require_same("arguments", [each.options for each in begun], load.path)
