@@ -1,10 +1,12 @@
 """Tessera in other people's trainers: Lightning, Hugging Face's Trainer, torchtitan. Runs the examples of docs/trainers
 unchanged."""
 
+import datetime
 import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,34 @@ def test_lightning_with_ddp_on_two_ranks(tmp_path):
     run_program([sys.executable, "-B", "-c", program], 2)
 
 
+def save_on_one_rank(folder):
+    import torch.distributed as dist
+
+    import tessera.lightning
+
+    dist.init_process_group("gloo")
+    plugin = tessera.lightning.CheckpointIO(asynchronous=True)
+
+    def save(value):
+        if dist.get_rank() == 0:
+            plugin.save_checkpoint({"w": torch.full((2,), value)}, folder / "last.ckpt")
+        dist.barrier()  # as Lightning's Trainer does
+
+    save(1.0)
+    plugin.teardown()
+    dist.new_group([0, 1], timeout=datetime.timedelta(seconds=30))  # hangs if a save makes groups on one rank
+    write = tessera._save.SaveSteps._write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tessera._save.SaveSteps, "_write", lambda steps: (time.sleep(1), write(steps)))
+        save(2.0)
+        assert plugin.load_checkpoint(folder / "last.ckpt")["w"].tolist() == [2, 2]
+    dist.destroy_process_group()
+
+
+def test_lightning_saves_on_one_rank_and_loads_on_all(tmp_path):
+    run_function(save_on_one_rank, 2, tmp_path)
+
+
 def test_the_example_for_lightning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(example("lightning.md"), "lightning.md", "exec"), {"model": lightning_module()})
@@ -178,7 +208,7 @@ def trainer_of_transformers(folder, steps, callback, **options):
                                   use_cpu=True, per_device_train_batch_size=2, logging_steps=1, seed=5, learning_rate=0.01,
                                   **options)
     torch.manual_seed(2)
-    return Trainer(Regression(), arguments, train_dataset=dataset(), callbacks=[callback] if callback else [])
+    return Trainer(Regression(), arguments, train_dataset=dataset(), eval_dataset=dataset(), callbacks=[callback] if callback else [])
 
 
 def losses(trainer):
@@ -218,6 +248,59 @@ def test_transformers_says_which_folder_is_complete(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     with pytest.raises(ValueError, match="expected save_only_model=True"):
         trainer_of_transformers(tmp_path / "other", 3, tessera.transformers.SaveCallback()).train()
+
+
+@pytest.mark.parametrize("options", [{"save_strategy": "epoch"}, {"save_strategy": "best", "metric_for_best_model": "loss",
+                                                                   "eval_strategy": "epoch"}])
+def test_transformers_removes_no_folder_before_the_next_one_is_complete(options, tmp_path, monkeypatch):
+    import transformers
+
+    import tessera.transformers
+
+    write = tessera._save.SaveSteps._write
+    monkeypatch.setattr(tessera._save.SaveSteps, "_write", lambda steps: (time.sleep(1), write(steps)))
+    rotate = transformers.Trainer._rotate_checkpoints
+    newest = []  # the newest complete folder after each removal of old ones
+
+    def remove(trainer, *arguments, **more):
+        rotate(trainer, *arguments, **more)
+        newest.append(tessera.transformers.latest(tmp_path))
+
+    monkeypatch.setattr(transformers.Trainer, "_rotate_checkpoints", remove)
+    trainer_of_transformers(tmp_path, 36, tessera.transformers.SaveCallback(), save_only_model=True, save_total_limit=2, **options).train()
+    assert newest == [None, *(str(tmp_path / f"checkpoint-{step}") for step in (12, 24))]
+
+
+def test_transformers_refuses_to_keep_one_folder(tmp_path):
+    import tessera.transformers
+
+    trainer = trainer_of_transformers(tmp_path, 3, tessera.transformers.SaveCallback(), save_only_model=True, save_total_limit=1)
+    with pytest.raises(ValueError, match="expected save_total_limit=2 or more, or None, beside tessera's SaveCallback, found 1"):
+        trainer.train()
+
+
+def test_transformers_resumes_with_its_gradient_scaler(tmp_path):
+    """Of fp16=True, here on the CPU."""
+    import tessera.transformers
+
+    def trainer(folder, steps, scaler=True):
+        made = trainer_of_transformers(folder, steps, tessera.transformers.SaveCallback(), save_only_model=True)
+        if scaler:
+            made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        return made
+
+    whole = trainer(tmp_path / "whole", 7)
+    whole.train()
+    assert whole.accelerator.scaler.state_dict()["scale"] == 32 and whole.accelerator.scaler.state_dict()["_growth_tracker"] == 1
+    folder = tmp_path / "run"
+    trainer(folder, 3).train()
+    resumed = trainer(folder, 7)
+    resumed.train(resume_from_checkpoint=tessera.transformers.latest(folder))
+    assert resumed.accelerator.scaler.state_dict() == whole.accelerator.scaler.state_dict()
+
+    trainer(folder, 9, scaler=False).train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+    with pytest.warns(RuntimeWarning, match="expected the state of the gradient scaler, because fp16=True, found none"):
+        trainer(folder, 12).train(resume_from_checkpoint=str(folder / "checkpoint-9"))
 
 
 def test_the_example_for_transformers(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,9 @@ class JobState:
                 raise Error(f"{self._spell(path)}: state_dict(): expected a dict, found an object of class {type(given).__name__}",
                             kind="invalid_argument", tensor=self._spell(path))
             state = self._visit_dict(path, given)
+            if hasattr(given, "_metadata"):  # the versions of a module's state: load_state_dict() converts a state that has none
+                state = collections.OrderedDict(state)
+                state._metadata = given._metadata  # type: ignore[attr-defined]
             self.objects.append((path, value))
             return state
         if isinstance(value, Mapping) and value:

@@ -15,7 +15,7 @@ from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import Description, _Background, core_job, describe_job, held_boxes, merged, names_digest, tensor_digest
+from ._save import Description, _Background, core_job, describe_job, held_boxes, names_digest, tensor_digest, untied
 from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
@@ -54,7 +54,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     allow_cast: cast floating-point tensors to the dtype of the state dict.
     only: a glob of names to load, or several; the others keep their values.
     rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
-    memory: bytes for the buffers of all threads of this rank.
+    memory: bytes for the buffers of all threads of this rank. Copies in host memory of tensors on a GPU, and of tensors that
+    are not contiguous, are not counted.
     threads: the number of threads of this rank; None: as many as there are cores for each rank on this machine, at most 16.
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
@@ -66,10 +67,10 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
     ranks = Ranks.of(process_group)
-    _Background.finish(ranks)
     load = _Load(ranks)
     what = f"loading {path!r}"
-    with ranks.holding_interrupts():
+    with ranks.lock, ranks.holding_interrupts():
+        _Background.finish(ranks)
         begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
                                                       names_bytes("only", only), rename))
         require_same("arguments", [each.options for each in begun], load.path)
@@ -124,7 +125,8 @@ class _Load:
         require_apart(self.state.local_tensors())
         self.load = _core.Load(encoded)
         try:
-            self._plan(_untied(describe_job(self.state)), set(self.state.values))
+            # The checkpoint may store tied tensors of the job as separate tensors.
+            self._plan(untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
             self.refusal = error
         identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
@@ -141,9 +143,11 @@ class _Load:
         return describe_job(self.state), list(self.state.values)
 
     def plan_of_all(self, described: list[tuple[Description, list[str]]]) -> None:
-        """Plans again, with the descriptions of all ranks."""
-        self._plan(merged(self.path, [of_rank for of_rank, _ in described]),
-                   set(self.state.values).union(*(of_rank for _, of_rank in described)))
+        """Plans again, with the names of all ranks. Each rank compares what it holds with the checkpoint."""
+        tensors: dict[str, Any] = {}
+        for of_rank, _ in (*described, described[self.ranks.rank]):
+            tensors.update(untied(of_rank)[0])
+        self._plan((tensors, {}), set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
         self.saved = _SavedValues(self.load, self.rename, names)
@@ -253,12 +257,6 @@ def _in_short(text: str) -> str:
     if len(text) <= MAX_SHORT:
         return text
     return f"{text[:300]}… (SHA-256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()})"
-
-
-def _untied(described: Description) -> Description:
-    """Returns a job in which each name of a tied tensor is a tensor of its own, because the checkpoint may store separate tensors."""
-    tensors, aliases = described
-    return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
 
 
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

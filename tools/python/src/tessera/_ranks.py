@@ -34,38 +34,45 @@ class Ranks:
     Creating it is collective.
     """
 
-    _by_group: dict[Any, Ranks] = {}
-    _alone: Ranks | None = None
+    _by_group: dict[tuple[Any, str], Ranks] = {}  # and by purpose
+    _alone: dict[int, Ranks] = {}  # by global rank
 
     @classmethod
-    def of(cls, process_group: Any) -> Ranks:
-        """Returns the ranks of a process group; None: of the default group. The first call for each is collective."""
+    def of(cls, process_group: Any, purpose: str = "calls") -> Ranks:
+        """Returns the ranks of a process group; None: of the default group. The first call for each is collective.
+
+        purpose: each purpose has its own messages, because DCP may save in the background while the trainer calls `tessera.save`.
+        """
         import torch.distributed as dist
 
+        if isinstance(process_group, Ranks):
+            return process_group
         if not (dist.is_available() and dist.is_initialized()):
             if process_group is not None:
                 raise ValueError("process_group: expected None, as torch.distributed is not initialized, found a group")
-            if cls._alone is None:
-                cls._alone = cls(None)
-            return cls._alone
+            return cls.alone()
         group = dist.group.WORLD if process_group is None else process_group
-        if group not in cls._by_group:
-            cls._by_group[group] = cls(group)
-        return cls._by_group[group]
-
-    def __init__(self, group: Any):
-        self.global_ranks: list[int] = [0]  # by rank of the group
-        self.rank = 0
-        self._group: Any = None
-        if group is not None:
-            import torch.distributed as dist
-
-            self.global_ranks = dist.get_process_group_ranks(group)
-            self.rank = dist.get_rank(group)
-            if self.rank < 0:
+        if (group, purpose) not in cls._by_group:
+            rank = dist.get_rank(group)
+            if rank < 0:
                 raise ValueError("process_group: expected a group that has this rank, found a group without it")
-            if self.size > 1:
-                self._group = _new_gloo(self.global_ranks, self.rank)
+            cls._by_group[group, purpose] = cls(dist.get_process_group_ranks(group), rank, purpose)
+        return cls._by_group[group, purpose]
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """Returns this rank, as the only one of a job. Not collective."""
+        import torch.distributed as dist
+
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        if rank not in cls._alone:
+            cls._alone[rank] = cls([rank])
+        return cls._alone[rank]
+
+    def __init__(self, global_ranks: list[int], rank: int = 0, purpose: str = ""):
+        self.global_ranks = global_ranks  # by rank of the group
+        self.rank = rank
+        self._group = _new_gloo(global_ranks, rank, purpose) if len(global_ranks) > 1 else None
         self.lock = threading.RLock()  # of the thread that starts a save: a second thread must not reuse its copies
         self._interrupted = False
         self._num_threads = 0
@@ -112,9 +119,14 @@ class Ranks:
             yield
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            was_interrupted, self._interrupted = self._interrupted, False
+            was_interrupted = self.take_interrupt()
         if was_interrupted:
             raise KeyboardInterrupt
+
+    def take_interrupt(self) -> bool:
+        """Returns whether a Ctrl-C is delayed, and forgets it."""
+        was_interrupted, self._interrupted = self._interrupted, False
+        return was_interrupted
 
     def gather(self, what: str, body: Callable[[], T]) -> list[T]:
         """Calls `body` on every rank and returns all results, by rank. Collective.
@@ -128,8 +140,7 @@ class Ranks:
         message = b""
         try:
             own = (True, body())
-            if self._interrupted:
-                self._interrupted = False
+            if self.take_interrupt():
                 raise KeyboardInterrupt
             if self._group is not None:
                 message = pickle.dumps((doing, own))
@@ -191,10 +202,11 @@ class Ranks:
         return [each.numpy().tobytes() for each in received]
 
 
-_num_groups: collections.Counter[tuple[int, ...]] = collections.Counter()  # that this process has made, by global ranks
+# How many groups this process has made, by purpose and global ranks.
+_num_groups: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
 
-def _new_gloo(global_ranks: list[int], rank: int) -> Any:
+def _new_gloo(global_ranks: list[int], rank: int, purpose: str) -> Any:
     """Returns a Gloo group of these ranks, unknown to torch.distributed. Collective among them.
 
     dist.new_group(use_local_synchronization=True) is not used: it derives the group's name from the number of groups that this
@@ -203,10 +215,10 @@ def _new_gloo(global_ranks: list[int], rank: int) -> Any:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
 
-    members = tuple(global_ranks)
-    name = f"tessera/{'_'.join(map(str, members))}/{_num_groups[members]}"
-    _num_groups[members] += 1
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, _get_default_store()), rank, len(members), _TIMEOUT)
+    made = purpose, tuple(global_ranks)
+    name = f"tessera/{purpose}/{'_'.join(map(str, global_ranks))}/{_num_groups[made]}"
+    _num_groups[made] += 1
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, _get_default_store()), rank, len(global_ranks), _TIMEOUT)
 
 
 def require_same(what: str, by_rank: list[Any], path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import multiprocessing.util
 import os
 import sys
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from . import _core
 from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, name_bytes, nbytes, optional_path_bytes, stored_path_bytes, text
 from ._errors import Error
-from ._job_state import JobState
+from ._job_state import JobState, Path
+from ._job_tensors import Box, Shard
 from ._ranks import Ranks, last_part, require_same
 from ._saved_memory import SavedMemory
 
@@ -141,9 +143,20 @@ class SaveSteps:
         self.together(self._write)
         tokens = self.together(lambda: self.save.join() if first else 0)
         self.together(lambda: self.save.seal(tokens[0]))
-        self.together(lambda: self.save.finish() if first else None)
+        interrupted = self.together(self._finish)
+        if interrupted[self.ranks.rank] or self.ranks.take_interrupt():
+            raise KeyboardInterrupt("after the save: the new checkpoint is complete")
+        if True in interrupted:
+            raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete",
+                        kind="interrupted")
         for line in self.save.left_checkpoints:  # on rank 0
             warnings.warn(line, RuntimeWarning, stacklevel=2)
+
+    def _finish(self) -> bool:
+        """Returns whether Ctrl-C came on this rank. It must not look like an error of the save, which is complete."""
+        if self.ranks.rank == 0:
+            self.save.finish()
+        return self.ranks.take_interrupt()
 
     def _write(self) -> None:
         self._with_memory(self.save.write)
@@ -219,7 +232,9 @@ class _Job(SaveSteps):
             raise
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
-            values = merged_values(self.together(self._values))
+            of_all = self.together(lambda: (self._values(), list(self.state.paths.values())))
+            values = without_filled(merged_values([of_rank for of_rank, _ in of_all]),
+                                    [path for _, paths in of_all for path in paths])
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
@@ -449,30 +464,64 @@ def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
 def merged(path: str, by_rank: list[Description]) -> Description:
     """Merges the descriptions of all ranks. Aliases become tensors. Raises Error naming each tensor that differs."""
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
+    untied_by_rank = [untied(of_rank)[0] for of_rank in by_rank]
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []
     for name in names:
-        found: list[tuple[int, Any]] = []
-        for rank, (tensors, aliases) in enumerate(by_rank):
-            if name in tensors:
-                found.append((rank, tensors[name]))
-            elif name in aliases:
-                its_path, target = aliases[name]
-                found.append((rank, (its_path, *tensors[target][1:])))
-        first_rank, first = found[0]
-        for rank, other in found[1:]:
-            if other[1:] != first[1:]:
-                problems.append(f"{name}: expected {_in_words(first)}, as on rank {first_rank}, found "
-                                f"{_in_words(other)} on rank {rank}")
-                break
-        its_path, dtype, shape, layout = first
-        if layout is None and len(found) < len(by_rank):
-            layout = [([0] * len(shape), shape, [rank for rank, _ in found])]
+        found = [(rank, tensors[name]) for rank, tensors in enumerate(untied_by_rank) if name in tensors]
+        first_rank, (its_path, dtype, shape, layout) = found[0]
+        odd = next(((rank, other) for rank, other in found if other[1:3] != (dtype, shape)), None)
+        if odd is not None:
+            rank, (_, odd_dtype, odd_shape, _) = odd
+            problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
+                            f"{odd_dtype} {odd_shape} on rank {rank}")
+        elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
+            num_known = 1 if layout is None else len(layout)
+            layout = _joined(shape, [(rank, other[3]) for rank, other in found])
+            crossing = _crossing(layout) if len(layout) > num_known else None
+            if crossing is not None:
+                problems.append(f"{name}: expected parts that do not overlap, found {' and '.join(map(_in_words, crossing))}")
         tensors_of_all[name] = (its_path, dtype, shape, layout)
     if problems:
         raise Error("\n  ".join([f"{path}: the ranks hold different tensors under {len(problems)} "
                                  f"{'name' if len(problems) == 1 else 'names'}:", *problems[:100]]), kind="mismatch", path=path)
     return tensors_of_all, {}
+
+
+def untied(described: Description) -> Description:
+    """Returns a job in which each name of a tied tensor is a tensor of its own."""
+    tensors, aliases = described
+    return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
+
+
+def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
+    """Joins the layouts of a tensor that ranks know. They differ if each group of ranks has a replica of its own, as with tensor
+    parallelism on one axis of a mesh."""
+    holders: dict[Box, set[int]] = {}
+    known: list[list[Shard]] = []
+    for rank, layout in by_rank:
+        if layout is None:
+            layout = [([0] * len(shape), shape, [rank])]
+        if layout in known:
+            continue
+        known.append(layout)
+        for offsets, sizes, ranks in layout:
+            holders.setdefault((tuple(offsets), tuple(sizes)), set()).update(ranks)
+    return [(list(offsets), list(sizes), sorted(ranks)) for (offsets, sizes), ranks in sorted(holders.items())]
+
+
+def _crossing(layout: list[Shard]) -> tuple[Shard, Shard] | None:
+    """Returns two boxes that have elements in common; None if there are none."""
+    def have_common(one: Shard, other: Shard) -> bool:
+        return all(max(a, b) < min(a + m, b + n) for a, m, b, n in zip(*one[:2], *other[:2], strict=True))
+
+    return next((pair for pair in itertools.combinations(layout, 2) if have_common(*pair)), None)
+
+
+def _in_words(shard: Shard) -> str:
+    offsets, sizes, ranks = shard
+    box = ", ".join(f"{begin}:{begin + size}" for begin, size in zip(offsets, sizes, strict=True))
+    return f"[{box}] on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
 def ties_of_all(by_rank: list[Description]) -> tuple[dict[str, tuple[list[Any], str]], int]:
@@ -489,13 +538,6 @@ def _may_be_tied(rank: int, name: str, alias: tuple[list[Any], str], described: 
         return aliases.get(name, alias) == alias
     layout = tensors[name][3]
     return layout is not None and not any(rank in holders for _, _, holders in layout)
-
-
-def _in_words(description: Any) -> str:
-    _, dtype, shape, layout = description
-    if layout is None:
-        return f"{dtype} {shape}, whole"
-    return f"{dtype} {shape} in {len(layout)} pieces"
 
 
 def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str, Any]]) -> list[tuple[list[Any], Any]]:
@@ -515,3 +557,10 @@ def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list
         for path, value in values:
             merged.setdefault(_core.spell_path(path), (path, value))
     return list(merged.values())
+
+
+def without_filled(values: list[tuple[list[Any], Any]], paths: list[Path]) -> list[tuple[list[Any], Any]]:
+    """Leaves out each empty dict, list or tuple below which a rank has entries. `paths`: of the entries of all ranks."""
+    filled = {path[:i] for path in paths for i in range(len(path))}
+    return [(path, value) for path, value in values
+            if tuple(path) not in filled or not isinstance(value, (dict, list, tuple)) or value]

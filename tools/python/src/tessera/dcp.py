@@ -155,20 +155,25 @@ class StorageWriter(DcpStorageWriter):
     """Writes a native checkpoint for `torch.distributed.checkpoint.save` and `async_save`.
 
     DCP's planner decides which rank writes which elements. The checkpoint appears when it is complete. Create the writer on
-    all ranks together. process_group: the group that is passed to DCP's `save`; None: all ranks. The other options are
-    those of `tessera.save`.
+    all ranks together. process_group: the group that is passed to DCP's `save`; None: all ranks. no_dist: what is passed to DCP's
+    `save`; True: this rank saves alone, and the writer can be created on this rank alone. The other options are those of
+    `tessera.save`.
     """
 
-    def __init__(self, path: CheckpointId = None, *, process_group: Any = None, overwrite: bool = False,
+    def __init__(self, path: CheckpointId = None, *, process_group: Any = None, no_dist: bool = False, overwrite: bool = False,
                  keep_last: int | None = None, compress: str = "none", memory: int | str = DEFAULT_BUFFERS_NBYTES,
                  endpoint: str | None = None):
         super().__init__()
         self._path = path
         self._group = process_group
+        self._is_alone = flag("no_dist", no_dist)
         self._endpoint = endpoint
         self._options = (flag("overwrite", overwrite), at_least_one("keep_last", keep_last, MAX_COUNT),
                          text("compress", compress), nbytes("memory", memory))
-        Ranks.of(process_group)  # the first call is collective, so it must not be on the thread of an async_save
+        self._ranks()  # the first call is collective, so it must not be on the thread of an async_save
+
+    def _ranks(self) -> Ranks:
+        return Ranks.alone() if self._is_alone else Ranks.of(self._group, "dcp")
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
         if checkpoint_id:
@@ -185,17 +190,22 @@ class StorageWriter(DcpStorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._path is None:
             raise ValueError("path: expected the path of a checkpoint, found None")
+        self._has_all_plans = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Checks that the ranks of DCP are those of this writer. Called on the coordinator."""
+        expected = self._ranks().size
+        if self._has_all_plans and len(plans) != expected:
+            raise Error(f"{self._path}: ranks of DCP's save: expected {expected}, as of the StorageWriter, found {len(plans)} "
+                        "(give no_dist and process_group to both)", kind="mismatch")
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
-        ranks = Ranks.of(self._group)
-        _PlannedSave(ranks, self._path, self._endpoint, self._options, plan.items, planner).run()
+        _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner).run()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 try:
     from lightning.fabric.plugins import TorchCheckpointIO
 except ImportError:  # installed as pytorch-lightning
@@ -42,7 +44,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         if storage_options is not None:
             raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
         self._wait()
-        options = {**self._options, "overwrite": True, "process_group": _this_rank_alone()}
+        options = {**self._options, "overwrite": True, "process_group": Ranks.alone()}
         if _is_url(path):
             if self._is_asynchronous:
                 self._saving = async_save(checkpoint, path, **options)
@@ -67,8 +69,13 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any | None = None,
                         weights_only: bool | None = None) -> dict[str, Any]:
-        """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does."""
-        self._wait()
+        """Returns the dict that was saved, with tensors on the CPU; a file is loaded as Lightning does. Lightning calls this on
+        all ranks."""
+        try:
+            self._wait()
+        finally:
+            if self._is_asynchronous and dist.is_available() and dist.is_initialized():
+                dist.barrier()  # the other ranks wait for the save of rank 0
         if not _is_url(path, ("s3://", "hf://", "https://", "http://")) and Path(path).is_file():
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
@@ -92,7 +99,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     def _wait(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None:
-            _Background.finish(Ranks.of(_this_rank_alone()))  # and the old file is removed, or has its name back
+            _Background.finish(Ranks.alone())  # and the old file is removed, or has its name back
             saving.result()
 
 
@@ -123,18 +130,3 @@ def _set_aside(target: Path, format: str) -> Callable[[bool], None]:
 
 def _old_names(target: Path) -> Iterator[Path]:
     return (target.with_name(f"{target.name}.old{i or ''}") for i in itertools.count())
-
-
-def _this_rank_alone() -> Any:
-    """Returns a process group that has only this rank; None without torch.distributed."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    rank = dist.get_rank()
-    if rank not in _alone:
-        _alone[rank] = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
-    return _alone[rank]
-
-
-_alone: dict[int, Any] = {}

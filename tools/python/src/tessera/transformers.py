@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ STATE_FILE = "trainer_state.json"  # the file that the Trainer writes last
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the optimizer, the scheduler and the random numbers beside each model that the Trainer saves, in the background.
+    """Saves the optimizer, the scheduler, the gradient scaler and the random numbers beside each model that the Trainer saves,
+    in the background.
 
     Use it with `TrainingArguments(save_only_model=True)`: the Trainer then saves the model, and this callback the rest,
     in `checkpoint-N/tessera`. All ranks write together. `trainer.train(resume_from_checkpoint=tessera.transformers.latest(output_dir))`
@@ -43,6 +45,9 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
         if not args.save_only_model:
             raise ValueError("TrainingArguments: expected save_only_model=True beside tessera's SaveCallback, found False "
                              "(the Trainer would save the optimizer too)")
+        if args.save_total_limit == 1:
+            raise ValueError("TrainingArguments: expected save_total_limit=2 or more, or None, beside tessera's SaveCallback, "
+                             "found 1 (the Trainer would remove the last checkpoint before the new one is complete)")
         if state.global_step:
             self._load(_folder(args, state), kwargs)
 
@@ -54,6 +59,13 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:
             self.wait()  # the Trainer may remove old folders next
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if control.should_save:
+            self.wait()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.wait()  # save_strategy="best": the Trainer decides after this call whether to save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.wait()
@@ -74,8 +86,12 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
 
     @staticmethod
     def _state(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"optimizer": get_optimizer_state_dict(kwargs["model"], _optimizer(kwargs)),
-                "scheduler": kwargs["lr_scheduler"].state_dict()}
+        state = {"optimizer": get_optimizer_state_dict(kwargs["model"], _optimizer(kwargs)),
+                 "scheduler": kwargs["lr_scheduler"].state_dict()}
+        scaler = getattr(kwargs["optimizer"], "scaler", None)  # of accelerate's optimizer, with fp16=True
+        if scaler is not None and scaler.is_enabled():
+            state["scaler"] = scaler.state_dict()
+        return state
 
     def _load(self, folder: Path, kwargs: dict[str, Any]) -> None:
         if not (folder / FOLDER).exists():
@@ -83,14 +99,21 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
                         f"(tessera.transformers.latest({str(folder.parent)!r}) is the newest complete one)",
                         kind="not_found", path=str(folder))
         contents = self._state(kwargs)
-        load(contents, folder / FOLDER, only=["optimizer.*", "scheduler.*"])
-        set_optimizer_state_dict(kwargs["model"], _optimizer(kwargs), contents["optimizer"])
-        kwargs["lr_scheduler"].load_state_dict(contents["scheduler"])
         with open_checkpoint(folder / FOLDER) as checkpoint:
+            saved = checkpoint.state_dict(lazy=True)
             rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-            found = checkpoint.state_dict(lazy=True)["random"].get(f"rank-{rank}")  # None: there are more ranks now
+            found = saved["random"].get(f"rank-{rank}")  # None: there are more ranks now
             if found is not None:
                 self._random = {name: value.torch() if isinstance(value, Tensor) else value for name, value in found.items()}
+        if "scaler" in contents and "scaler" not in saved:
+            warnings.warn(f"{folder / FOLDER}: scaler: expected the state of the gradient scaler, because fp16=True, found none; "
+                          "the scaler starts anew", RuntimeWarning, stacklevel=2)
+            del contents["scaler"]
+        load(contents, folder / FOLDER, only=[f"{name}.*" for name in contents])
+        set_optimizer_state_dict(kwargs["model"], _optimizer(kwargs), contents["optimizer"])
+        kwargs["lr_scheduler"].load_state_dict(contents["scheduler"])
+        if "scaler" in contents:
+            kwargs["optimizer"].scaler.load_state_dict(contents["scaler"])
 
 
 def latest(output_dir: PathLike) -> str | None:
