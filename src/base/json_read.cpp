@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <charconv>
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -41,6 +44,19 @@ class CountingIterator {
   const char** furthest_;
 };
 
+/// Returns the number that `digits` spell. In them, nlohmann's parser has put the decimal point of
+/// the program's locale, which another thread may have changed since. `parsed` is what strtod made
+/// of them: the result if the number is too small for a double.
+double without_locale(std::string digits, double parsed) {
+  std::ranges::replace_if(
+      digits,
+      [](char c) { return std::string_view("+-0123456789eE").find(c) == std::string_view::npos; },
+      '.');
+  double number = parsed;
+  std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return number;
+}
+
 /// Passes the events of nlohmann's parser to JsonEvents, and adds the rules which that parser
 /// lacks: a limit of the depth, unique keys, exact integers of any size.
 class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
@@ -73,10 +89,10 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool number_float(number_float_t number, const string_t& digits) override {
-    if (digits.find_first_of(".eE") == std::string::npos) {
+    if (digits.find_first_not_of("-0123456789") == std::string::npos) {
       events_.on_big_integer(digits);
     } else {
-      events_.on_float(number);
+      events_.on_float(without_locale(digits, number));
     }
     return true;
   }

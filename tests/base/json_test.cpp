@@ -1,6 +1,8 @@
 #include "base/json.h"
 
 #include <gtest/gtest.h>
+#include <locale.h>
+#include <stdlib.h>
 
 #include <bit>
 #include <cmath>
@@ -10,7 +12,9 @@
 
 #include "base/python_json.h"
 #include "support/error_matchers.h"
+#include "support/files.h"
 #include "support/random.h"
+#include "support/temporary_directory.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +25,40 @@ TEST(JsonTest, ParsesEveryKindOfValue) {
   EXPECT_EQ(parse_json(R"( {"a":[1,-2.5,1e3,true,false,null,"x\u00e9\ud834\udd1e"],"b":{}} )", "f"),
             Value(Value::Dict{{"a", Value::List{1, -2.5, 1000.0, true, false, Value{}, "xé𝄞"}},
                               {"b", Value::Dict{}}}));
+}
+
+/// A locale whose decimal point is a comma, as the German one. The bytes are those that localedef
+/// writes for `decimal_point ","`.
+class CommaLocale {
+ public:
+  CommaLocale() {
+    static constexpr char kNumeric[] =
+        "\x14\x11\x03\x20\x06\0\0\0\x20\0\0\0\x22\0\0\0\x24\0\0\0\x28\0\0\0\x2c\0\0\0\x30\0\0\0"
+        ",\0.\0\3\3\0\0,\0\0\0.\0\0\0ANSI_X3.4-1968";
+    FileSystem::posix().make_directory(directory_ / "comma");
+    test::write_file(directory_ / "comma/LC_NUMERIC", std::string(kNumeric, sizeof kNumeric));
+    ::setenv("LOCPATH", directory_.path().c_str(), 1);
+    locale_ = ::newlocale(LC_NUMERIC_MASK, "comma", nullptr);
+    ::unsetenv("LOCPATH");
+    before_ = ::uselocale(locale_);
+  }
+  ~CommaLocale() {
+    ::uselocale(before_);
+    ::freelocale(locale_);
+  }
+
+ private:
+  test::TemporaryDirectory directory_;
+  locale_t locale_ = nullptr;
+  locale_t before_ = nullptr;
+};
+
+TEST(JsonTest, NumbersAreTheSameInEveryLocale) {
+  const CommaLocale locale;
+  ASSERT_EQ(std::string_view(::localeconv()->decimal_point), ",");
+  EXPECT_EQ(parse_json("[0.999, -1.5, 2e-3, 1e-400, 5e-324]", "f"),
+            Value(Value::List{0.999, -1.5, 0.002, 0.0, 5e-324}));
+  EXPECT_EQ(parse_json("9223372036854775808", "f"), Value(Value::BigInt{"9223372036854775808"}));
 }
 
 TEST(JsonTest, NumbersThatOnlyPythonWritesBecomeNone) {
