@@ -256,7 +256,9 @@ class Proof {
     for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
       const TensorMeta& meta = contents_.tensors[i].meta;
       if (dropped.contains(meta.fqn)) continue;
-      const std::string bare = rules_.wrappers.removed_from(meta.fqn);
+      std::string bare = rules_.wrappers.removed_from(meta.fqn);
+      const auto alias = std::ranges::lower_bound(again.aliases, bare, {}, &formats::Alias::fqn);
+      if (alias != again.aliases.end() && alias->fqn == bare) bare = alias->target;
       const auto found = std::ranges::lower_bound(again.targets, bare, {}, name_of);
       if (found == again.targets.end() || name_of(*found) != bare) {
         problems.push_back(finding(rules_, "inverse", meta.fqn, "the source tensor", "none"));

@@ -24,9 +24,15 @@ using formats::StateKind;
 using formats::TensorEntry;
 
 /// A tensor that one application of a rule has made.
-struct Made {
+struct MadeTensor {
   std::string name;
   BlockTensor tensor;
+};
+
+/// All that one application of a rule has made.
+struct Made {
+  std::vector<MadeTensor> tensors;
+  std::vector<Requirement> requirements;
 };
 
 bool is_scalar(StateKind kind) {
@@ -83,8 +89,10 @@ class Transformer {
 
   void apply_rule(std::size_t r);
   bool finds_value(std::size_t r) const;
-  std::optional<std::vector<Made>> make(const Rule& rule, const Instance& instance, Subject subject,
-                                        const std::function<BlockTensor(std::size_t)>& tensor_of);
+  std::optional<Made> make(const Rule& rule, const Instance& instance, Subject subject,
+                           const std::function<BlockTensor(std::size_t)>& tensor_of);
+  void add_requirements(const Rule& rule, const std::vector<std::string>& targets,
+                        std::vector<Requirement> requirements);
   void add_made(const Rule& rule, const Instance& instance, const std::vector<std::size_t>& inputs);
   void follow_rename(const Rule& rule, const Input& parameter, const std::string& target);
   void follow_state(const Rule& rule, const Instance& instance,
@@ -252,9 +260,8 @@ bool Transformer::finds_value(std::size_t r) const {
 
 /// Applies the operations of a rule to the tensors that `tensor_of` returns for its inputs. If an
 /// operation does not fit, reports a problem and returns nothing.
-std::optional<std::vector<Made>> Transformer::make(
-    const Rule& rule, const Instance& instance, Subject subject,
-    const std::function<BlockTensor(std::size_t)>& tensor_of) {
+std::optional<Made> Transformer::make(const Rule& rule, const Instance& instance, Subject subject,
+                                      const std::function<BlockTensor(std::size_t)>& tensor_of) {
   const std::vector<std::string>& shared = matcher_.shared_captures(index_of(rule));
   std::vector<Stream> streams(instance.streams.size());
   std::size_t first = 0;
@@ -278,7 +285,7 @@ std::optional<std::vector<Made>> Transformer::make(
     }
   }
   result_.num_dropped_elements += static_cast<std::uint64_t>(applied.num_dropped);
-  std::vector<Made> made;
+  Made made{.tensors = {}, .requirements = std::move(applied.requirements)};
   for (std::size_t s = 0; s < streams.size(); ++s) {
     const std::vector<std::string>& unstacked = streams[s].captures;
     for (auto& [numbers, tensor] : streams[s].tensors) {
@@ -297,14 +304,18 @@ std::optional<std::vector<Made>> Transformer::make(
         refuse_negative_number(rule, rule.to[s], *input_of(first).name);
         return std::nullopt;
       }
-      made.push_back({prefix_ + *name, std::move(tensor)});
+      made.tensors.push_back({prefix_ + *name, std::move(tensor)});
     }
   }
-  for (Requirement& requirement : applied.requirements) {
-    const std::string& target = made.empty() ? *input_of(first).name : made.front().name;
-    result_.requirements.push_back({target, rule.number, std::move(requirement)});
-  }
   return made;
+}
+
+/// Adds what must be equal in the source if one of these targets is read.
+void Transformer::add_requirements(const Rule& rule, const std::vector<std::string>& targets,
+                                   std::vector<Requirement> requirements) {
+  for (Requirement& each : requirements) {
+    result_.requirements.push_back({targets, rule.number, std::move(each)});
+  }
 }
 
 void Transformer::refuse_negative_number(const Rule& rule, const NameTemplate& form,
@@ -316,14 +327,14 @@ void Transformer::refuse_negative_number(const Rule& rule, const NameTemplate& f
 /// Adds the tensors that one application of a rule makes, and their optimizer state.
 void Transformer::add_made(const Rule& rule, const Instance& instance,
                            const std::vector<std::size_t>& inputs) {
-  std::optional<std::vector<Made>> made =
-      make(rule, instance, Subject::parameter,
-           [&](std::size_t input) { return sources_[input_of(input).tensor]; });
+  std::optional<Made> made = make(rule, instance, Subject::parameter, [&](std::size_t input) {
+    return sources_[input_of(input).tensor];
+  });
   if (!made) return;
   const bool is_rename = rule.operations.empty();  // each input becomes one target
-  TESSERA_CHECK(!is_rename || made->size() == inputs.size());
+  TESSERA_CHECK(!is_rename || made->tensors.size() == inputs.size());
   std::vector<std::string> targets;
-  for (Made& each : *made) {
+  for (MadeTensor& each : made->tensors) {
     const Input& from = input_of(inputs[is_rename ? targets.size() : 0]);
     targets.push_back(each.name);
     Target target{.entry = {}, .tensor = std::move(each.tensor), .rule = rule.number};
@@ -334,6 +345,7 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
     if (from.is_alias && is_rename) alias_targets_.emplace_back(each.name, from.tensor);
     result_.targets.push_back(std::move(target));
   }
+  add_requirements(rule, targets, std::move(made->requirements));
   result_.uses[index_of(rule)].num_targets += targets.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = input_of(inputs[i]);
@@ -402,13 +414,17 @@ void Transformer::follow_pointwise(const Rule& rule, const Instance& instance,
     return;
   }
   const bool is_copy = reshard::is_copy_of_parameter(states.begin()->second->name.state());
-  std::optional<std::vector<Made>> made =
+  std::optional<Made> made =
       make(rule, instance, is_copy ? Subject::parameter : Subject::pointwise_state,
            [&](std::size_t input) { return sources_[states.at(input)->tensor]; });
   if (!made) return;
-  for (Made& each : *made) {
-    add_state(rule, *states.begin()->second, each.name, std::move(each.tensor));
+  const State& first = *states.begin()->second;
+  std::vector<std::string> targets;
+  for (MadeTensor& each : made->tensors) {
+    add_state(rule, first, each.name, std::move(each.tensor));
+    targets.push_back(result_.targets.back().entry.meta.fqn);
   }
+  add_requirements(rule, targets, std::move(made->requirements));
 }
 
 /// Adds scalar state (such as `step`) for each new parameter. If a new parameter is made from
@@ -424,12 +440,18 @@ void Transformer::follow_scalar(const Rule& rule, const std::map<std::size_t, co
               shape_to_string(other.shape) + " " + std::string(dtype_name(other.dtype)));
       return;
     }
-    if (have_same_blocks(tensor, other) || targets.empty()) continue;
-    const std::string target =
-        name_of_state(first.name, called_by_optimizer(first, targets.front()));
-    result_.requirements.push_back({target, rule.number, {other, tensor}});
   }
-  for (const std::string& target : targets) add_state(rule, first, target, tensor);
+  std::vector<std::string> made;
+  for (const std::string& target : targets) {
+    add_state(rule, first, target, tensor);
+    made.push_back(result_.targets.back().entry.meta.fqn);
+  }
+  std::vector<Requirement> equal;
+  for (const auto& [input, state] : states) {
+    const BlockTensor& other = sources_[state->tensor];
+    if (!have_same_blocks(tensor, other)) equal.push_back({other, tensor});
+  }
+  add_requirements(rule, made, std::move(equal));
 }
 
 /// Adds optimizer state of a new parameter. Its name is that of `like`, with the new parameter's

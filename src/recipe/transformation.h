@@ -28,9 +28,9 @@ struct ValueTarget {
   std::vector<std::size_t> sources;  // indices of values of the source, which must be equal
 };
 
-/// Two tensors that must be equal, because the rule that makes `target` drops one of them.
+/// Two tensors that must be equal, because the rule that makes `targets` drops one of them.
 struct TargetRequirement {
-  std::string target;
+  std::vector<std::string> targets;  // names of tensors or aliases
   std::size_t rule = 0;
   Requirement requirement;
 };

@@ -190,9 +190,10 @@ class TransformedReader final : public formats::DerivedReader {
     IndexedBlocks blocks;
     bool is_permuted;
   };
-  struct Conditions {
-    tessera::detail::Once checked;
-    std::vector<Condition> list;
+  /// A condition that several tensors may share.
+  struct SharedCondition {
+    Condition condition;
+    tessera::detail::Once checked{};
   };
 
   const std::string& source_name_of(const ValueTarget& value) const {
@@ -211,7 +212,7 @@ class TransformedReader final : public formats::DerivedReader {
   GroupNames groups_;
   /// The elements of each piece: `pieces_[tensor][piece]`.
   std::vector<std::vector<Elements>> pieces_;
-  mutable std::map<std::size_t, Conditions> conditions_;  // by tensor
+  std::multimap<std::size_t, std::shared_ptr<SharedCondition>> conditions_;  // by tensor
   mutable TileCache tiles_;
 };
 
@@ -238,12 +239,19 @@ void TransformedReader::take_tensors() {
 }
 
 void TransformedReader::take_conditions() {
+  std::map<std::string_view, std::string_view> aliases;
+  for (const formats::Alias& alias : made_.aliases) aliases.emplace(alias.fqn, alias.target);
   for (TargetRequirement& each : made_.requirements) {
-    const TensorEntry* target = contents_.find_tensor(each.target);
-    TESSERA_CHECK(target != nullptr);
-    const auto index = static_cast<std::size_t>(target - contents_.tensors.data());
-    conditions_[index].list.push_back({each.rule, IndexedBlocks(std::move(each.requirement.tensor)),
-                                       IndexedBlocks(std::move(each.requirement.expected))});
+    const auto condition = std::make_shared<SharedCondition>(
+        Condition{each.rule, IndexedBlocks(std::move(each.requirement.tensor)),
+                  IndexedBlocks(std::move(each.requirement.expected))});
+    for (const std::string_view name : each.targets) {
+      const auto alias = aliases.find(name);
+      const TensorEntry* target =
+          contents_.find_tensor(alias == aliases.end() ? name : alias->second);
+      TESSERA_CHECK(target != nullptr);
+      conditions_.emplace(target - contents_.tensors.data(), condition);
+    }
   }
   made_.requirements.clear();
 }
@@ -345,10 +353,10 @@ void TransformedReader::check(const Condition& condition, std::size_t tensor_ind
 
 void TransformedReader::read_piece(std::size_t tensor_index, std::size_t piece_index,
                                    FlatRange range, std::span<std::byte> out) const {
-  if (const auto conditions = conditions_.find(tensor_index); conditions != conditions_.end()) {
-    conditions->second.checked.run([&] {
-      for (const Condition& condition : conditions->second.list) check(condition, tensor_index);
-    });
+  const auto [begin, end] = conditions_.equal_range(tensor_index);
+  for (auto each = begin; each != end; ++each) {
+    SharedCondition& shared = *each->second;
+    shared.checked.run([&] { check(shared.condition, tensor_index); });
   }
   const Elements& elements = pieces_[tensor_index][piece_index];
   const BlockTensor& tensor = elements.blocks.tensor();

@@ -212,6 +212,18 @@ TEST(RecipeTest, PaddingMustHaveTheValueOnTheWayBack) {
               ElementsAre(1, 2));
 }
 
+TEST(RecipeTest, EachTargetOfARuleComparesWhatTheRuleMerges) {
+  MemoryCheckpoint source;
+  source.add({"a", DType::float32, {4}}, numbers(4));
+  source.add({"b", DType::float32, {4}}, numbers(4, 1));
+  const auto reader = applied(source, parsed(R"({"from": ["a", "b"], "to": ["x", "y"],
+      "ops": [{"merge_equal": 2}, {"split": {"dim": 0, "sizes": [2, 2]}}]})"));
+  for (const char* target : {"x", "y"}) {
+    EXPECT_THAT(message_of([&] { floats(*reader, target); }),
+                HasSubstr("expected equal elements in the tensors that become one"));
+  }
+}
+
 MemoryCheckpoint with_adam(const std::vector<float>& steps) {
   MemoryCheckpoint source;
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -317,6 +329,21 @@ TEST(RecipeTest, RefusesStateThatDisagrees) {
   const auto reader = applied(with_adam({7, 8}), recipe, with_prefix());
   EXPECT_THAT(message_of([&] { floats(*reader, "optim.state.ab.step"); }),
               HasSubstr("optim.state.ab.step: rule 1: expected equal elements"));
+}
+
+// A read of the parameter does not compare its state, and a read of the state does.
+TEST(RecipeTest, StateThatIsMergedIsComparedWithItself) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a", "b"}) {
+    source.add({name, DType::float32, {2}}, numbers(2));
+    source.add({std::string("optim.state.") + name + ".exp_avg", DType::float32, {2}},
+               numbers(2, *name == 'a' ? 10 : 20));
+  }
+  const auto reader =
+      applied(source, parsed(R"({"from": ["a", "b"], "to": "w", "ops": [{"merge_equal": 2}]})"));
+  EXPECT_THAT(floats(*reader, "w"), ElementsAre(0, 1));
+  EXPECT_THAT(message_of([&] { floats(*reader, "optim.state.w.exp_avg"); }),
+              HasSubstr("optim.state.w.exp_avg: rule 1: expected equal elements"));
 }
 
 TEST(RecipeTest, RefusesStateThatSomeParametersLack) {
@@ -1211,6 +1238,22 @@ TEST(RecipeTest, StateThatParametersShareFollowsEachOfThem) {
     EXPECT_EQ(names(*reader), expected);
     EXPECT_EQ(reader->contents().aliases.size(), num_aliases);
   }
+}
+
+// The scalar of `ab` is then an alias, whose tensor is another parameter's.
+TEST(RecipeTest, ParametersOfWhichOnlyOneSharesItsStateCanBecomeOne) {
+  MemoryCheckpoint source;
+  for (const char* name : {"a", "b", "c"}) source.add({name, DType::float32, {2}}, numbers(2));
+  source.add({"optim.state.a.step", DType::float32, {}}, bytes_of<float>({7}));
+  source.add_alias("optim.state.b.step", "optim.state.a.step");
+  source.add({"optim.state.c.step", DType::float32, {}}, bytes_of<float>({7}));
+  const Recipe recipe =
+      parsed(R"({"from": ["b", "c"], "to": "bc", "ops": [{"concat": 0}]})", R"("rest": "keep", )");
+  const auto reader = applied(source, recipe);
+  EXPECT_THAT(names(*reader), ElementsAre("a [2]", "bc [4]", "optim.state.a.step []"));
+  EXPECT_EQ(reader->contents().aliases[0].fqn, "optim.state.bc.step");
+  EXPECT_THAT(floats(*reader, "optim.state.a.step"), ElementsAre(7));
+  EXPECT_THAT(check_recipe(recipe, source.contents(), {}).problems, IsEmpty());
 }
 
 TEST(RecipeTest, ATensorCannotTakeTheNameOfADict) {
