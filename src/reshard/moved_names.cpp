@@ -269,7 +269,19 @@ MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptio
 }
 
 bool MovedSelection::contains(std::string_view name) const {
-  return only_.selects(name) && !(left_out_ && left_out_->contain(name));
+  if (left_out_ && left_out_->contain(name)) return false;
+  if (only_.selects_everything()) return true;
+  const auto own = formats::parse_per_rank_name(name);
+  if (!own) return only_.selects(name);
+  return (only_.selects(name) || only_.selects(own->name)) && !is_excluded(name) &&
+         !is_excluded(own->name);
+}
+
+bool MovedSelection::is_excluded(std::string_view name) const {
+  const auto count_exclusions = [&](const std::vector<std::string_view>& names) {
+    return detail::unused_patterns(only_, names).exclusions.size();
+  };
+  return count_exclusions({name}) < count_exclusions({});
 }
 
 bool MovedSelection::keeps_state(std::string_view name) const {

@@ -24,13 +24,16 @@ class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
 
-  /// Returns whether an entry of the source (a tensor, a value or an alias) is moved.
+  /// Returns whether an entry of the source (a tensor, a value or an alias) is moved. A pattern for
+  /// `<name>` is also one for `per_rank.<rank>.<name>`.
   bool contains(std::string_view name) const;
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
   /// optimizer state: nothing proves that the entry belongs to an optimizer.
   bool keeps_state(std::string_view name) const;
 
  private:
+  bool is_excluded(std::string_view name) const;
+
   const NameSelection& only_;
   std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
 };

@@ -187,6 +187,34 @@ def test_a_sum_that_is_not_formed_is_refused_by_name(tmp_path):
     assert not (tmp_path / "moved").exists()
 
 
+def save_replicas_that_differ(folder):
+    """Saves a tensor with two replicas. The part of each rank consists of the rank's number."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    local = torch.full((2, 2), float(dist.get_rank()))
+    w = DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=False)
+    torch.save({"w": w}, folder / f"model_world_size_4_rank_{dist.get_rank()}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_all_parts_come_from_the_first_of_replicas_that_differ(tmp_path):
+    """Shows F1."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(save_replicas_that_differ, 4, saved)
+    for ranks in (1, 2, 3, 4):
+        moved = tmp_path / f"moved{ranks}"
+        process = run("ckpt-reshard", saved, moved, "--to", "dcp", "--world-size", str(ranks))
+        assert process.returncode == 0 and "model_world_size_4_rank_2.pt: model.w: replicas" in process.stderr, process.stderr
+        dcp_to_torch_save(moved, tmp_path / "whole.pt")
+        assert torch.load(tmp_path / "whole.pt")["model"]["w"][:, 0].tolist() == [0, 0, 1, 1], ranks
+
+
 def save_equal_parts(folder):
     """Saves three DTensors of one storage on each rank: a whole tensor twice, and a part of a longer one."""
     import torch.distributed as dist
@@ -465,6 +493,19 @@ def test_entries_of_each_rank_follow_a_rename(tmp_path):
     state = torch.load(names, weights_only=True)
     assert set(state) == {"run", "per_rank"}
     assert "position" in state["per_rank"]["1"]["run"]["loader"]
+
+
+def test_entries_of_each_rank_follow_a_pattern(tmp_path):
+    source = FIXTURES / "torch_checkpointing" / "valid" / "fsdp2"
+    moved = reshard(source, tmp_path / "moved", "--to", "rank_files", "--only", "loader", "--rename", "loader=extra_state")
+    for rank in range(3):
+        expected = torch.load(source / f"loader_{rank}.pt", weights_only=True)
+        found = torch.load(moved / f"extra_state_world_size_3_rank_{rank}.pt", weights_only=False)
+        assert found["position"] == expected["position"]
+    others = reshard(source, tmp_path / "others.pt", "--only", "!loader")
+    assert "loader" not in str(torch.load(others, weights_only=True).keys()) and "loader" not in str(torch.load(others)["per_rank"])
+    per_rank = reshard(source, tmp_path / "rank.pt", "--only", "per_rank.1", "--only", "!*position")
+    assert set(torch.load(per_rank, weights_only=True)) == {"per_rank"}
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.LBFGS], ids=["adafactor", "lbfgs"])

@@ -158,12 +158,30 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
 // Shows F1.
 TEST_F(RankFilesMoveTest, ARenameOfEntriesOfRanksAloneFitsANameThatIsMoved) {
   const test::MemoryCheckpoint source = with_own_generators();
-  for (const char* const pattern : {"per_rank.1.*", "!extra_state.*"}) {
-    const PlanOptions options{.only = NameSelection({pattern}),
-                              .renames = {{"extra_state.rng", "extra_state.seed"}}};
-    const Plan plan = plan_reshard(source.contents(), source.path(), options);
-    EXPECT_NE(plan.destination.find_tensor("per_rank.1.extra_state.seed"), nullptr) << pattern;
-  }
+  const PlanOptions options{.only = NameSelection({"per_rank.1.*"}),
+                            .renames = {{"extra_state.rng", "extra_state.seed"}}};
+  const Plan plan = plan_reshard(source.contents(), source.path(), options);
+  EXPECT_NE(plan.destination.find_tensor("per_rank.1.extra_state.seed"), nullptr);
+}
+
+// Shows F1.
+TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
+  const test::MemoryCheckpoint source = with_own_generators();
+  const auto moved = [&](std::vector<std::string> patterns) {
+    std::vector<std::string> names;
+    const PlanOptions options{.only = NameSelection(std::move(patterns))};
+    for (const auto& tensor :
+         plan_reshard(source.contents(), source.path(), options).destination.tensors) {
+      names.push_back(tensor.meta.fqn);
+    }
+    return names;
+  };
+  EXPECT_THAT(moved({"extra_state"}), ElementsAre("extra_state.rng", "per_rank.1.extra_state.rng",
+                                                  "per_rank.2.extra_state.rng"));
+  EXPECT_THAT(moved({"!extra_state"}), ElementsAre("model.w"));
+  EXPECT_THAT(moved({"extra_state", "!per_rank.1"}),
+              ElementsAre("extra_state.rng", "per_rank.2.extra_state.rng"));
+  EXPECT_THAT(moved({"per_rank.1"}), ElementsAre("per_rank.1.extra_state.rng"));
 }
 
 // Shows F1.

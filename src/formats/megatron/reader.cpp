@@ -464,7 +464,10 @@ class MegatronReader final : public EntryReader {
       tensor_ranks.insert(tensor_rank);
       for (const Joint::Piece& piece : joint.pieces_of(tensor_rank)) {
         const auto [first, is_new] = first_of.emplace(piece.region, *source);
-        has_other = has_other || (!is_new && !are_equal_parts(first->second, *source, joint));
+        if (!is_new && !are_equal_parts(first->second, *source, joint)) {
+          has_other = true;  // only the first one is read
+          continue;
+        }
         tensor.entry.pieces.push_back({piece.region, static_cast<int>(part.rank)});
         tensor.pieces.push_back({source->file, source->tensor, source->begin + piece.begin});
       }

@@ -396,7 +396,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       tensor.pieces.push_back({region, rank_of(origin)});
       origins.push_back(origin);
     }
-    compare_replicas(tensor, origins);
+    drop_other_replicas(tensor, origins);
     add_tensor(std::move(tensor), std::move(origins));
   }
 
@@ -437,16 +437,20 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
             "a part that rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
-  /// Adds a note for each replica whose bytes differ from the first replica's.
-  void compare_replicas(const TensorEntry& tensor, const std::vector<Origin>& origins) {
-    std::map<Region, std::size_t> first_of;  // key: region
+  /// Removes each replica whose bytes differ from those of the first replica, so that all readers
+  /// get the same, and adds a note about it.
+  void drop_other_replicas(TensorEntry& tensor, std::vector<Origin>& origins) {
+    std::map<Region, Origin> first_of;
+    std::vector<Piece> pieces;
+    std::vector<Origin> kept;
     for (std::size_t i = 0; i < origins.size(); ++i) {
-      const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, i);
-      if (is_new) continue;
-      has_replicas_ = true;
-      const Origin& first = origins[found->second];
-      if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
-                               origins[i].index)) {
+      const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, origins[i]);
+      has_replicas_ = has_replicas_ || !is_new;
+      const Origin& first = found->second;
+      if (is_new || torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
+                                         origins[i].index)) {
+        pieces.push_back(tensor.pieces[i]);
+        kept.push_back(origins[i]);
         continue;
       }
       contents_.opening_findings.push_back({.severity = Finding::Severity::note,
@@ -455,6 +459,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
                                             .expected = "the bytes of " + rank_in_words(first),
                                             .found = "other bytes"});
     }
+    tensor.pieces = std::move(pieces);
+    origins = std::move(kept);
   }
 
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
