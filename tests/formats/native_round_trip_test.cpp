@@ -372,6 +372,9 @@ TEST(NativeWriterTest, ContentsThatContradictThemselvesAreRefusedByName) {
   contents.tensors[0].pieces.push_back(tensor.pieces[0]);
   refuses(contents, "w: pieces: expected each region once per rank, found [0:4] twice on rank 0");
   contents.tensors = {tensor};
+  contents.tensors[0].meta.shape = {-1};
+  refuses(contents, "w: shape");
+  contents.tensors = {tensor};
   contents.aliases = {{"v", "x", {}}};
   refuses(contents, "v: alias: expected a tensor as target, found 'x', which is no tensor");
   contents.aliases = {{"w", "w", {}}};

@@ -115,14 +115,16 @@ void validate_fields(const FileHeader& header, const ReadableFile& file) {
              ")",
          "[" + std::to_string(index.begin) + ", " + std::to_string(index.end) + ")");
   }
-  if (index.nbytes() > kMaxIndexNbytes) {
-    throw Error::expected(ErrorKind::unsupported, {.path = file.path()}, "index size",
-                          "at most " + std::to_string(kMaxIndexNbytes) + " bytes",
-                          std::to_string(index.nbytes()) + " bytes");
-  }
+  if (index.nbytes() > kMaxIndexNbytes) refuse_index_size(file.path(), index.nbytes());
 }
 
 }  // namespace
+
+void refuse_index_size(const std::string& path, std::uint64_t nbytes) {
+  throw Error::expected(ErrorKind::unsupported, {.path = path}, "index size",
+                        "at most " + std::to_string(kMaxIndexNbytes) + " bytes",
+                        std::to_string(nbytes) + " bytes");
+}
 
 std::string rank_file_name(std::int64_t rank) {
   char name[40];

@@ -70,6 +70,9 @@ std::array<std::byte, kHeaderNbytes> encode_header(const FileHeader& header);
 /// Error(corruption) if it is damaged.
 FileHeader read_header(const ReadableFile& file);
 
+/// Throws Error(unsupported): an index of this size cannot be read.
+[[noreturn]] void refuse_index_size(const std::string& path, std::uint64_t nbytes);
+
 /// Throws Error(corruption) unless this is the header of an index file.
 void require_index_role(const FileHeader& header, const std::string& path);
 

@@ -718,6 +718,15 @@ TensorEntry without_pieces(const TensorEntry& tensor) {
   return {tensor.meta, tensor.kind, tensor.dict_order, tensor.parameter, tensor.key_path, {}};
 }
 
+/// Does the same as validate_tensor_meta, but throws an error of this kind.
+void validate_meta(const TensorMeta& meta, ErrorKind kind, const std::string& path) {
+  try {
+    validate_tensor_meta(meta, path);
+  } catch (const Error& wrong) {
+    throw Error(kind, wrong.where(), wrong.reason());
+  }
+}
+
 }  // namespace
 
 ByteRange BlockGrid::block(std::uint64_t number) const {
@@ -919,7 +928,7 @@ void validate_contents(const CheckpointContents& contents, ErrorKind kind,
   }
   validate_names(contents, kind, path);
   for (const TensorEntry& tensor : contents.tensors) {
-    if (kind != ErrorKind::corruption) validate_tensor_meta(tensor.meta, path);
+    if (kind != ErrorKind::corruption) validate_meta(tensor.meta, kind, path);
     for (const Piece& piece : tensor.pieces) {
       if (piece.rank < 0 || piece.rank >= contents.world_size) {
         fail(tensor.meta.fqn, "rank", "less than " + std::to_string(contents.world_size),

@@ -359,6 +359,7 @@ ByteRange write_structure_by_hand(FileSystem& fs, const std::string& path, const
 std::uint64_t write_index_file(FileSystem& fs, const std::string& path, const Index& index) {
   const EncodedIndex encoded =
       measure_index([&](const IndexSink& sink) { encode_index(index, sink); });
+  if (encoded.nbytes > kMaxIndexNbytes) refuse_index_size(path, encoded.nbytes);
   FileHeader header;
   header.version = index.format_version;
   header.role = FileRole::index;

@@ -46,6 +46,22 @@ void validate_options(const NativeWriteOptions& options) {
   }
 }
 
+/// Throws Error(unsupported) naming the largest value if the values alone make the index too large.
+void require_small_values(const CheckpointContents& contents,
+                          const std::vector<std::string>& value_json, const std::string& path) {
+  std::uint64_t nbytes = 0;
+  for (const std::string& json : value_json) nbytes += json.size();
+  if (nbytes <= kMaxIndexNbytes) return;
+  const auto largest =
+      std::ranges::max_element(value_json, {}, [](const auto& json) { return json.size(); });
+  const auto index = static_cast<std::size_t>(largest - value_json.begin());
+  throw Error::expected(ErrorKind::unsupported, {.path = path, .fqn = contents.values[index].name},
+                        "size of all values",
+                        "at most " + std::to_string(kMaxIndexNbytes) + " bytes",
+                        std::to_string(nbytes) + " bytes, of which this value has " +
+                            std::to_string(largest->size()));
+}
+
 /// Throws if a rank holds a region twice: both pieces would have the same link name.
 void validate_pieces_per_rank(const CheckpointContents& contents, const std::string& path) {
   for (const TensorEntry& tensor : contents.tensors) {
@@ -332,6 +348,7 @@ Index describe_checkpoint(SharedContents contents, const std::vector<Value>& val
   index.has_virtual_datasets =
       options.virtual_datasets == NativeWriteOptions::VirtualDatasets::write;
   for (const Value& value : values) index.value_json.push_back(value_to_json(value));
+  require_small_values(*contents, index.value_json, path);
   index.key_order = key_order_text(contents);
   index.contents = std::move(contents);
   std::size_t num_pieces = 0;
