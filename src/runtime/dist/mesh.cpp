@@ -1,5 +1,7 @@
 #include "tessera/runtime/dist/mesh.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "runtime/dist/message.h"
@@ -26,7 +28,7 @@ std::string shape_text(const Axes& axes) {
 /// axes, one axis `shard`. Throws if the sizes do not fit the world size.
 Axes complete(Axes axes, int world_size) {
   if (axes.empty()) axes = {{"shard", world_size}};
-  int product = 1;
+  std::int64_t product = 1;
   std::pair<std::string, int>* open = nullptr;
   for (auto& axis : axes) {
     if (axis.second == -1 && open == nullptr) {
@@ -34,12 +36,16 @@ Axes complete(Axes axes, int world_size) {
     } else if (axis.second < 1 || axis.second > world_size) {
       refuse_axes(axes, "sizes from 1 to " + std::to_string(world_size) +
                             " (the number of ranks), at most one of them -1");
-    } else {
+    } else if (product <= world_size) {  // else it is too large already, and could overflow
       product *= axis.second;
+    }
+    const auto has_name = [&](const auto& other) { return other.first == axis.first; };
+    if (std::ranges::count_if(axes, has_name) > 1) {
+      refuse_axes(axes, "axes of different names");
     }
   }
   if (open != nullptr && world_size % product == 0) {
-    open->second = world_size / product;
+    open->second = static_cast<int>(world_size / product);
     product = world_size;
   }
   if (product != world_size) {

@@ -634,7 +634,7 @@ FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignor
         !parameter.defined() || std::ranges::any_of(ignored, is_same) ||
         std::ranges::any_of(found.trained, [&](const auto& each) { return is_same(each.second); });
     if (is_left_out) return;
-    if (!parameter.requires_grad()) {
+    if (!parameter.requires_grad() && !parameter.is_meta()) {
       found.frozen.emplace_back(fqn, parameter);
       return;
     }

@@ -99,6 +99,9 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
   } catch (const Error& error) {
     failure_ = error.what();
     throw;
+  } catch (const std::exception& error) {  // of the store
+    failure_ = "rank " + std::to_string(rank_) + ": " + what + ": " + dist::message_of(error);
+    throw Error(ErrorKind::io, {}, failure_);
   }
 }
 

@@ -36,6 +36,8 @@ TEST(MeshTest, AxesThatDoNotMakeUpTheWorldAreRefused) {
   EXPECT_THAT(error_of(4, {{"replicate", -1}, {"shard", -1}}), HasSubstr("one of them -1"));
   EXPECT_THAT(error_of(4, {{"shard", 0}}), HasSubstr("shard 0"));
   EXPECT_THAT(error_of(4, {{"replicate", 3}, {"shard", -1}}), HasSubstr("product"));
+  EXPECT_THAT(error_of(65536, {{"a", 65536}, {"b", 65536}, {"c", -1}}), HasSubstr("product"));
+  EXPECT_THAT(error_of(4, {{"a", 2}, {"a", 2}}), HasSubstr("axes of different names"));
   try {
     static_cast<void>(Mesh().axis("replicate"));
     FAIL();

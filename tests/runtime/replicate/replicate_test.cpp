@@ -235,6 +235,18 @@ TEST(ReplicateTest, AGradientWithAGraphIsRefused) {
 }
 
 // Shows B1.
+TEST(ReplicateTest, AParameterWithoutMemoryIsRefusedAlsoIfItIsFrozen) {
+  for (const bool is_frozen : {false, true}) {
+    Mlp model = seeded<Mlp>();
+    model->up->weight = model->up->register_parameter(
+        "weight", torch::empty_like(model->up->weight, at::kMeta), !is_frozen);
+    EXPECT_THAT(
+        error_of([&] { replicate(*model); }),
+        HasSubstr("up.weight: parameter for replicate: expected a leaf tensor with memory"));
+  }
+}
+
+// Shows B1.
 TEST(ReplicateTest, WhatWasFrozenCannotBeTrainedLater) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
     Mlp model = seeded<Mlp>();
