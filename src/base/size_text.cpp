@@ -78,6 +78,7 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
   const auto factor = unit_factor(unit);
   if (!factor) return std::nullopt;
   if (is_whole) return checked_mul(whole, *factor);
+  if (*factor == 1) return std::nullopt;  // a part of a byte
   const double nbytes = number * static_cast<double>(*factor);
   if (!(nbytes < 0x1p63)) return std::nullopt;
   return static_cast<std::uint64_t>(nbytes);

@@ -51,7 +51,7 @@ void register_format(const FormatDriver& driver) {
 
 const FormatDriver& driver_of(Format format) {
   if (const FormatDriver* driver = find_driver(format.name())) return *driver;
-  throw Error::expected(ErrorKind::unsupported, {}, "format", "a registered_drivers format",
+  throw Error::expected(ErrorKind::unsupported, {}, "format", "a registered format",
                         format.name());
 }
 

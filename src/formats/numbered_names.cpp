@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <cstddef>
+#include <limits>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -92,7 +93,9 @@ NumberedName name_around(std::string_view name, const Run& run, Unit unit, std::
 std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers,
                                           bool may_have_gap) {
   const std::uint64_t first = std::min<std::uint64_t>(*numbers.begin(), 1);
-  const std::uint64_t num_parts = *numbers.rbegin() - first + 1;
+  const std::uint64_t last = *numbers.rbegin();
+  if (last == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;  // would overflow
+  const std::uint64_t num_parts = last - first + 1;
   if (numbers.size() < 2 || (numbers.size() != num_parts && !may_have_gap)) return std::nullopt;
   return num_parts;
 }

@@ -135,6 +135,10 @@ bool are_alike(const formats::CheckpointContents& contents, const TreeNode& a, c
         contents.tensors[a.index].pieces != contents.tensors[b.index].pieces) {
       return false;
     }
+    if (folding.meshes != nullptr &&
+        folding.meshes->mesh_of(a.index) != folding.meshes->mesh_of(b.index)) {
+      return false;
+    }
   }
   for (std::size_t i = 0; i < a.children.size(); ++i) {
     if (a.children[i].label != b.children[i].label) return false;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/tensor_mesh.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -71,6 +72,8 @@ struct Folding {
   enum class Tensors { none, of_equal_shape, of_equal_pieces } tensors = Tensors::of_equal_shape;
   /// Whether siblings with values below them are merged.
   enum class Values { of_any_content, none } values = Values::of_any_content;
+  /// If given, tensors must also have equal meshes and placements to be merged.
+  const formats::MeshSource* meshes = nullptr;
 };
 
 /// Returns the root node of the tree of the selected names: a group without a label.

@@ -7,6 +7,8 @@ namespace {
 
 TEST(SizeTextTest, ParsesWhatPeopleWrite) {
   EXPECT_EQ(parse_size("0"), 0U);
+  EXPECT_EQ(parse_size("1.5"), std::nullopt);
+  EXPECT_EQ(parse_size("0.5B"), std::nullopt);
   EXPECT_EQ(parse_size("4096"), 4096U);
   EXPECT_EQ(parse_size("512B"), 512U);
   EXPECT_EQ(parse_size("256MiB"), 256U << 20);

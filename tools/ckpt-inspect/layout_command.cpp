@@ -192,7 +192,8 @@ void print_map(const Subject& subject, const inspect::Selection& selection,
   std::vector<Row> rows;
   const inspect::Folding folding{.tensors = options.all
                                                 ? inspect::Folding::Tensors::none
-                                                : inspect::Folding::Tensors::of_equal_pieces};
+                                                : inspect::Folding::Tensors::of_equal_pieces,
+                                 .meshes = subject.meshes};
   const TreeNode root = make_tree(contents, selection, folding);
   for (const TreeNode& node : root.children) append_rows(node, "", rows);
 

@@ -140,6 +140,9 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
     throw UsageError("--memory-per-rank is missing", "ckpt-inspect plan --help");
   }
   std::optional<OutputFile> output;
+  if (options.output_path == "-") {
+    throw UsageError("--output needs a file; --json prints the plan", "ckpt-inspect plan --help");
+  }
   if (!options.output_path.empty()) {
     if (options.overwrite) require_plan_or_nothing(FileSystem::posix(), options.output_path);
     output.emplace(FileSystem::posix(), options.output_path,

@@ -19,7 +19,9 @@ bool are_equal(const TorchFileReader& a, std::size_t tensor_of_a, const TorchFil
   if (&a == &b && tensor_of_a == tensor_of_b) return true;
   const auto crc = a.crc32_of(tensor_of_a);
   const auto other_crc = b.crc32_of(tensor_of_b);
-  if (crc && other_crc) return *crc == *other_crc;
+  const bool is_order_equal =
+      a.piece_storage(tensor_of_a, 0).encoding == b.piece_storage(tensor_of_b, 0).encoding;
+  if (crc && other_crc && is_order_equal) return *crc == *other_crc;
   const auto block_numel = static_cast<std::int64_t>(kBlockNbytes / itemsize(meta.dtype));
   std::vector<std::byte> bytes;
   std::vector<std::byte> other_bytes;
