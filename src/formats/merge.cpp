@@ -24,6 +24,8 @@
 namespace tessera::formats {
 namespace {
 
+constexpr std::ptrdiff_t kNumOwnKeys = 2;  // `per_rank` and the rank
+
 /// Puts a prefix and a dot before a name. `per_rank.<rank>.<name>` gets them before `<name>`, so
 /// that it stays an entry of that rank.
 std::string prefixed(const std::string& prefix, const std::string& name) {
@@ -35,7 +37,6 @@ std::string prefixed(const std::string& prefix, const std::string& name) {
 
 KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPath& path) {
   if (prefix.empty()) return path;
-  constexpr std::ptrdiff_t kNumOwnKeys = 2;  // `per_rank` and the rank
   const auto own = parse_per_rank_name(name);
   const bool is_own = own.has_value();
   const bool has_own_keys =
@@ -73,6 +74,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     choose_names();
     leave_out_other_ranks();
     find_nested();
+    find_lists_that_are_dicts();
     add_chosen();
     note_preferred();
     for (TensorEntry& tensor : contents_.tensors) find_parameter(tensor);
@@ -261,7 +263,11 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       const Named* const inner = first_within(named);
       if (inner == nullptr) {
         kept.push_back(named);
-      } else if (!is_empty_dict(named)) {
+        continue;
+      }
+      // An alias of a tensor that is left out becomes a tensor (`add_alias`).
+      if (named.kind == EntryKind::tensor) new_names_.erase(named.origin);
+      if (!is_empty_dict(named)) {
         collide(named.name, "either a dict or another entry in all sources",
                 "a dict with '" + printable(inner->name) + "' in " +
                     printable(reader_of(inner->origin).path()) + ", and " +
@@ -289,6 +295,51 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       }
     }
     return nullptr;
+  }
+
+  /// Reports each list of one source that is a dict in another source. No nested format could hold
+  /// what the merge would make of them.
+  void find_lists_that_are_dicts() {
+    std::map<KeyPath, const Named*> lists;  // value: an entry of the list
+    for (const Named& named : chosen_) {
+      const KeyPath path = path_of(named);
+      for (std::size_t depth = num_own_keys(named); depth < path.size(); ++depth) {
+        if (!std::holds_alternative<std::int64_t>(path[depth])) continue;
+        lists.emplace(KeyPath(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(depth)),
+                      &named);
+      }
+    }
+    for (const auto& [list, item] : lists) {
+      const Named* const other = first_in_dict(list, item->origin.source);
+      if (other == nullptr) continue;
+      collide(spell(list),
+              "either a list or a dict " +
+                  std::string(list.empty() ? "as the outermost object " : "") + "in all sources",
+              "a list in " + printable(reader_of(item->origin).path()) + ", and a dict with '" +
+                  printable(other->name) + "' in " + printable(reader_of(other->origin).path()),
+              Remedy{});
+    }
+  }
+
+  /// Returns the first entry, not of `source`, that has `list` as a dict; null if there is none.
+  const Named* first_in_dict(const KeyPath& list, std::size_t source) const {
+    const std::string start = list.empty() ? "" : spell(list) + ".";
+    auto next = std::ranges::lower_bound(chosen_, start, {}, &Named::name);
+    for (; next != chosen_.end() && next->name.starts_with(start); ++next) {
+      if (next->origin.source == source || list.size() < num_own_keys(*next)) continue;
+      KeyPath path = path_of(*next);
+      if (path.empty()) path.emplace_back(next->name);
+      const bool is_inside =
+          path.size() > list.size() && std::equal(list.begin(), list.end(), path.begin());
+      if (is_inside && !std::holds_alternative<std::int64_t>(path[list.size()])) return &*next;
+    }
+    return nullptr;
+  }
+
+  /// Returns how many keys stand before an entry's path in the saved object: `per_rank` and the
+  /// rank.
+  static std::size_t num_own_keys(const Named& named) {
+    return parse_per_rank_name(named.name) ? std::size_t{kNumOwnKeys} : 0;
   }
 
   bool is_empty_dict(const Named& named) const {

@@ -274,6 +274,38 @@ std::string refusal_of_optimizer(const CheckpointReader& reader) {
   return "none";
 }
 
+/// Returns the errors that a check finds.
+std::vector<std::string> errors_in(const CheckpointReader& reader) {
+  std::vector<std::string> errors;
+  const auto add = [&](const Finding& finding) {
+    if (finding.severity == Finding::Severity::error) errors.push_back(finding_to_string(finding));
+  };
+  reader.verify(add, [](std::uint64_t) {});
+  return errors;
+}
+
+TEST_F(MegatronFolderTest, ACheckFindsThatADistributedOptimizersFileIsMissing) {
+  copy("tp2_pp2_distributed_bf16");
+  EXPECT_THAT(errors_in(*open(directory_.path())), testing::IsEmpty());
+  stdfs::remove(within("mp_rank_01_000/distrib_optim.pt"));
+  EXPECT_THAT(errors_in(*open(directory_.path())),
+              ElementsAre(HasSubstr("optim: structure: expected the optimizer state of the model's "
+                                    "parameters, found state of unknown parameters in "
+                                    "mp_rank_01_000/model_optim_rng.pt: the state is in no file")));
+}
+
+TEST_F(MegatronFolderTest, ACheckFindsTheStateOfOtherWeights) {
+  copy("tp2_pp2_distributed_bf16");
+  stdfs::copy(within("mp_rank_00_000/distrib_optim.pt"), within("mp_rank_01_000/distrib_optim.pt"),
+              stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(errors_in(*open(directory_.path())),
+              ElementsAre(HasSubstr("the fp32 weights differ from the model's")));
+}
+
+TEST_F(MegatronFolderTest, StateInAnUnknownOrderIsNoErrorOfACheck) {
+  EXPECT_THAT(errors_in(*open(kMegatron + "invalid/vectors_of_older_version")), testing::IsEmpty());
+}
+
 TEST_F(MegatronFolderTest, WithoutTheDistributedOptimizersFilesTheWeightsAreRead) {
   copy("tp2_pp2_distributed_bf16");
   for (const char* const rank : {"00_000", "00_001", "01_000", "01_001"}) {

@@ -484,5 +484,66 @@ TEST(MergeTest, AnEntryWithinAnEntryOfAnotherSourceIsReported) {
   }
 }
 
+TEST(MergeTest, AnAliasOfATensorThatIsADictElsewhereKeepsTheTensor) {
+  for (const bool is_first : {true, false}) {
+    std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
+    sources.emplace_back("", tied_pair("one", "a", "b"));
+    sources.emplace_back("", nested("two", {{{"a", "x"}, false}}));
+    if (!is_first) std::swap(sources[0], sources[1]);
+    const auto [reader, collisions, num_unordered_dicts] = merged(std::move(sources));
+    ASSERT_EQ(collisions.size(), 1U);
+    EXPECT_EQ(collisions[0].where.fqn, "a");
+    EXPECT_THAT(all_names_of(reader->contents()), ElementsAre("a.x", "b"));
+  }
+}
+
+/// Returns the collisions of a merge of these entries, as texts.
+std::vector<std::string> collisions_of(const std::vector<KeyPath>& one,
+                                       const std::vector<KeyPath>& two,
+                                       MergePreference preference = MergePreference::none) {
+  const auto all_nested = [](const char* path, const std::vector<KeyPath>& key_paths) {
+    std::vector<std::pair<KeyPath, bool>> entries;
+    for (const KeyPath& key_path : key_paths) entries.emplace_back(key_path, false);
+    return nested(path, std::move(entries));
+  };
+  std::vector<std::pair<std::string, MemoryCheckpoint>> sources;
+  sources.emplace_back("", all_nested("one", one));
+  sources.emplace_back("", all_nested("two", two));
+  std::vector<std::string> texts;
+  for (const Finding& each : merged(std::move(sources), preference).collisions) {
+    texts.push_back(finding_to_string(each));
+  }
+  return texts;
+}
+
+TEST(MergeTest, AListThatIsADictInAnotherSourceIsReported) {
+  const KeyPath item{"c", std::int64_t{0}};
+  const KeyPath next{"c", std::int64_t{1}};
+  const std::string text =
+      "c: merge: expected either a list or a dict in all sources, found a list in ";
+  EXPECT_THAT(collisions_of({item, next}, {{"c", "0", "x"}}),
+              ElementsAre(text + "one, and a dict with 'c.0.x' in two"));
+  EXPECT_THAT(collisions_of({{"c", "m"}, {"d"}}, {item, next}),
+              ElementsAre(text + "two, and a dict with 'c.m' in one"));
+  EXPECT_THAT(collisions_of({item}, {{"c", *dict_key(5)}}),
+              ElementsAre(text + "one, and a dict with 'c.5' in two"));
+  EXPECT_THAT(collisions_of({item, next}, {{"c", "0"}}, MergePreference::last),
+              ElementsAre(text + "one, and a dict with 'c.0' in two"));
+  EXPECT_THAT(collisions_of({{std::int64_t{0}}}, {{"m"}}),
+              ElementsAre("merge: expected either a list or a dict as the outermost object in all "
+                          "sources, found a list in one, and a dict with 'm' in two"));
+}
+
+TEST(MergeTest, ListsAndDictsThatFitTogetherAreNotReported) {
+  const KeyPath item{"c", std::int64_t{0}, "x"};
+  EXPECT_THAT(collisions_of({item}, {{"c", std::int64_t{0}, "y"}, {"d", "0"}}), IsEmpty());
+  EXPECT_THAT(collisions_of({item}, {{"c.m"}}), IsEmpty());  // a key with a dot, beside the list
+  // The preferred source has all that the list has.
+  EXPECT_THAT(collisions_of({{"c", std::int64_t{0}}}, {{"c", "0"}}, MergePreference::last),
+              IsEmpty());
+  // Entries of one rank are beside the outermost list.
+  EXPECT_THAT(collisions_of({{std::int64_t{0}}}, {{"per_rank", "1", std::int64_t{0}}}), IsEmpty());
+}
+
 }  // namespace
 }  // namespace tessera::formats

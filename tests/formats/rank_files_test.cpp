@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "formats/rank_files/file_names.h"
 #include "formats/rank_files/rank_contents.h"
@@ -158,6 +160,15 @@ TEST_F(RankFilesTest, WhatDiffersBetweenRanksKeepsAllItsValues) {
   ASSERT_EQ(contents.opening_findings.size(), 1u);
   EXPECT_EQ(contents.opening_findings[0].severity, Finding::Severity::note);
   EXPECT_THAT(contents.opening_findings[0].found, HasSubstr("'extra_state.rng.cpu'"));
+}
+
+TEST_F(RankFilesTest, ACheckTellsWhatDiffersBetweenRanks) {
+  const auto reader = open(directory_.path());
+  const std::string note = finding_to_string(reader->contents().opening_findings.at(0));
+  std::vector<std::string> found;
+  reader->verify([&](const Finding& finding) { found.push_back(finding_to_string(finding)); },
+                 [](std::uint64_t) {});
+  EXPECT_EQ(std::ranges::count(found, note), 1);
 }
 
 /// Saves one state dict for each rank, as `rank<N>.pt`, and opens them as one checkpoint.

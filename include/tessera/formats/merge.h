@@ -27,7 +27,8 @@ enum class MergePreference {
 struct MergedCheckpoint {
   std::unique_ptr<CheckpointReader> reader;
   /// Contradictions (rule `merge`), for which a move must be refused. Without a preference: equal
-  /// names, different annotations. Always: `s.w` in one source, tensor or value `s` in another.
+  /// names, different annotations. Always: `s.w` in one source, tensor or value `s` in another; a
+  /// list in one source that is a dict in another.
   std::vector<Finding> collisions;
   /// How many dicts lose the order of their keys: such a dict has keys from several sources, and no
   /// source says how the keys of one source follow those of another. For

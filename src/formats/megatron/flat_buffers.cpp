@@ -176,10 +176,11 @@ bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
     }
     if (is_right) return true;
   }
+  are_of_other_weights_ = !tried.empty();
   const auto simple = places_in_buffer(parameters, {});
   problem_ = "no known order of the parameters fits buffer " + std::to_string(number) + " of " +
              std::to_string(buffer.numel) + " elements" +
-             (simple && simple->back() != buffer.numel
+             (simple && !are_of_other_weights_
                   ? " (in one bucket they would have " + std::to_string(simple->back()) + ")"
                   : ": the fp32 weights differ from the model's");
   return false;

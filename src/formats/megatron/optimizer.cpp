@@ -134,6 +134,7 @@ class Reading {
     } else if (std::ranges::all_of(groups_, lists)) {
       for (Group& group : groups_) read_listed(group, optimizers[group.optimizer]);
     } else {
+      found_.is_damaged = true;
       fail("the state is in no file of the folder (" + std::string("distrib_optim.pt") +
            " was not copied?)");
     }
@@ -277,7 +278,10 @@ class Reading {
       std::vector<const Parameter*> parameters;
       for (const std::size_t i : indices) parameters.push_back(&parameters_[i]);
       std::vector<PartState> parts = buffers.find(parameters);
-      if (!buffers.problem().empty()) return fail(buffers.problem());
+      if (!buffers.problem().empty()) {
+        found_.is_damaged = buffers.are_of_other_weights();
+        return fail(buffers.problem());
+      }
       for (std::size_t i = 0; i < indices.size(); ++i) {
         found_.parts.emplace(indices[i], std::move(parts[i]));
       }

@@ -58,6 +58,9 @@ struct RankOptimizer {
   std::vector<Path> state_paths{};           // entries below these paths are in `parts` or `groups`
   /// Why the reader cannot tell which state belongs to which parameter; empty if it can.
   std::string problem{};
+  /// Whether `problem` is the fault of the files, not of an order that Tessera does not know: the
+  /// state is missing, or is that of other weights.
+  bool is_damaged = false;
 };
 
 /// Reads the optimizer state of one rank, and finds the parameter that each state belongs to. The

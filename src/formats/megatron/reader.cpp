@@ -94,6 +94,19 @@ class MegatronReader final : public EntryReader {
     parts_.clear();
   }
 
+  /// The value `optim` says `unsupported` for each problem, so that a move can advise to leave it
+  /// out. For a check, this would be only a note.
+  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
+                   PartOfCheck& part) const override {
+    EntryReader::verify_part(sink, progress, num_threads, part);
+    if (!part.takes(0) || !is_damaged_) return;
+    sink({.severity = Finding::Severity::error,
+          .rule = "structure",
+          .where = {.path = folder(), .fqn = "optim"},
+          .expected = "the optimizer state of the model's parameters",
+          .found = problem_});
+  }
+
  private:
   Error refusal(const std::string& name, const std::string& reason) const {
     return Error(ErrorKind::unsupported, {.path = folder(), .fqn = name}, reason);
@@ -262,6 +275,7 @@ class MegatronReader final : public EntryReader {
       RankOptimizer optimizer = megatron::read_optimizer(*files_[i], vectors_[i], parameters);
       if (!optimizer.problem.empty() && optimizer.is_there && problem_.empty()) {
         problem_ = "state of unknown parameters in " + files_[i]->name() + ": " + optimizer.problem;
+        is_damaged_ = optimizer.is_damaged;
       }
       std::map<std::size_t, PartState> parts;
       for (auto& [number, part] : optimizer.parts) parts.emplace(trained[number], std::move(part));
@@ -657,6 +671,7 @@ class MegatronReader final : public EntryReader {
   std::vector<RankModel> ranks_;
   std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
+  bool is_damaged_ = false;                // whether `problem_` is the fault of the files
   std::size_t num_copies_ = 0;
   // Tensors of which all tensor ranks have the same; only while opening.
   std::vector<std::string> without_rule_;

@@ -141,6 +141,12 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   }
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
+    if (part.takes(0)) {
+      for (std::size_t i = 0; i < contents_.opening_findings.size(); ++i) {
+        const bool is_of_file = i >= begin_of_files_notes_ && i < end_of_files_notes_;
+        if (!is_of_file) sink(contents_.opening_findings[i]);  // the files' readers report theirs
+      }
+    }
     for (const RankFile& file : files_) {
       const auto pass_on = [&](const Finding& finding) {
         if (!is_about_name(file, finding)) sink(finding);
@@ -680,6 +686,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   void add_what_readers_found() {
     OpenedClassSum opened;
     std::map<std::pair<std::string, Simplification::Kind>, std::set<std::string>> simplified;
+    begin_of_files_notes_ = contents_.opening_findings.size();
     for (const RankFile& file : files_) {
       const CheckpointContents& from = file.reader->contents();
       opened.add(from.opened_classes);
@@ -691,6 +698,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         if (!is_about_name(file, finding)) contents_.opening_findings.push_back(finding);
       }
     }
+    end_of_files_notes_ = contents_.opening_findings.size();
     contents_.opened_classes = opened.classes();
     for (const auto& [entry, what] : simplified) {
       contents_.simplifications.push_back({entry.second, entry.first, {what.begin(), what.end()}});
@@ -796,6 +804,9 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   bool has_sharded_ = false;        // some tensor is a DTensor or ShardedTensor
   bool has_sharded_state_ = false;  // some state under a number is a DTensor or ShardedTensor
   std::size_t num_flat_ = 0;        // tensors of flat state
+  // Which of contents_.opening_findings are notes of the files' readers.
+  std::size_t begin_of_files_notes_ = 0;
+  std::size_t end_of_files_notes_ = 0;
 };
 
 }  // namespace
