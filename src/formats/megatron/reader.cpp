@@ -11,6 +11,7 @@
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/megatron/rank_folders.h"
+#include "formats/megatron/whole_names.h"
 #include "formats/torch_files/copies.h"
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "inspect/pickle_scan/name_tables.h"
+#include "inspect/pickle_scan/known_globals.h"
 
 namespace tessera::inspect {
 namespace {

@@ -1,4 +1,4 @@
-#include "inspect/pickle_scan/name_tables.h"
+#include "inspect/pickle_scan/known_globals.h"
 
 namespace tessera::inspect {
 namespace {
