@@ -225,8 +225,8 @@ GradientRule gradient_rule(const FusedOptimizer& optimizer, const PooledGradient
       optimizer);
 }
 
-/// The gradients of several tables' touched rows. `sum_hot_rows` computes the block sums of their
-/// hot rows ([Note: Order of sums]).
+/// The gradients of several tables' touched rows. `sum_hot_rows` sums each block of occurrences of
+/// their hot rows, which occur more than kBlockOccurrences times ([Note: Order of sums]).
 class SummedGradients {
  public:
   void add(const TouchedRows::OfTable& touched, std::int64_t dim, const PooledGradient& gradient) {

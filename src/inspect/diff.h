@@ -38,7 +38,7 @@ struct ElementDifferences {
   std::string first_a{};  // that element of A, as text
   std::string first_b{};  // that element of B
   std::int64_t num_nan_on_one_side = 0;
-  /// The largest |a - b| of the differing elements; nothing if each is NaN on one side only.
+  /// The largest |a - b| of the differing elements; nothing if each of them has NaN on one side.
   std::optional<double> max_abs_difference{};
 };
 

@@ -33,8 +33,8 @@ ObjectVersion version_of(std::uint64_t nbytes, const std::string& etag) {
   return {.nbytes = nbytes, .etag = etag.empty() ? etag : '"' + etag + '"'};
 }
 
-/// Whether the server encrypts objects with a key (SSE-KMS or the like), so that ETags are not MD5
-/// digests.
+/// Whether the server encrypts objects with a key of KMS or of the client (SSE-KMS, SSE-C), so that
+/// ETags are not MD5 digests.
 bool has_other_etags(const HttpResponse& response) {
   return response.header("x-amz-server-side-encryption").starts_with("aws:kms") ||
          !response.header("x-amz-server-side-encryption-customer-algorithm").empty();

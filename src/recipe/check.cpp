@@ -51,8 +51,8 @@ class EqualSources {
   std::map<std::uint32_t, std::uint32_t> first_;
 };
 
-/// Applies rules to the names and shapes of a checkpoint, applies the inverse to the result, and
-/// reports losses and problems.
+/// Applies rules to the names and shapes of a checkpoint, and the inverse to the result. Reports
+/// what is dropped, what the inverse does not give back, and why the rules cannot be applied.
 class Proof {
  public:
   Proof(const Rules& rules, const CheckpointContents& contents, const std::string& prefix)

@@ -20,9 +20,9 @@ std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents
 /// PlanOptions::like. Requires: that checkpoint has the tensor, which LayoutCheck checks.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
 
-/// Reports the tensors that have no layout in PlanOptions::mesh or in PlanOptions::like (another
-/// checkpoint, whose layout the destination gets). Does nothing if neither option is set. Keeps
-/// views of its arguments, which must outlive it.
+/// Reports tensors that the rules of PlanOptions::mesh do not fit (by name or dimension), or that
+/// PlanOptions::like (the checkpoint whose layout the destination gets) lacks or has in another
+/// shape. Does nothing if neither is set. Keeps views of its arguments, which must outlive it.
 class LayoutCheck {
  public:
   LayoutCheck(const formats::CheckpointContents& source, const PlanOptions& options,

@@ -330,7 +330,7 @@ const Command* CommandLine::find(std::string_view name) const {
   return nullptr;
 }
 
-// Returns the command that the arguments name. If they begin with its verb, removes the verb.
+// Returns the command whose verb comes first, and removes the verb. Without a verb: the default.
 const Command& CommandLine::command_for(std::vector<std::string>& arguments) const {
   if (arguments.empty())
     throw UsageError("expected a command or a checkpoint, found no arguments", tool_ + " --help");

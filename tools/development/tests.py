@@ -219,7 +219,7 @@ def test_device_memory(*, torch_version: str | None) -> int:
     definitions = runtime_definitions(python_environment(torch_version) / "bin/python")
     directory = build("asan", targets=("simulated_device_tests",), definitions=definitions)
     heading("testing under AddressSanitizer and UBSan (the simulated device)")
-    # Allocations that are too large return a null pointer, as without the sanitizer, because tests make such allocations.
+    # Tests make allocations that are too large. As without the sanitizer, these must return a null pointer.
     options = SANITIZER_OPTIONS | {"ASAN_OPTIONS": SANITIZER_OPTIONS["ASAN_OPTIONS"] + ":allocator_may_return_null=1"}
     cases = run_ctest(directory, ["-R", "^simulated_device", "-E", "mutants"], options, " (asan)")
     return report(cases, time.monotonic() - begin)

@@ -24,7 +24,7 @@ class ReadableFile {
   /// Error(corruption) naming path and byte range if the file is too short; Error(io) if the
   /// operating system fails.
   virtual void read_at(std::uint64_t offset, std::span<std::byte> out) const = 0;
-  /// Returns, in words, the file's size and time of change (on an object store: its ETag) when it
+  /// Returns, as text, the file's size and time of change (on an object store: its ETag) when it
   /// was opened. To notice a change, open the file again and compare the texts. They are equal for
   /// a changed file only if its size and time stayed equal. Empty if nothing is known.
   virtual std::string version() const { return {}; }

@@ -297,10 +297,10 @@ class CheckpointReader : public TensorSource {
 /// The writer of one checkpoint. It knows everything except the tensors' bytes from the start.
 ///
 /// Life cycle: `create_checkpoint` makes it, from the destination, the contents and the values. The
-/// caller calls `write_block` for every block of every piece in `write_order`, and then `commit`.
-/// If the writer is destroyed without commit, the destination stays as it was. Equal contents and
-/// bytes give equal files, for any number of threads, and also if the work was interrupted and
-/// resumed (JournalOptions).
+/// caller calls `write_block` for every block of every piece that `write_order` returns (several
+/// threads may do this), and then `commit`. If the writer is destroyed without commit, the
+/// destination stays as it was. Equal contents and bytes give equal files, for any number of
+/// threads, and also if the work was interrupted and resumed (JournalOptions).
 class CheckpointWriter {
  public:
   /// Names a piece by its place in the writer's contents. Only 8 bytes, because a large checkpoint

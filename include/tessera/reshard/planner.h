@@ -145,10 +145,10 @@ struct LeftOut {
   friend bool operator==(const LeftOut&, const LeftOut&) = default;
 };
 
-/// How many floating-point tensors a cast leaves in a dtype other than the cast's new dtype.
+/// How many floating-point tensors keep their dtype although a cast asks for another one.
 struct UncastTensors {
   std::size_t count = 0;
-  std::string first{};  // the first one's name at the destination; empty: none
+  std::string first{};  // the first of their names at the destination, as sorted; empty: none
   friend bool operator==(const UncastTensors&, const UncastTensors&) = default;
 };
 

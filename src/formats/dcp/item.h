@@ -10,8 +10,8 @@
 
 namespace tessera::formats::dcp {
 
-/// An opened item: a torch.save file that is stored inside a file of the checkpoint. That file also
-/// holds other items.
+/// An opened item: a torch.save file inside a file of the checkpoint, which may hold other items
+/// too. `as_dict`: as for TorchArchive.
 struct Item {
   Item(std::shared_ptr<const ReadableFile> in_file, ByteRange window,
        std::span<const std::string> as_dict)

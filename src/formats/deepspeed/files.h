@@ -56,8 +56,8 @@ void require_zero_alone(const std::vector<std::string>& names, const std::string
 /// (model states, optimizer states). Requires: the numbers of these files differ.
 [[noreturn]] void refuse_other_ranks(const std::string& directory, std::size_t num_models,
                                      std::size_t num_optimizers);
-/// Returns the files of ZeRO alone. Throws: Error(corruption) naming a missing rank (a missing last
-/// rank cannot be seen); Error(unsupported) for other parallelism, or two files of a rank.
+/// Returns the files of a checkpoint with ZeRO alone. Throws: Error(corruption) naming a missing
+/// rank (not if it is the last); Error(unsupported) for other parallelism, or two files of a rank.
 FileNames find_files(const std::vector<std::string>& names, const std::string& directory);
 /// Returns the files of tensor or pipeline parallelism. Throws: Error(corruption) naming a missing
 /// rank (as in find_files); Error(unsupported) for experts, or two files of a rank or layer.

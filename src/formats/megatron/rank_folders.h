@@ -38,7 +38,7 @@ struct RankFolders {
 
 /// Whether this is a name of a rank's folder, such as `mp_rank_00` or `mp_rank_00_001_002`.
 bool is_rank_folder(std::string_view name);
-/// Whether a checkpoint's folder in the folder of a run has such a name: `iter_0000100`, `release`.
+/// Whether this is a name of a checkpoint's folder in a run's folder: `iter_0000100` or `release`.
 bool is_iteration(std::string_view name);
 /// Returns how many numbers the name of a rank's folder has.
 std::size_t count_numbers(std::string_view name);

@@ -56,8 +56,8 @@ struct File {
 /// structures. If there is a file at `path`, writes over it, without truncating it first.
 File create_file(FileSystem& fs, const std::string& path, std::uint64_t user_block_nbytes);
 
-/// Writes the data that the library still holds, and closes the file in the library. `bytes()`
-/// stays open.
+/// Writes the data that the library still holds, and closes the file in the library. The file
+/// itself (`File::bytes`) stays open.
 void close_file(File& file);
 
 /// Creates a group at the root of the file.

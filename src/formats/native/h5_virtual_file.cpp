@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t kBufferNbytes = std::size_t{1} << 20;
 constexpr std::uint64_t kSuperblockNbytes = 96;
 
-// Larger collections and nodes make the file smaller, but a reader must read a whole collection to
-// see one dataset, and a whole node to find one name.
+// Larger global heap collections and tree nodes make the file smaller, but a reader must read a
+// whole collection to see one dataset, and a whole node to find one name.
 constexpr std::uint64_t kCollectionNbytes = 16384;
 constexpr std::uint64_t kMinCollectionNbytes = 4096;  // HDF5 accepts no smaller one
 constexpr std::uint64_t kHeapHeaderNbytes = 16;       // of a collection, and of each object in it

@@ -155,7 +155,7 @@ bool may_be_index(const FileSystem& fs, const std::string& path) {
 }
 
 /// Decides whether a file at the staging path of an index may be removed: only if it may be an
-/// index. (If a process died just after it replaced the index, the old index is at that path.)
+/// index. (If a process died just after it swapped a new index with the old, the old one is there.)
 StagedDestination::LeftOver judge_left_over(const FileSystem& fs, const StagedDestination& staged) {
   return may_be_index(fs, staged.staging_path()) ? StagedDestination::LeftOver::remove
                                                  : StagedDestination::LeftOver::foreign;

@@ -144,7 +144,7 @@ class Object {
   [[noreturn]] void fail(ErrorKind error_kind, std::string_view what) const;
   /// Throws Error(corruption): `<rule>: expected <expected>, found <describe()>`.
   [[noreturn]] void fail_expected(std::string_view rule, std::string_view expected) const;
-  /// Says in a few words what the object is: `int 7`, `str 'abc'`, `torch.Size(...)`, `list of 3`.
+  /// Says briefly what the object is: `int 7`, `str 'abc'`, `list of 3`, a call: `torch.Size(...)`.
   std::string describe() const;
 
  private:

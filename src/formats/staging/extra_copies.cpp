@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t kCopyNbytes = std::uint64_t{1} << 20;  // copied at a time
 constexpr std::string_view kIdentityPrefix = "extra file ";
 
-/// Calls `take` with all bytes of a file, part by part, until `take` returns false.
+/// Calls `take` with a file's bytes, part by part, to the end or until `take` returns false.
 template <class Take>
 void read_in_parts(const ReadableFile& file, const Take& take) {
   std::vector<std::byte> room(

@@ -23,7 +23,7 @@ bool holds_copy(const FileSystem& fs, const std::string& path, const ExtraFile& 
 void require_unchanged(const ExtraFile& file);
 
 /// Copies an extra file to `path`, where nothing may exist, and syncs the copy. Throws:
-/// Error(corruption) if another program has changed the extra file (require_unchanged); Error(io).
+/// Error(corruption) if another program has changed the extra file since it was listed; Error(io).
 void copy_extra_file(FileSystem& fs, const ExtraFile& file, const std::string& path);
 
 std::set<std::string> names_of(const std::vector<ExtraFile>& files);

@@ -35,7 +35,7 @@ struct Member {
 std::string crc_text(std::uint32_t crc);
 
 /// Returns a member's name with its ASCII letters in lower case. torch finds members without regard
-/// to case: it reads `Data/0` for `data/0`.
+/// to case: if it looks for `data/0`, it also takes `Data/0`.
 std::string without_case(std::string_view name);
 
 struct ZipLimits {

@@ -510,7 +510,7 @@ std::uint64_t ShardedTables::fingerprint() const {
 
 std::shared_ptr<Inputs> ShardedTables::start(const KeyedJaggedTensor& batch) {
   OwnBatch own{.batch = batch, .refusal = nullptr};
-  // Also under a NoGradGuard, because `forward` may run without it later.
+  // Set under a NoGradGuard too, because `forward` may run later without the guard.
   own.wants_weight_gradients = batch.has_weights() && batch.weights().requires_grad();
   return start(own);
 }

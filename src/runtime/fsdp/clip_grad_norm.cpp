@@ -124,7 +124,7 @@ double clip_grad_norm_(torch::nn::Module& root, double max_norm, double norm_typ
   }
   const double norm = total.value();
   const double factor = max_norm / (norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
-  // Also if the norm is NaN: then all gradients become NaN, as in PyTorch.
+  // Scales also if the norm is NaN: then all gradients become NaN, as in PyTorch.
   if (!(factor >= 1)) {
     for (at::Tensor& gradient : gradients) gradient.mul_(factor);
   }

@@ -39,8 +39,8 @@ struct SaveOptions {
   formats::Format format{};
   /// What to do if the path has a checkpoint, damaged or not. `refuse` throws. `replace` puts the
   /// new one in its place: on a file system in one step; in an object store the old index is
-  /// removed first, so an interrupted save can leave no checkpoint. Neither policy replaces files
-  /// that are not a checkpoint.
+  /// removed first, so an interrupted save can leave no checkpoint. If the path has files that are
+  /// not a checkpoint, both policies throw.
   OverwritePolicy overwrite = OverwritePolicy::refuse;
   formats::NativeWriteOptions native{};  // for native only
   /// If true, saves a parameter group's fields for each parameter: see `flatten_optim_state_dict`.
