@@ -481,7 +481,9 @@ bool StagedDestination::create_journal() {
 /// Returns false if another process has removed it in between. If the file system has no such
 /// locks, the lock on the staged object must do.
 bool StagedDestination::lock_journal() {
-  if (!has_journal()) return true;
+  if (kind_ == DestinationKind::member_file) return true;
+  const auto mode = mode_of_name(journal_path());
+  if (!mode || !S_ISREG(*mode)) return true;  // the caller refuses another object
   FileDescriptor file = open_object(journal_path());
   if (!file) return !mode_of_name(journal_path());
   if (tessera::detail::try_lock_between_hosts(file) == LockResult::held_by_another) {
