@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -29,6 +30,13 @@ inline std::optional<mode_t> mode_of_name(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return status.st_mode;
+}
+
+/// Returns the path at which `FileSystem::exchange` keeps one of the two objects for a moment if
+/// the file system cannot exchange in one step. For a staging path and its destination, in any
+/// order, this is `DST.partial.old`, and the object is the replaced checkpoint.
+inline std::string path_in_exchange(const std::string& a, const std::string& b) {
+  return std::max(a, b) + ".old";
 }
 
 /// Returns the size of a file and the time of its last change, in words. Two changes give the same

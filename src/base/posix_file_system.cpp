@@ -286,19 +286,27 @@ class PosixFileSystem final : public FileSystem {
     plain_rename(from, to);
   }
 
+  /// Without RENAME_EXCHANGE (NFS, for example), renames `b` to `path_in_exchange`, `a` to `b`, and
+  /// the first object to `a`. Never replaces an object of another name.
   void exchange(const std::string& a, const std::string& b) override {
     const int error = rename_with_flags(a, b, RENAME_EXCHANGE);
     if (error == 0) return;
     if (!is_flag_unsupported(error)) throw_rename_error(error, a, b);
-    const std::string aside = b + ".replaced";
-    plain_rename(b, aside);
+    const std::string aside = detail::path_in_exchange(a, b);
+    rename(b, aside);
     try {
-      plain_rename(a, b);
-    } catch (...) {
-      std::rename(aside.c_str(), b.c_str());
+      rename(a, b);
+    } catch (const Error& failure) {
+      try {
+        rename(aside, b);
+      } catch (const Error& again) {
+        throw Error(again.kind(), {.path = aside},
+                    "this was " + printable(b) + " and cannot be renamed back: " +
+                        std::string(again.what()) + " (before that: " + failure.what() + ")");
+      }
       throw;
     }
-    plain_rename(aside, a);
+    rename(aside, a);
   }
 
   void remove_all(const std::string& path) override {

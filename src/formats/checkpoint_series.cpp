@@ -76,6 +76,12 @@ std::vector<std::string> names_newest_first(const FileSystem& fs, const std::str
   return names;
 }
 
+/// Whether `name` is a staging path, or an old checkpoint that a save was replacing when it died.
+bool is_unfinished(const std::string& name) {
+  return name.ends_with(StagedDestination::kSuffix) ||
+         name.ends_with(StagedDestination::old_path_of(""));
+}
+
 /// Whether the system refuses to open `path` because of a loop of links, or missing permission. (A
 /// failing disk reports other errors.)
 bool is_closed(const FileSystem& fs, const std::string& path) {
@@ -213,7 +219,7 @@ LatestValid latest_valid(const FileSystem& fs, const std::string& directory,
   if (!fs.kind_of(directory)) return latest;
   for (const std::string& name : names_newest_first(fs, directory)) {
     const std::string path = join_path(directory, name);
-    if (name.ends_with(StagedDestination::kSuffix)) {
+    if (is_unfinished(name)) {
       latest.skipped.push_back({path, "an unfinished save"});
       continue;
     }
@@ -275,7 +281,7 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
   for (const std::string& name : names_newest_first(fs, directory)) {
     if (!is_of_series(name)) continue;
     const std::string path = join_path(directory, name);
-    if (name.ends_with(StagedDestination::kSuffix) || !may_be_removed(fs, directory, name)) {
+    if (is_unfinished(name) || !may_be_removed(fs, directory, name)) {
       continue;
     }
     const auto folder = first_directory_in(fs, path);

@@ -137,7 +137,17 @@ Format format_of_file(const FileSystem& fs, const std::string& path) {
 
 Format detect_format(const FileSystem& fs, const std::string& path) {
   const auto kind = fs.kind_of(path);
-  if (!kind) throw refusal(ErrorKind::not_found, path, "expected a checkpoint, found nothing");
+  if (!kind) {
+    const std::string old_path = StagedDestination::old_path_of(path);
+    const bool has_old = StagedDestination::is_in_exchange(fs, path, DestinationKind::file);
+    throw refusal(
+        ErrorKind::not_found, path,
+        "expected a checkpoint, found nothing" +
+            (has_old ? " (an interrupted run left the old checkpoint at " + printable(old_path) +
+                           "; the next run that writes here puts "
+                           "it back)"
+                     : std::string()));
+  }
   if (*kind == FileKind::other) {
     throw refusal(ErrorKind::unsupported, path,
                   "expected a checkpoint, found a device, pipe or socket (`ckpt-inspect` reads a "

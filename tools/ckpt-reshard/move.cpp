@@ -60,6 +60,12 @@ struct Place {
   std::string path;
 };
 
+void note_nothing_to_resume(const std::string& destination, Terminal& terminal) {
+  terminal.print_error(
+      "note: " + printable(formats::StagedDestination::staging_path_of(destination)) +
+      ": no interrupted run to resume; started from the beginning");
+}
+
 /// Moves all bytes and commits. Adds the results to `outcome`.
 void move(const MoveOptions& options, const formats::CreateOptions& create, const Place& place,
           Outcome& outcome, const CheckpointReader& reader, Terminal& terminal,
@@ -70,9 +76,7 @@ void move(const MoveOptions& options, const formats::CreateOptions& create, cons
   // Without a journal, the destination is a URL. Then the unfinished work is on the server, and
   // this message does not apply.
   if (options.resume && create.journal && !writer->is_resumed() && !options.quiet) {
-    terminal.print_error(
-        "note: " + printable(formats::StagedDestination::staging_path_of(place.path)) +
-        ": no interrupted run to resume; started from the beginning");
+    note_nothing_to_resume(place.path, terminal);
   }
   Progress progress(terminal, options.progress, options.progress.verb,
                     reshard::nbytes_to_move(plan, create));
@@ -170,6 +174,7 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
     return;
   }
   std::optional<Progress> progress;
+  bool has_note = options.resume && !options.quiet && !work.is_begun();
   outcome.num_shares = part->num_parts;
   outcome.shared = reshard::move_share(
       outcome.plan, reader, fs, options.destination, create,
@@ -180,6 +185,9 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
        .command = command_to_text(options.worker.arguments),
        .begins =
            [&](int, std::uint64_t nbytes) {
+             if (std::exchange(has_note, false)) {
+               note_nothing_to_resume(options.destination, terminal);
+             }
              progress.reset();
              progress.emplace(terminal, options.progress, options.progress.verb, nbytes);
            },

@@ -333,6 +333,7 @@ std::string read_values_file(const FileSystem& fs, const std::string& path,
 void put_back_replaced_values(FileSystem& fs, const std::string& destination) {
   const std::string path = values_path_of(destination);
   const std::string staged = StagedDestination::staging_path_of(path);
+  StagedDestination::finish_exchange(fs, path, DestinationKind::member_file);
   if (fs.kind_of(path) != FileKind::regular || fs.kind_of(staged) != FileKind::regular) return;
   const auto digest = values_digest_at(fs, destination);
   if (!digest || text_of_digest(fs, path, *digest)) return;

@@ -223,8 +223,12 @@ std::string exchange_line() {
 }
 
 Journal::Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity)
-    : fs_(fs), path_(std::move(path)), is_resumed_(false), file_(fs.create(path_)) {
+    : fs_(fs),
+      path_(std::move(path)),
+      is_resumed_(false),
+      file_(fs.kind_of(path_) ? fs.open_for_update(path_) : fs.create(path_)) {
   const std::string text = std::string(kFirstLine) + identity_line(identity);
+  file_->resize(0);  // so that lines of earlier work do not describe this work
   file_->write_at(0, bytes_of(text));
   end_nbytes_ = text.size();
 }

@@ -84,7 +84,8 @@ std::string exchange_line();
 /// does no harm: a run that resumes checks each block against its checksum. Thread-safe.
 class Journal {
  public:
-  /// Creates a journal at `path`. Requires: nothing exists there.
+  /// Creates a journal at `path`, or empties the one that is there; its file stays the same,
+  /// because the writer holds a lock on it.
   Journal(FileSystem& fs, std::string path, const ResumeIdentity& identity);
   /// Continues the journal at `path`, from which `contents` were read. Cuts off what follows them.
   Journal(FileSystem& fs, std::string path, JournalContents contents);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -100,11 +101,34 @@ std::set<std::string> extra_names_of_work(const FileSystem& fs, const std::strin
       read_journal_head(fs, StagedDestination::journal_path_of(staging_path)).identity);
 }
 
-/// Opens the file or folder at `path` without following a link. Returns an invalid descriptor if
-/// that fails: nothing is there, a link is there, the caller has no permission.
+/// Opens the file or folder at `path` without following a link. Opens a file for writing if the
+/// caller may: on NFS, only such a file can be locked. Returns an invalid descriptor if that fails:
+/// nothing is there, a link is there, the caller has no permission.
 FileDescriptor open_object(const std::string& path) {
-  return FileDescriptor(retry_on_interrupt(
-      [&] { return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));
+  const auto open_for = [&](int access) {
+    return FileDescriptor(retry_on_interrupt(
+        [&] { return ::open(path.c_str(), access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); }));
+  };
+  const auto mode = mode_of_name(path);
+  if (mode && S_ISREG(*mode)) {
+    if (FileDescriptor file = open_for(O_RDWR)) return file;
+  }
+  return open_for(O_RDONLY);
+}
+
+/// Whether a living process holds the lock on the object at the staging path `path`, or on its
+/// journal.
+bool is_locked_by_another(const std::string& path) {
+  const FileDescriptor object = open_object(path);
+  if (object && try_lock(object) == LockResult::held_by_another) return true;
+  const FileDescriptor journal = open_object(StagedDestination::journal_path_of(path));
+  return journal && tessera::detail::try_lock_between_hosts(journal) == LockResult::held_by_another;
+}
+
+[[noreturn]] void refuse_living_writer(const std::string& path) {
+  throw Error(ErrorKind::already_exists, {.path = path},
+              "staging: another process is writing to the same destination (wait for it, or write "
+              "elsewhere)");
 }
 
 std::optional<Error> failure_of_close(WritableFile& file) {
@@ -114,6 +138,21 @@ std::optional<Error> failure_of_close(WritableFile& file) {
     return error;
   }
   return std::nullopt;
+}
+
+/// Whether the journal of a staging path describes no work: the object beside it may be a replaced
+/// checkpoint.
+bool is_journal_of_exchange(const FileSystem& fs, const std::string& staging_path) {
+  constexpr std::string_view kFirstLine = StagedDestination::kJournalFirstLine;
+  const std::string path = StagedDestination::journal_path_of(staging_path);
+  return read_begin(fs, path, kFirstLine.size() + 1) == kFirstLine ||
+         read_journal_head(fs, path).is_exchange;
+}
+
+/// Returns `destination`, after `finish_exchange`.
+std::string with_finished_exchange(FileSystem& fs, std::string destination, DestinationKind kind) {
+  StagedDestination::finish_exchange(fs, destination, kind);
+  return destination;
 }
 
 bool is_still_at(int object_fd, const std::string& path) {
@@ -151,12 +190,7 @@ FileDescriptor lock_object(const std::string& path, bool is_new) {
     throw_system_error(error, path, "open");
   }
   const LockResult lock = try_lock(object);
-  if (lock == LockResult::held_by_another) {
-    throw Error(
-        ErrorKind::already_exists, {.path = path},
-        "staging: another process is writing to the same destination (wait for it, or write "
-        "elsewhere)");
-  }
+  if (lock == LockResult::held_by_another) refuse_living_writer(path);
   if (lock == LockResult::unavailable && !is_new) {
     throw Error(ErrorKind::already_exists, {.path = path},
                 "staging: left by another run; this file system cannot tell whether that run is "
@@ -173,6 +207,50 @@ std::string StagedDestination::staging_path_of(const std::string& destination) {
 
 std::string StagedDestination::journal_path_of(const std::string& staging_path) {
   return staging_path + std::string(kJournalSuffix);
+}
+
+std::string StagedDestination::old_path_of(const std::string& destination) {
+  return tessera::detail::path_in_exchange(staging_path_of(destination),
+                                           without_trailing_slashes(destination));
+}
+
+bool StagedDestination::is_in_exchange(const FileSystem& fs, const std::string& destination,
+                                       DestinationKind kind) {
+  const auto mode = mode_of_name(old_path_of(destination));
+  if (!mode) return false;
+  if (kind == DestinationKind::member_file) return S_ISREG(*mode);
+  return (S_ISREG(*mode) || S_ISDIR(*mode)) &&
+         is_journal_of_exchange(fs, staging_path_of(destination));
+}
+
+void StagedDestination::finish_exchange(FileSystem& fs, const std::string& destination,
+                                        DestinationKind kind) {
+  if (!is_in_exchange(fs, destination, kind)) return;
+  const std::string path = without_trailing_slashes(destination);
+  const std::string old_path = old_path_of(path);
+  const std::string staging_path = staging_path_of(path);
+  const FileDescriptor object = open_object(old_path);
+  const LockResult lock = object ? try_lock(object) : LockResult::unavailable;
+  if (lock == LockResult::held_by_another || is_locked_by_another(staging_path)) {
+    refuse_living_writer(old_path);
+  }
+  if (lock == LockResult::unavailable) {
+    throw Error(ErrorKind::already_exists, {.path = old_path},
+                "staging: the old checkpoint, left by another run while it replaced it; this file "
+                "system cannot tell whether that run is still writing (if no run is writing any "
+                "more, rename it)");
+  }
+  if (!mode_of_name(path)) {
+    fs.rename(old_path, path);
+  } else if (!mode_of_name(staging_path)) {
+    fs.rename(old_path, staging_path);
+  } else {
+    throw Error::expected(ErrorKind::already_exists, {.path = old_path}, "staging",
+                          "no " + printable(last_component(path)) +
+                              " beside the old checkpoint of an interrupted run",
+                          "one that was made later", "move one of them elsewhere");
+  }
+  fs.sync_directory(directory_of(path));
 }
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
@@ -200,7 +278,13 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
     throw Error(ErrorKind::already_exists, {.path = destination_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
-  if (overwrite_ == OverwritePolicy::replace) replaced_files_ = file_states_at(fs_, destination_);
+  if (overwrite_ == OverwritePolicy::replace) {
+    const auto mode = mode_of_name(old_path_of(destination_));
+    if (mode && !is_in_exchange(fs_, destination_, kind_)) {
+      refuse_name(old_path_of(destination_), "staging", tessera::detail::kind_in_words(*mode));
+    }
+    replaced_files_ = file_states_at(fs_, destination_);
+  }
   had_foreign_entry_ =
       fs_.kind_of(destination_) == FileKind::directory &&
       first_foreign_entry(fs_, destination_, FileNames::of_one_checkpoint).has_value();
@@ -208,7 +292,8 @@ StagedDestination::StagedDestination(FileSystem& fs, std::string destination, De
 
 StagedDestination::StagedDestination(FileSystem& fs, std::string destination, DestinationKind kind,
                                      OverwritePolicy overwrite, const Judge& judge)
-    : StagedDestination(fs, std::move(destination), kind, overwrite, NothingStaged()) {
+    : StagedDestination(fs, with_finished_exchange(fs, std::move(destination), kind), kind,
+                        overwrite, NothingStaged()) {
   stage(judge);
 }
 
@@ -218,14 +303,16 @@ void StagedDestination::check(FileSystem& fs, std::string destination, Destinati
   looked_at.has_journal();  // throws if something else has the journal's name
   if (!is_staging_object(looked_at.staging_path_)) return;
   looked_at.lock_fd_ = lock_object(looked_at.staging_path_, false).release();
-  if (looked_at.lock_fd_ >= 0) looked_at.judge_left_over(judge);
+  if (looked_at.lock_fd_ >= 0 && looked_at.lock_journal()) looked_at.judge_left_over(judge);
 }
 
 /// Makes the staging path, or takes over the one that a dead process left.
 ///
 /// [Note: Staging lock] The lock is on the staging object itself, so it leaves no lock file and
 /// moves with a rename. After locking, a writer checks that the object is still at the staging
-/// path: its last owner may have removed or renamed it in between.
+/// path: its last owner may have removed or renamed it in between. The journal is locked too; see
+/// [Note: Hosts]. It is locked before anything at the staging path is changed, and is not created
+/// beside an object that may be somebody else's.
 void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
@@ -240,8 +327,12 @@ void StagedDestination::stage(const Judge& judge) {
     lock_fd_ = object.release();
     try {
       if (failure) throw *failure;
-      if (is_new || empty_or_go_on(judge)) {
-        if (is_new && kind_ != DestinationKind::member_file) reset_journal();
+      const bool may_create = is_new || is_empty(fs_, staging_path_);
+      const bool is_new_journal = may_create && create_journal();
+      if (lock_journal() && is_still_at(lock_fd_, staging_path_) &&
+          (is_new || empty_or_go_on(judge))) {
+        const bool has_old_journal = is_new && !is_new_journal;  // it may list the work of others
+        if (has_old_journal && kind_ != DestinationKind::member_file) reset_journal();
         state_ = State::staged;
         return;
       }
@@ -250,6 +341,7 @@ void StagedDestination::stage(const Judge& judge) {
       throw;
     }
     ::close(std::exchange(lock_fd_, -1));
+    if (journal_lock_fd_ >= 0) ::close(std::exchange(journal_lock_fd_, -1));
   }
   throw Error(ErrorKind::already_exists, {.path = staging_path_},
               "staging: other processes keep creating this path (try again later)");
@@ -364,6 +456,49 @@ bool StagedDestination::has_journal() const {
   return true;
 }
 
+/// Creates a journal that records nothing, unless a journal, or another object, has its name.
+/// Returns whether it did.
+bool StagedDestination::create_journal() {
+  if (kind_ == DestinationKind::member_file || mode_of_name(journal_path())) return false;
+  std::unique_ptr<WritableFile> file;
+  try {
+    file = fs_.create(journal_path());
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::already_exists) throw;
+    return false;
+  }
+  try {
+    file->write_at(0, std::as_bytes(std::span(kJournalFirstLine)));
+    file->close();
+  } catch (const Error&) {
+    fs_.remove_all(journal_path());
+    throw;
+  }
+  return true;
+}
+
+/// Opens and locks the journal, if there is one. Throws if a process on any host has locked it.
+/// Returns false if another process has removed it in between. If the file system has no such
+/// locks, the lock on the staged object must do.
+bool StagedDestination::lock_journal() {
+  if (kind_ == DestinationKind::member_file) return true;
+  const auto mode = mode_of_name(journal_path());
+  if (!mode || !S_ISREG(*mode)) return true;  // the caller refuses another object
+  FileDescriptor file = open_object(journal_path());
+  if (!file) return !mode_of_name(journal_path());
+  if (tessera::detail::try_lock_between_hosts(file) == LockResult::held_by_another) {
+    refuse_living_writer(staging_path_);
+  }
+  if (!is_still_at(file.get(), journal_path())) return false;
+  journal_lock_fd_ = file.release();
+  return true;
+}
+
+/// Whether this object has opened the journal. If not, the journal may be another writer's.
+bool StagedDestination::owns_journal() const {
+  return journal_lock_fd_ >= 0 && has_journal();
+}
+
 void StagedDestination::reset_journal() {
   const bool is_there = has_journal();
   // Overwrites an existing journal in place, because the staging path must never be without a
@@ -400,23 +535,19 @@ bool StagedDestination::is_work_in_progress(const FileSystem& fs, const std::str
 }
 
 bool StagedDestination::is_being_written(const FileSystem& fs, const std::string& path) {
-  const FileDescriptor object = open_object(fs.kind_of(path) ? fs.resolve_links(path) : path);
-  return object && try_lock(object) == LockResult::held_by_another;
+  return is_locked_by_another(fs.kind_of(path) ? fs.resolve_links(path) : path);
 }
 
 std::optional<std::string> StagedDestination::left_over_at(const FileSystem& fs,
                                                            const std::string& destination) {
   std::string path = staging_path_of(destination);
   if (!mode_of_name(path)) return std::nullopt;
-  const auto begin = read_begin(fs, journal_path_of(path), kJournalFirstLine.size() + 1);
-  const bool is_exchange = read_journal_head(fs, journal_path_of(path)).is_exchange;
-  if (begin != kJournalFirstLine && !is_exchange) return std::nullopt;
-  const FileDescriptor object = open_object(path);
-  if (object && try_lock(object) == LockResult::held_by_another) return std::nullopt;
+  if (!is_journal_of_exchange(fs, path) || is_locked_by_another(path)) return std::nullopt;
   return path;
 }
 
 void StagedDestination::remove_left_over(FileSystem& fs, const std::string& destination) {
+  finish_exchange(fs, destination, DestinationKind::directory);
   const auto mode = mode_of_name(staging_path_of(destination));
   if (!mode) return;
   // Takes over the staging path. If this is destroyed without commit, it removes the path.
@@ -445,13 +576,15 @@ bool StagedDestination::has_kept_work() const {
 /// Without a journal beside them, Tessera never removes them.
 void StagedDestination::remove_quietly() noexcept {
   try {
+    // An exchange in steps has failed on its way: the next writer finishes or undoes it.
+    if (overwrite_ == OverwritePolicy::replace && is_in_exchange(fs_, destination_, kind_)) return;
     if (is_still_at(lock_fd_, staging_path_)) {
       remove_own_files();
       const bool has_other_files =
           kind_ == DestinationKind::directory && !fs_.list_directory(staging_path_).empty();
       if (!has_other_files) fs_.remove_all(staging_path_);
     }
-    if (has_journal()) fs_.remove_all(journal_path());
+    if (owns_journal()) fs_.remove_all(journal_path());
   } catch (...) {
     // Ignored: the next writer removes what is left.
   }
@@ -529,11 +662,13 @@ void StagedDestination::require_no_foreign_files() const {
 StagedDestination::~StagedDestination() {
   try {
     if (state_ == State::appeared) fs_.rename(destination_, staging_path_);
-    if (state_ == State::replaced) fs_.exchange(staging_path_, destination_);
+    // In this order, an exchange in steps moves the old checkpoint aside.
+    if (state_ == State::replaced) fs_.exchange(destination_, staging_path_);
     if (state_ != State::none && state_ != State::committed && !is_kept_) remove_quietly();
   } catch (...) {
     // Ignored: the next writer removes what is left at the staging path.
   }
+  if (journal_lock_fd_ >= 0) ::close(journal_lock_fd_);
   if (replaced_lock_fd_ >= 0) ::close(replaced_lock_fd_);
   if (lock_fd_ >= 0) ::close(lock_fd_);
 }

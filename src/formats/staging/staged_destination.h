@@ -44,6 +44,13 @@ namespace tessera::formats {
 /// directory must hold only the writer's files, because all of it becomes the destination. If a
 /// check fails, nothing is replaced, and no file of another program is removed.
 ///
+/// [Note: Exchange in steps] Some file systems, such as NFS, cannot exchange two names in one step.
+/// There the replaced checkpoint is at `<destination>.partial.old` for a moment. If the process
+/// dies then, the next writer finishes or undoes the exchange, before it looks at anything else.
+///
+/// [Note: Hosts] On NFS, the lock on a directory excludes only processes on the same host. So a
+/// writer also locks the journal, with a lock that the server knows.
+///
 /// Not thread-safe; the writer alone uses the files inside.
 class StagedDestination {
  public:
@@ -67,6 +74,18 @@ class StagedDestination {
   static std::string staging_path_of(const std::string& destination);
   /// Returns the path of the journal of a staging path.
   static std::string journal_path_of(const std::string& staging_path);
+
+  /// Returns the path at which the replaced checkpoint of a destination is for a moment; see [Note:
+  /// Exchange in steps].
+  static std::string old_path_of(const std::string& destination);
+  /// Finishes or undoes an exchange in steps in which a writer died: puts the replaced checkpoint
+  /// to its destination if that is free, or else to the staging path, as after an exchange. Does
+  /// nothing if nothing is there.
+  /// Throws: Error(already_exists) if the writer may be living, or if both paths are in use.
+  static void finish_exchange(FileSystem& fs, const std::string& destination, DestinationKind kind);
+  /// Whether `finish_exchange` would do something, or throw.
+  static bool is_in_exchange(const FileSystem& fs, const std::string& destination,
+                             DestinationKind kind);
 
   /// Whether `path`, or the target of a link at `path`, is a staging path whose journal has more
   /// than its first line: it describes unfinished work, or says that an exchange began.
@@ -145,6 +164,9 @@ class StagedDestination {
                     OverwritePolicy overwrite, NothingStaged);
 
   void stage(const Judge& judge);
+  bool create_journal();
+  bool lock_journal();
+  bool owns_journal() const;
   bool is_left_over() const;
   LeftOver judge_left_over(const Judge& judge) const;
   bool empty_or_go_on(const Judge& judge);
@@ -166,6 +188,7 @@ class StagedDestination {
   OverwritePolicy overwrite_;
   int lock_fd_ = -1;           // lock on the staged object, before and after its rename
   int replaced_lock_fd_ = -1;  // lock on the replaced object, at the staging path
+  int journal_lock_fd_ = -1;   // lock on the journal, which also excludes other hosts
   bool has_left_over_ = false;
   bool is_kept_ = false;
   bool had_foreign_entry_ = false;  // at the destination, when this was constructed

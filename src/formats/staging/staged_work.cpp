@@ -160,7 +160,6 @@ void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
   } else if (left_over_) {
     journal_.emplace(fs_, staged_->journal_path(), *std::exchange(left_over_, std::nullopt));
   } else {
-    fs_.remove_all(staged_->journal_path());  // so that it does not describe new work
     journal_.emplace(fs_, staged_->journal_path(), options.journal->identity);
   }
   copy_extra_files(options.extra_files);
@@ -224,7 +223,6 @@ void StagedWork::open_share_journal(const WorkOptions& options) {
 /// Writes a journal that names the extra files and lists no finished block.
 void StagedWork::name_extra_files(const std::vector<ExtraFile>& files) {
   if (files.empty()) return;
-  fs_.remove_all(staged_->journal_path());
   Journal(fs_, staged_->journal_path(), identify_extra_files(files));
 }
 
@@ -302,7 +300,9 @@ void StagedWork::publish_in_exchange() {
     staged_->reset_journal_for_exchange();
     staged_->publish();
   } catch (...) {
-    const bool is_staged = staged_inode && inode_of_name(staging_path()) == staged_inode;
+    const bool is_staged =
+        staged_inode && inode_of_name(staging_path()) == staged_inode &&
+        !tessera::detail::mode_of_name(StagedDestination::old_path_of(destination_));
     if (shared_ && is_staged) shared_->undo_end();
     if (!is_staged || !put_back_journal(text)) journal_.reset();
     throw;

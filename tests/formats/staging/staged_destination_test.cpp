@@ -1,5 +1,6 @@
 #include "formats/staging/staged_destination.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -94,6 +95,51 @@ TEST_F(StagedDestinationTest, AFileIsStagedUnderItsOwnLock) {
   }
   EXPECT_EQ(read_all(tmp_ / "out"), "x");
   EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+/// Locks the journal `path` like a writer on another host, whose lock on a directory nobody sees.
+int lock_like_another_host(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct flock whole_file {};
+  whole_file.l_type = F_WRLCK;
+  EXPECT_EQ(::fcntl(fd, F_OFD_SETLK, &whole_file), 0);
+  return fd;
+}
+
+TEST_F(StagedDestinationTest, AWriterOnAnotherHostHoldsTheJournal) {
+  fs_.make_directory(tmp_ / "out.partial");
+  write_file(tmp_ / "out.partial.journal", "tessera-journal 1\n");
+  write_file(tmp_ / "out.partial/index.h5", "theirs");
+  const int other = lock_like_another_host(tmp_ / "out.partial.journal");
+  EXPECT_TRUE(StagedDestination::is_being_written(fs_, tmp_ / "out.partial"));
+  const auto is_refused =
+      ThrowsError(ErrorKind::already_exists, "out.partial: staging: another process is writing");
+  EXPECT_THAT([&] { write_directory(fs_, "ours", OverwritePolicy::refuse); }, is_refused);
+  EXPECT_THAT(
+      [&] {
+        StagedDestination::check(fs_, tmp_ / "out", DestinationKind::directory,
+                                 OverwritePolicy::refuse);
+      },
+      is_refused);
+  EXPECT_EQ(read_all(tmp_ / "out.partial/index.h5"), "theirs");
+  // Just before it removes its journal, the other writer has renamed its directory.
+  fs_.remove_all(tmp_ / "out.partial");
+  EXPECT_THAT([&] { write_directory(fs_, "ours", OverwritePolicy::refuse); }, is_refused);
+  EXPECT_EQ(names(), std::vector<std::string>{"out.partial.journal"});
+  ::close(other);
+  write_directory(fs_, "ours", OverwritePolicy::refuse);
+  EXPECT_EQ(read_all(tmp_ / "out/index.h5"), "ours");
+  EXPECT_EQ(names(), std::vector<std::string>{"out"});
+}
+
+TEST_F(StagedDestinationTest, TheLockOnTheJournalLastsAsLongAsTheWriter) {
+  StagedDestination staged(fs_, tmp_ / "out", DestinationKind::directory, OverwritePolicy::refuse);
+  staged.reset_journal();
+  const int fd = ::open(staged.journal_path().c_str(), O_RDWR | O_CLOEXEC);
+  struct flock whole_file {};
+  whole_file.l_type = F_WRLCK;
+  EXPECT_EQ(::fcntl(fd, F_OFD_SETLK, &whole_file), -1);
+  ::close(fd);
 }
 
 TEST_F(StagedDestinationTest, WithoutCommitTheOldStaysAndNothingElse) {
