@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/flat_buffers.h"
-#include "formats/megatron/layer_names.h"
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/rank_folders.h"
 #include "support/contents_text.h"

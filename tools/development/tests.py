@@ -24,7 +24,7 @@ ON_DEMAND = f"^(slow|{'|'.join(PEER_LABELS)})$"  # labels that only --label runs
 CORE_LABELS = ("unit", "property", "cli", "fuzz")  # tests that also run under the sanitizers
 ONLY_SANITIZED = {"fuzz"}  # tests that run only under the sanitizers
 SANITIZED = ("unit_tests", "embedding_kernel_tests", "cuda_on_cpu_tests", "property_tests", "cli_unit_tests",
-             "fuzz_replay", "ckpt-inspect", "ckpt-reshard", "ckpt-inspect_made_up", "ckpt-reshard_made_up")
+             "fuzz_replay", "ckpt-inspect", "ckpt-reshard", "ckpt-inspect_of_example", "ckpt-reshard_of_example")
 # Tests that run the tools hundreds of times in ways that other tests cover: not run under AddressSanitizer.
 NOT_UNDER_ASAN = "^cli\\.(killed_|json_schemas|formats_in_docs|tool\\.completion)"
 

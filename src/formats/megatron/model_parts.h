@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/megatron/layer_names.h"
+#include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/megatron/rank_folders.h"
 #include "tessera/layout/region.h"

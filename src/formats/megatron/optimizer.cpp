@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "base/size_text.h"
+#include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/flat_buffers.h"
-#include "formats/megatron/layer_names.h"
 #include "formats/megatron/same_numbers.h"
 
 namespace tessera::formats::megatron {

@@ -7,11 +7,11 @@
 #include "base/size_text.h"
 #include "formats/drivers.h"
 #include "formats/megatron.h"
-#include "formats/megatron/layer_names.h"
+#include "formats/megatron/cuts_by_name.h"
+#include "formats/megatron/layer_numbers.h"
 #include "formats/megatron/model_parts.h"
 #include "formats/megatron/optimizer.h"
 #include "formats/megatron/rank_folders.h"
-#include "formats/megatron/whole_names.h"
 #include "formats/torch_files/copies.h"
 #include "formats/torch_files/entry_reader.h"
 #include "formats/torch_zip/equal_bytes.h"
@@ -76,8 +76,8 @@ class MegatronReader final : public EntryReader {
       ranks_.push_back(megatron::read_rank_model(*files_[i], folders_.place_of(i)));
     }
     require_order_of_stages();
-    const megatron::WholeNames names(ranks_, folders_);
-    names_ = &names;
+    const megatron::LayerNumbers layer_numbers(ranks_, folders_);
+    layer_numbers_ = &layer_numbers;
     set_world_size(files_.size());
     gather();
     read_optimizers();
@@ -91,7 +91,7 @@ class MegatronReader final : public EntryReader {
     note_values_beside_vectors();
     finish();
     compare(copies_);
-    names_ = nullptr;
+    layer_numbers_ = nullptr;
     parts_.clear();
   }
 
@@ -328,7 +328,7 @@ class MegatronReader final : public EntryReader {
 
   std::string name_of(const Part& part) const {
     const Parameter& tensor = tensor_of(part);
-    return names_->name_of(part.rank, tensor.chunk, tensor.name);
+    return layer_numbers_->name_of(part.rank, tensor.chunk, tensor.name);
   }
 
   void gather() {
@@ -606,7 +606,7 @@ class MegatronReader final : public EntryReader {
             entry.kind == Entry::Kind::tensor && !megatron::is_extra_state(entry.path);
         if (is_whole_chunk || is_tensor) return Place{};
         const std::string name = megatron::name_on_rank(entry.path);
-        return Place({"model", names_->name_of(rank, *chunk, name)}, 1);
+        return Place({"model", layer_numbers_->name_of(rank, *chunk, name)}, 1);
       }
       for (const Path& path : optimizers_[rank].state_paths) {
         if (starts_with(entry.path, path)) return Place{};
@@ -635,7 +635,7 @@ class MegatronReader final : public EntryReader {
   /// that the files do not show.
   void note_layers_without_tensors() {
     const auto stated = files_.front()->number_at({"args", "num_layers"});
-    const auto found = names_->num_layers();
+    const auto found = layer_numbers_->num_layers();
     if (!stated || !found || std::cmp_equal(*stated, *found)) return;
     note("layers",
          "tensors in each of the " + std::to_string(*stated) + " layers of args.num_layers",
@@ -680,7 +680,7 @@ class MegatronReader final : public EntryReader {
                               "weights in the model that equal the optimizer's fp32 weights",
                               "the fp32 weights of the optimizer are read"};
   // Only while opening.
-  const megatron::WholeNames* names_ = nullptr;
+  const megatron::LayerNumbers* layer_numbers_ = nullptr;
   std::map<std::string, std::vector<Part>> parts_;  // key: name in the whole model
 };
 

@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "base/text_parts.h"
-#include "formats/megatron/layer_names.h"
+#include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/torch_dist_names.h"
 #include "tessera/base/error.h"
 

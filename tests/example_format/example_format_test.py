@@ -1,6 +1,6 @@
 """A format that one registered driver adds is known to every tool and to the Python package.
 
-usage: made_up_format_test.py --bin DIRECTORY [--python PYTHON --package DIRECTORY]
+usage: example_format_test.py --bin DIRECTORY [--python PYTHON --package DIRECTORY]
 """
 import argparse
 import json

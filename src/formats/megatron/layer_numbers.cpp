@@ -1,4 +1,4 @@
-#include "formats/megatron/whole_names.h"
+#include "formats/megatron/layer_numbers.h"
 
 #include <algorithm>
 #include <set>
@@ -10,7 +10,7 @@ namespace tessera::formats::megatron {
 
 using torch_files::refuse;
 
-WholeNames::WholeNames(const std::vector<RankModel>& ranks, const RankFolders& folders)
+LayerNumbers::LayerNumbers(const std::vector<RankModel>& ranks, const RankFolders& folders)
     : folders_(folders) {
   require_equal_ranks(ranks);
   count_layers(ranks);
@@ -18,7 +18,7 @@ WholeNames::WholeNames(const std::vector<RankModel>& ranks, const RankFolders& f
 }
 
 /// Checks that the ranks of one stage have tensors of the same names, dtypes and shapes.
-void WholeNames::require_equal_ranks(const std::vector<RankModel>& ranks) const {
+void LayerNumbers::require_equal_ranks(const std::vector<RankModel>& ranks) const {
   for (const RankModel& rank : ranks) {
     const RankModel& first = ranks[folders_.index_of({.stage = rank.place.stage})];
     std::map<std::pair<std::size_t, std::string>, const Parameter*> expected;
@@ -55,7 +55,7 @@ void WholeNames::require_equal_ranks(const std::vector<RankModel>& ranks) const 
   }
 }
 
-void WholeNames::count_layers(const std::vector<RankModel>& ranks) {
+void LayerNumbers::count_layers(const std::vector<RankModel>& ranks) {
   std::map<std::pair<std::string, ChunkOfStage>, std::set<std::size_t>> numbers;
   for (const RankModel& rank : ranks) {
     if (rank.place.tensor != 0 || rank.place.expert != 0) continue;
@@ -76,7 +76,7 @@ void WholeNames::count_layers(const std::vector<RankModel>& ranks) {
   }
 }
 
-void WholeNames::count_experts(const std::vector<RankModel>& ranks) {
+void LayerNumbers::count_experts(const std::vector<RankModel>& ranks) {
   for (const RankModel& rank : ranks) {
     if (rank.place.tensor != 0 || rank.place.expert != 0) continue;
     for (const Parameter& tensor : rank.tensors) {
@@ -88,8 +88,8 @@ void WholeNames::count_experts(const std::vector<RankModel>& ranks) {
   }
 }
 
-std::string WholeNames::name_of(std::size_t rank, std::size_t chunk,
-                                const std::string& name) const {
+std::string LayerNumbers::name_of(std::size_t rank, std::size_t chunk,
+                                  const std::string& name) const {
   const Place place = folders_.place_of(rank);
   std::string whole = name;
   if (const auto expert = expert_in(whole)) {
@@ -108,7 +108,7 @@ std::string WholeNames::name_of(std::size_t rank, std::size_t chunk,
   return layer->with(num_before + layer->number);
 }
 
-std::optional<std::size_t> WholeNames::num_layers() const {
+std::optional<std::size_t> LayerNumbers::num_layers() const {
   std::optional<std::size_t> num_layers;
   for (const auto& [before, counts] : num_layers_) {
     if (before.starts_with("mtp.")) continue;

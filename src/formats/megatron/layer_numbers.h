@@ -14,11 +14,11 @@ namespace tessera::formats::megatron {
 
 /// Gives tensors the numbers that their layers and experts have in the whole model. In a rank's
 /// file, layers are numbered from 0 within each model chunk, and experts within the rank.
-class WholeNames {
+class LayerNumbers {
  public:
   /// Throws: Error(corruption) if ranks of one pipeline stage have different tensors, or if the
   /// numbers of its layers have a gap.
-  WholeNames(const std::vector<RankModel>& ranks, const RankFolders& folders);
+  LayerNumbers(const std::vector<RankModel>& ranks, const RankFolders& folders);
 
   /// Returns the name that an entry of a rank's model has in the whole model.
   std::string name_of(std::size_t rank, std::size_t chunk, const std::string& name) const;

@@ -1,4 +1,4 @@
-#include "formats/megatron/layer_names.h"
+#include "formats/megatron/cuts_by_name.h"
 
 #include <algorithm>
 #include <array>
