@@ -8,7 +8,6 @@
 #include "tessera/runtime/embedding/shard.h"
 #include "tessera/runtime/fsdp/forward.h"
 #include "tessera/runtime/fsdp/fully_shard.h"
-#include "tessera/runtime/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/runtime/fsdp/parameter_map.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
 #include "tessera/runtime/recompute/recompute.h"

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/digest.h"
-#include "tessera/reshard/optimizer_params.h"
+#include "reshard/optimizer_params.h"
 
 namespace tessera::reshard {
 namespace {

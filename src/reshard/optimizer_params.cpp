@@ -1,4 +1,4 @@
-#include "tessera/reshard/optimizer_params.h"
+#include "reshard/optimizer_params.h"
 
 #include <algorithm>
 #include <map>

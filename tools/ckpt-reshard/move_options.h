@@ -12,11 +12,11 @@
 #include "cli/progress.h"
 #include "cli/recipe_option.h"
 #include "cli/threads_option.h"
+#include "reshard/optimizer_params.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
 
 namespace tessera::cli {

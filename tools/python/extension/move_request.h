@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/optimizer_params.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/merge.h"
 #include "tessera/recipe/recipe.h"
 #include "tessera/reshard/base_comparison.h"
 #include "tessera/reshard/executor.h"
-#include "tessera/reshard/optimizer_params.h"
 #include "tessera/reshard/planner.h"
 
 // Converts the options of a move from Python's form to the core's. Uses no Python.
