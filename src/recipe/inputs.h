@@ -38,7 +38,7 @@ struct State {
 /// optimizer state. Keeps references to `contents`.
 class Inputs {
  public:
-  /// `prefix`: the text that names of the model begin with; may be empty.
+  /// `prefix`: the text that the names of the model's tensors begin with (`model.`); may be empty.
   explicit Inputs(const formats::CheckpointContents& contents, const std::string& prefix = {});
 
   /// Returns the tensors, in their order, then the aliases; leaves out the state of parameters.

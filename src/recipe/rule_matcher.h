@@ -37,8 +37,8 @@ inline std::string rule_name(const Rule& rule) {
   return rule_name(rule.number);
 }
 
-/// Finds the rule for each input, and groups the inputs by applications of a rule. Keeps references
-/// to its arguments.
+/// Finds the rule for each input, and groups the inputs: one `Instance` for each application of a
+/// rule (such as to one layer). Keeps references to its arguments.
 class RuleMatcher {
  public:
   RuleMatcher(const Rules& rules, const std::string& prefix, const std::vector<Input>& inputs,

@@ -122,7 +122,7 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
   return SharedMoveOutcome::Share{share, blocks.nbytes, resumed_nbytes};
 }
 
-/// Writes the blocks of a share. An error says that the finished blocks are kept.
+/// Writes the blocks of a share. If the finished blocks are kept, an error says so.
 void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
                               const ExecuteOptions& options) const {
   const auto kept = [&] {

@@ -84,7 +84,7 @@ std::unique_ptr<formats::TensorSource> memory_source(
 std::unique_ptr<formats::CheckpointWriter> memory_writer(formats::CheckpointContents contents,
                                                          std::vector<std::vector<std::byte*>> data);
 
-/// What a load accepts although it does not fit exactly. By default nothing; with `allow`:
+/// What a load accepts although it does not fit exactly. By default nothing. A load with `allow`:
 struct LoadPlanOptions {
   Relaxation missing = Relaxation::refuse;     // skips what the checkpoint lacks or has incomplete
   Relaxation unexpected = Relaxation::refuse;  // skips names that only the checkpoint has

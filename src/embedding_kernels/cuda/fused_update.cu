@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kBlockOccurrences = embedding::TouchedRows::kBlockOccurrences;
 constexpr std::int64_t kSharedNbytes = 48 * 1024;  // default limit for a block of threads
 
-/// One table's update with parameters as the kernels need them; see [Note: Update of a row].
+/// One table's update with the optimizer's numbers for the kernels ([Note: Update of a row]).
 struct DeviceUpdate {
   enum class Kind { none, sgd, adagrad, row_wise_adagrad, adam, row_wise_adam } kind = Kind::none;
   TableView view{};

@@ -38,7 +38,7 @@ struct VectorPart {
 };
 
 /// The base class of readers of one or several model ranks ([Note: Model ranks], files.h). Reads
-/// everything in their modules except the trained parameters. Ranks are numbered as in DeepSpeed:
+/// all in the ranks' modules except the trained parameters. Ranks are numbered as in DeepSpeed:
 /// the tensor rank changes fastest, then the data rank, then the stage (`rank_of`).
 class ModelRanksReader : public ModelStatesReader {
  protected:

@@ -392,7 +392,7 @@ class SafetensorsReader final : public DividedReader {
     std::string path;
     std::string name;  // relative to the checkpoint
     ByteRange data_range;
-    // The file whose header was read. A read fails if another file has taken its place.
+    // The file whose header was read. A read may open it again, which fails if it was replaced.
     std::unique_ptr<const ReadableFile> opened;
   };
   /// Where the bytes of a piece begin.

@@ -691,8 +691,8 @@ void replicate(Module& module, const ReplicateOptions& options) {
   const ModulePtr owner = registry::weak_module(module).lock();
   refuse_applied(module, "");
   const FoundParameters parameters = find_parameters(module, options.ignored_states);
-  // Each replicated module has a connection (group) of its own. So ranks may mix its collectives
-  // with those of other modules in any order.
+  // Each replicated module has a connection (group) of its own. So the order between its
+  // collectives and those of other modules may differ from rank to rank.
   const auto group = options.mesh.world()->separate("replicate");
   if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {

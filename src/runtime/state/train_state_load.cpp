@@ -600,8 +600,8 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     load.read();
     return std::string();
   });
-  // This begins when all ranks have read. So if a rank fails to read, everything that is not read
-  // in place stays unchanged on all ranks.
+  // `take_over` begins only when all ranks have read. So if a rank fails to read, everything that
+  // is not read in place stays unchanged on all ranks.
   rendezvous_.all_gather("applying " + path, [&] {
     load.take_over();
     return std::string();
