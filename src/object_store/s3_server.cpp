@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "object_store/retries.h"
 #include "object_store/sigv4.h"
 #include "object_store/url.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/text_parts.h"
 #include "object_store/curl_library.h"
+#include "object_store/retries.h"
 
 namespace tessera::object_store {
 namespace {

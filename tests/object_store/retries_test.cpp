@@ -1,4 +1,4 @@
-#include "object_store/http_request.h"
+#include "object_store/retries.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,60 @@
+#include "object_store/retries.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "object_store/curl_library.h"
+
+namespace tessera::object_store {
+
+RetryPolicy RetryPolicy::of_process() {
+  RetryPolicy policy;
+  if (const char* text = std::getenv("AWS_MAX_ATTEMPTS")) {
+    const int wanted = std::atoi(text);
+    if (wanted >= 1 && wanted <= 100) policy.max_attempts = wanted;
+  }
+  return policy;
+}
+
+bool Retries::wait_after(const HttpResponse& response) {
+  ++num_attempts_;
+  ++num_without_progress_;
+  if (!response.may_succeed_later()) return false;
+  const bool is_silent = response.curl_code == curl::kCouldntConnect ||
+                         response.curl_code == curl::kCouldntResolveHost ||
+                         response.curl_code == curl::kCouldntResolveProxy;
+  const int max_attempts = is_silent
+                               ? std::min(policy_.max_attempts, policy_.max_attempts_without_server)
+                               : policy_.max_attempts;
+  if (num_without_progress_ >= max_attempts) return false;
+  auto wait = policy_.first_wait * (1 << std::min(num_without_progress_ - 1, 16));
+  wait = std::min(wait, policy_.max_wait);
+  // Wait a random time, so that requests that failed together are not repeated together.
+  thread_local std::minstd_rand random{std::random_device{}()};
+  wait = wait / 2 + wait * static_cast<int>(random() % 1000) / 2000;
+  const int asked_seconds = std::atoi(response.header("retry-after").c_str());
+  if (asked_seconds > 0) {
+    const std::chrono::milliseconds asked(asked_seconds * 1000L);
+    wait = std::max(wait, asked);
+    // The server said that this time brings no byte, so it does not count.
+    const auto free = std::min(asked, policy_.max_asked - asked_);
+    asked_ += free;
+    begin_ += free;
+  }
+  if (std::chrono::steady_clock::now() + wait - begin_ > policy_.deadline) return false;
+  constexpr std::chrono::milliseconds kNap{50};
+  for (; wait.count() > 0 && !are_transfers_aborted(); wait -= kNap) {
+    std::this_thread::sleep_for(std::min(wait, kNap));
+  }
+  return !are_transfers_aborted();
+}
+
+void Retries::note_progress() {
+  num_without_progress_ = 0;
+  asked_ = {};
+  begin_ = std::chrono::steady_clock::now();
+}
+
+}  // namespace tessera::object_store
