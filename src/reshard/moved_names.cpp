@@ -264,7 +264,7 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 }  // namespace
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
-    : only_(options.only) {
+    : only_(options.only), keeps_ranks_(!formats::holds_whole_tensors(options.format)) {
   if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
 }
 
@@ -273,8 +273,8 @@ bool MovedSelection::contains(std::string_view name) const {
   if (only_.selects_everything()) return true;
   const auto own = formats::parse_per_rank_name(name);
   if (!own) return only_.selects(name);
-  return (only_.selects(name) || only_.selects(own->name)) && !is_excluded(name) &&
-         !is_excluded(own->name);
+  return (only_.selects(name) || (keeps_ranks_ && only_.selects(own->name))) &&
+         !is_excluded(name) && !is_excluded(own->name);
 }
 
 bool MovedSelection::is_excluded(std::string_view name) const {

@@ -24,8 +24,10 @@ class MovedSelection {
  public:
   MovedSelection(const formats::CheckpointContents& source, const PlanOptions& options);
 
-  /// Returns whether an entry of the source (a tensor, a value or an alias) is moved. A pattern for
-  /// `<name>` is also one for `per_rank.<rank>.<name>`.
+  /// Returns whether an entry of the source (a tensor, a value or an alias) is moved. A pattern
+  /// that excludes `<name>` also excludes `per_rank.<rank>.<name>`. One that selects `<name>` also
+  /// selects that, unless the destination has whole tensors only: a program that loads such a file
+  /// expects the names of the model alone.
   bool contains(std::string_view name) const;
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
   /// optimizer state: nothing proves that the entry belongs to an optimizer.
@@ -35,6 +37,7 @@ class MovedSelection {
   bool is_excluded(std::string_view name) const;
 
   const NameSelection& only_;
+  bool keeps_ranks_;                          // the destination is no single file for all ranks
   std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
 };
 

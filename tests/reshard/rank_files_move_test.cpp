@@ -167,9 +167,10 @@ TEST_F(RankFilesMoveTest, ARenameOfEntriesOfRanksAloneFitsANameThatIsMoved) {
 // Shows F1.
 TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
   const test::MemoryCheckpoint source = with_own_generators();
+  Format format("rank_files");
   const auto moved = [&](std::vector<std::string> patterns) {
     std::vector<std::string> names;
-    const PlanOptions options{.only = NameSelection(std::move(patterns))};
+    const PlanOptions options{.format = format, .only = NameSelection(std::move(patterns))};
     for (const auto& tensor :
          plan_reshard(source.contents(), source.path(), options).destination.tensors) {
       names.push_back(tensor.meta.fqn);
@@ -182,6 +183,9 @@ TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
   EXPECT_THAT(moved({"extra_state", "!per_rank.1"}),
               ElementsAre("extra_state.rng", "per_rank.2.extra_state.rng"));
   EXPECT_THAT(moved({"per_rank.1"}), ElementsAre("per_rank.1.extra_state.rng"));
+  format = Format("torch");
+  EXPECT_THAT(moved({"extra_state"}), ElementsAre("extra_state.rng"));
+  EXPECT_THAT(moved({"!extra_state"}), ElementsAre("model.w"));
 }
 
 // Shows F1.
