@@ -61,6 +61,17 @@ StateNames choose_state_names(const CheckpointContents& source, const PlanOption
   return state_names;
 }
 
+/// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
+/// any other name, and for a name whose first characters (`per_rank…`) a rename replaces.
+std::optional<formats::OwnEntry> own_entry_to_rename(const std::string& source_name,
+                                                     const std::vector<Rename>& renames) {
+  for (const Rename& rename : renames) {
+    const bool is_whole = rename.from.starts_with("per_rank");
+    if (is_whole && source_name.starts_with(rename.from)) return std::nullopt;
+  }
+  return formats::parse_per_rank_name(source_name);
+}
+
 /// Builds the result of list_moved_names. Keeps references to its arguments.
 class NameLister {
  public:
@@ -83,9 +94,13 @@ class NameLister {
   std::size_t add_tensor(std::size_t source_tensor, const std::string& source_name,
                          const formats::SharedKeyPath& key_path, std::uint32_t dict_order);
   void set_key_paths();
-  std::string new_name_of(const std::string& source_name) const;
+  std::string new_name_of(const std::string& source_name) const {
+    return name_after_renames(source_name, options_.renames);
+  }
   RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const;
-  std::optional<formats::OwnEntry> own_entry_of(const std::string& source_name) const;
+  std::optional<formats::OwnEntry> own_entry_of(const std::string& source_name) const {
+    return own_entry_to_rename(source_name, options_.renames);
+  }
 
   const CheckpointContents& source_;
   const PlanOptions& options_;
@@ -102,22 +117,6 @@ class NameLister {
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;
 };
-
-/// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
-/// any other name, and for a name whose first characters (`per_rank…`) a rename replaces.
-std::optional<formats::OwnEntry> NameLister::own_entry_of(const std::string& source_name) const {
-  for (const Rename& rename : options_.renames) {
-    if (!rename.from.empty() && source_name.starts_with(rename.from)) return std::nullopt;
-  }
-  return formats::parse_per_rank_name(source_name);
-}
-
-std::string NameLister::new_name_of(const std::string& source_name) const {
-  const auto own = own_entry_of(source_name);
-  if (!own) return renamed(source_name, options_.renames);
-  const std::string prefix = source_name.substr(0, source_name.size() - own->name.size());
-  return prefix + renamed(own->name, options_.renames);
-}
 
 RenamedPath NameLister::renamed_path_of(const std::string& source_name,
                                         const KeyPath& key_path) const {
@@ -262,6 +261,13 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 }
 
 }  // namespace
+
+std::string name_after_renames(const std::string& source_name, const std::vector<Rename>& renames) {
+  const auto own = own_entry_to_rename(source_name, renames);
+  if (!own) return renamed(source_name, renames);
+  const std::string prefix = source_name.substr(0, source_name.size() - own->name.size());
+  return prefix + renamed(own->name, renames);
+}
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
     : only_(options.only), keeps_ranks_(!formats::holds_whole_tensors(options.format)) {

@@ -73,6 +73,10 @@ struct MovedNames {
   std::set<formats::KeyPath> text_keys;
 };
 
+/// Returns a name of the source after the renames. They apply to `<name>` in
+/// `per_rank.<rank>.<name>`, unless a rename begins with `per_rank` and replaces its first words.
+std::string name_after_renames(const std::string& source_name, const std::vector<Rename>& renames);
+
 /// Returns all entries that are moved. An alias becomes a tensor if the destination's format has no
 /// aliases. If some aliases are moved but their tensor is not, the first of them becomes a tensor,
 /// and the others become aliases of this tensor.

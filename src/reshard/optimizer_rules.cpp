@@ -254,6 +254,19 @@ bool is_known_name(std::string_view name) {
          contains(kScalarNames, name);
 }
 
+/// Returns a name, or its beginning, without `per_rank.<rank>.`: a rank's own copy of an entry
+/// belongs to an optimizer if the entry does.
+std::string_view without_rank(std::string_view name) {
+  constexpr std::string_view kOwn = "per_rank.";
+  if (!name.starts_with(kOwn)) return name;
+  const std::size_t dot = name.find('.', kOwn.size());
+  if (dot == std::string_view::npos || dot == kOwn.size() ||
+      !has_only_digits(name.substr(kOwn.size(), dot - kOwn.size()))) {
+    return name;
+  }
+  return name.substr(dot + 1);
+}
+
 /// Returns the part of a name before `state.<rest>`.
 std::string_view before_state(std::string_view fqn, std::string_view rest) {
   return fqn.substr(0, fqn.size() - rest.size() - kStateComponent.size() - 1);
@@ -385,7 +398,8 @@ StateRoots::StateRoots(const CheckpointContents& contents) {
 std::optional<std::string_view> StateRoots::behind_state(std::string_view fqn) const {
   return find_state(fqn, [&](std::string_view rest) {
     const std::string_view root = before_state(fqn, rest);
-    return is_dict_of_optimizer(root) || roots_.contains(root);
+    return is_dict_of_optimizer(root) || roots_.contains(root) ||
+           roots_.contains(without_rank(root));
   });
 }
 
@@ -454,6 +468,8 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_
 }
 
 bool OptimizerEntries::contain(std::string_view name) const {
+  const std::string_view shared_name = without_rank(name);
+  if (shared_name != name && contain(shared_name)) return true;
   if (by_role_.contains(name)) return true;
   const auto before_scaler = before_component(name, kScalerComponent);
   if (before_scaler && is_dict_of_optimizer(without_number(*before_scaler))) return true;

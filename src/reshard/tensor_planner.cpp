@@ -118,7 +118,7 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
     const auto alias = names_of_aliases_.find(*role.parameter_index);
     entry.parameter =
         alias == names_of_aliases_.end()
-            ? renamed(source_.tensors[*role.parameter_index].meta.fqn, options_.renames)
+            ? name_after_renames(source_.tensors[*role.parameter_index].meta.fqn, options_.renames)
             : alias->second;
   }
   return entry;

@@ -56,6 +56,20 @@ TEST(OptimizerRulesTest, OfEqualNamesTheOneInTheDictOfTheModelWins) {
   EXPECT_EQ(parameter_of("a.net", "b.net"), "a.net.a");
 }
 
+TEST(OptimizerRulesTest, ACopyOfARankBelongsToTheOptimizerOfItsEntry) {
+  auto contents = contents_of({{"opt.state.0.precond", {2}},
+                               {"per_rank.1.opt.state.0.precond", {2}},
+                               {"per_rank.1.state.0.weight", {2}}});
+  contents.values.push_back({.name = "opt.param_groups"});
+  contents.values.push_back({.name = "per_rank.1.opt.state.0.step"});
+  EXPECT_EQ(classify_state(contents)[1].kind, StateKind::opaque);
+  EXPECT_EQ(classify_state(contents)[2].kind, StateKind::plain);
+  const OptimizerEntries entries(contents);
+  EXPECT_TRUE(entries.contain("per_rank.1.opt.state.0.precond"));
+  EXPECT_TRUE(entries.contain("per_rank.1.opt.state.0.step"));
+  EXPECT_FALSE(entries.contain("per_rank.1.state.0.weight"));
+}
+
 TEST(OptimizerRulesTest, MegatronPutsTheNameOfTheStateFirst) {
   const auto contents = contents_of({{"decoder.a", {2}},
                                      {"decoder.b", {4}},

@@ -165,6 +165,24 @@ TEST_F(RankFilesMoveTest, ARenameOfEntriesOfRanksAloneFitsANameThatIsMoved) {
 }
 
 // Shows F1.
+TEST_F(RankFilesMoveTest, ARenameThatBeginsLikePerRankKeepsTheEntriesOfRanks) {
+  test::MemoryCheckpoint source = with_own_generators();
+  source.add({"pe.w", DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+  source.add({"per_rank.1.model.v", DType::float32, {1}}, test::bytes_of<float>({1}));
+  auto& state = source.add({"per_rank.1.optim.state.v.sum", DType::float32, {1}},
+                           test::bytes_of<float>({1}));
+  state.kind = formats::StateKind::pointwise;
+  state.parameter = "per_rank.1.model.v";
+  const PlanOptions options{.renames = {{"pe", "pos"}, {"model.", "net."}}};
+  const Plan plan = plan_reshard(source.contents(), source.path(), options);
+  EXPECT_NE(plan.destination.find_tensor("pos.w"), nullptr);
+  EXPECT_NE(plan.destination.find_tensor("per_rank.1.extra_state.rng"), nullptr);
+  const auto* const moved = plan.destination.find_tensor("per_rank.1.optim.state.v.sum");
+  ASSERT_NE(moved, nullptr);
+  EXPECT_EQ(moved->parameter, "per_rank.1.net.v");
+}
+
+// Shows F1.
 TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
   const test::MemoryCheckpoint source = with_own_generators();
   Format format("rank_files");

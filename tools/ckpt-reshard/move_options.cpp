@@ -302,6 +302,9 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   if (!options.dequantize.empty()) {
     create.journal->identity["dequantize"] = options.dequantize;
   }
+  if (!options.combination.empty() || !options.dequantize.empty()) {  // these round as a cast does
+    create.journal->identity["on-overflow"] = reshard::on_overflow_name(options.on_overflow);
+  }
   create.journal->identity["tool"] = "ckpt-reshard " TESSERA_VERSION;
   if (options.resume) create.journal->kept_work = formats::KeptWork::resume;
   if (options.discard) create.journal->kept_work = formats::KeptWork::discard;
