@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
@@ -125,8 +126,13 @@ Mesh init_from_env(const MeshOptions& options) {
   store_options.waitWorkers = false;
   store_options.timeout = options.timeout;
   try {
-    return connect(c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options),
-                   found->rank, found->world_size, options);
+    c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options);
+    if (is_agents) {  // the keys of ranks that died are still in the agent's store
+      const auto attempt = process_environment("TORCHELASTIC_RESTART_COUNT");
+      store = c10::make_intrusive<c10d::PrefixStore>("attempt_" + attempt.value_or("0"), store);
+    }
+    return connect(store, found->rank, found->world_size, options);
   } catch (const c10::Error& error) {
     throw Error(ErrorKind::io, {},
                 "rank " + std::to_string(found->rank) + ": cannot connect to " +

@@ -25,4 +25,8 @@ void AutocastState::apply() const {
   at::autocast::set_autocast_cache_enabled(is_cache_enabled_);
 }
 
+void AutocastState::disable_cache() {
+  at::autocast::set_autocast_cache_enabled(false);
+}
+
 }  // namespace tessera

@@ -13,6 +13,7 @@ class AutocastState {
   static AutocastState of_this_thread();
   /// Applies these settings to the current thread.
   void apply() const;
+  static void disable_cache();
 
  private:
   struct OfDevice {
@@ -24,11 +25,14 @@ class AutocastState {
   bool is_cache_enabled_;
 };
 
-/// Applies autocast settings. The destructor restores the previous settings.
+/// Applies autocast settings, without autocast's cache of cast weights: nothing would clear it, so
+/// a forward after the optimizer's step would use old weights. The destructor restores the
+/// settings.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state) : before_(AutocastState::of_this_thread()) {
     state.apply();
+    AutocastState::disable_cache();
   }
   ~AutocastScope() { before_.apply(); }
   AutocastScope(const AutocastScope&) = delete;

@@ -11,7 +11,8 @@ StateTensor StateTensor::whole(const at::Tensor& tensor) {
   StateTensor entry;
   entry.dtype = dtype_of(tensor.scalar_type());
   entry.shape = Shape(tensor.sizes().begin(), tensor.sizes().end());
-  entry.local_shards.push_back({whole_box(entry.shape), tensor.detach().contiguous()});
+  entry.local_shards.push_back(
+      {whole_box(entry.shape), tensor.detach().resolve_conj().resolve_neg().contiguous()});
   return entry;
 }
 

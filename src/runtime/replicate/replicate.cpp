@@ -649,6 +649,15 @@ FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignor
   return found;
 }
 
+/// Returns the strides of a tensor, without those of dimensions of size 1, which mean nothing.
+std::vector<std::int64_t> strides_of(const Tensor& tensor) {
+  std::vector<std::int64_t> strides;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) != 1) strides.push_back(tensor.stride(d));
+  }
+  return strides;
+}
+
 /// Throws on all ranks if ranks have different parameters or buffers to replicate. Collective.
 void require_equal_modules(Module& module, const NamedTensors& parameters,
                            const ReplicateOptions& options,
@@ -656,10 +665,13 @@ void require_equal_modules(Module& module, const NamedTensors& parameters,
   const bool syncs_buffers = options.buffers == ReplicateOptions::Buffers::broadcast ||
                              options.module_states == ReplicateOptions::ModuleStates::sync;
   std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) + " bytes"};
-  const auto add_line = [&](const std::string& fqn, const Tensor& tensor) {
-    lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), ")"));
+  const auto add_line = [&](const std::string& fqn, const Tensor& tensor,
+                            const std::string& more = "") {
+    lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), more, ")"));
   };
-  for (const auto& [fqn, tensor] : parameters) add_line(fqn, tensor);
+  for (const auto& [fqn, tensor] : parameters) {  // gradients are averaged as they are in memory
+    add_line(fqn, tensor, tensor.is_contiguous() ? "" : c10::str(", strides ", strides_of(tensor)));
+  }
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
       if (syncs_buffers && buffer.value().defined()) {

@@ -23,7 +23,8 @@ void sync_buffers(torch::nn::Module& model, BufferSync how) {
       continue;
     }
     if (!averaged.insert(buffer.unsafeGetTensorImpl()).second) continue;
-    const at::Tensor mean = buffer.detach().to(at::kDouble) / mesh.world_size();
+    // Contiguous, because the buffer may have other strides on another rank.
+    const at::Tensor mean = (buffer.detach().to(at::kDouble) / mesh.world_size()).contiguous();
     world.all_reduce(mean, each.key()).wait();
     buffer.detach().copy_(mean);
   }

@@ -62,6 +62,16 @@ def test_torchrun(expected, tmp_path):
 
 
 # Shows A5.
+def test_torchrun_starts_again_after_a_failure(expected, tmp_path):
+    torchrun = Path(sys.executable).parent / "torchrun"
+    launch = [str(torchrun), "--no-python", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    fails_once = '"$@" && test "$TORCHELASTIC_RESTART_COUNT" = 1'
+    subprocess.run([*launch, "bash", "-c", fails_once, "trainer", *trainer(tmp_path / "losses.csv")], env=environment(),
+                   check=True, timeout=TIMEOUT)
+    assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
+
+
+# Shows A5.
 def test_mpirun(expected, tmp_path):
     launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
     subprocess.run([*launch, *trainer(tmp_path / "losses.csv")], env=environment(MASTER_PORT=str(PORT)),

@@ -111,6 +111,25 @@ TEST_P(RecomputeTest, AutocastIsWhatItWasInTheForward) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
+// Autocast keeps the cast weights of a forward. The second forward, in the backward, must keep
+// none.
+TEST_P(RecomputeTest, AutocastUsesTheWeightsOfTheLastStep) {
+  const at::Tensor weight = torch::ones({4, 4}).requires_grad_();
+  const at::Tensor x = torch::ones({1, 4});
+  for (int step = 1; step <= 3; ++step) {
+    at::Tensor y;
+    {
+      const test::AutocastToBFloat16 autocast;
+      y = recompute(
+          options(), [&](const at::Tensor& input) { return torch::matmul(input, weight); }, x);
+    }
+    EXPECT_EQ(y[0][0].item<float>(), 4 * step);
+    y.to(torch::kFloat).sum().backward();
+    const at::NoGradGuard no_grad;
+    weight.add_(1);
+  }
+}
+
 TEST_P(RecomputeTest, ARetainedGraphIsComputedOnceMore) {
   const at::Tensor x = some_input().requires_grad_();
   const at::Tensor loss =

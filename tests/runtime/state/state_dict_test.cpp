@@ -33,6 +33,15 @@ void expect_equal(const StateDict& found, const StateDict& expected) {
   }
 }
 
+// PyTorch conjugates only when the numbers are read, but a save reads the memory.
+TEST(ConjugatedStateTest, HasItsNumbersInMemory) {
+  torch::nn::Module model;
+  model.register_buffer("b", torch::complex(torch::ones(2), torch::ones(2)).conj());
+  const at::Tensor saved = state_dict(model).tensor("b");
+  EXPECT_FALSE(saved.is_conj());
+  EXPECT_TRUE(torch::imag(saved).equal(-torch::ones(2)));
+}
+
 class StateDictTest : public ::testing::TestWithParam<Configuration> {
  protected:
   static void on_ranks_with(
