@@ -357,7 +357,7 @@ class Walk:
         halves, merged = [self.folder / f"half{number}.{i}" for i in range(2)], self.folder / f"merged{number}"
         for half, sign in zip(halves, ("=", "!=")):
             only = [word for name in inside for word in ("--only", sign + glob_of(name))]
-            format = self.rng.choice(["native", "safetensors"])
+            format = self.rng.choice(["native", "native" if "per_rank" in self.state else "safetensors"])
             if self.tool("ckpt-reshard", self.path, half, "--to", format, *only).returncode:
                 return
         done = self.tool("ckpt-reshard", "merge", *halves, merged, "--json")
