@@ -321,7 +321,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     }
   }
 
-  /// Returns the first entry, not of `source`, that has `list` as a dict; null if there is none.
+  /// Returns the first entry of another source in which `list` is a dict; else null.
   const Named* first_in_dict(const KeyPath& list, std::size_t source) const {
     const std::string start = list.empty() ? "" : spell(list) + ".";
     auto next = std::ranges::lower_bound(chosen_, start, {}, &Named::name);

@@ -42,7 +42,7 @@ class S3Server final : public Server {
     int num_attempts = 1;  // an earlier attempt may have succeeded although its answer was lost
 
     bool is_success() const { return response.curl_code == 0 && response.is_success(); }
-    /// Returns the code in the body of an error, such as `NoSuchKey`; empty if there is none.
+    /// Returns the code in the body of an error, such as `NoSuchKey`. Empty if it has no code.
     std::string error_code() const;
   };
 

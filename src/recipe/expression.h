@@ -28,7 +28,7 @@ struct VariableRule {
 /// The values of variables and expressions. Not thread-safe.
 class Variables {
  public:
-  /// `given`: the user's values, which come first. `config` is None if there is no config.json. The
+  /// `given`: the user's values, which come first. `config` is None without a config.json. The
   /// paths are for errors. Throws: Error(invalid_argument) if no rule has a name of `given`.
   Variables(std::string path, std::map<std::string, VariableRule> rules,
             std::map<std::string, std::int64_t> given, Value config, std::string config_path);

@@ -188,27 +188,20 @@ bool StateNames::is_of_number(std::string_view name) const {
 StateNames::Candidates StateNames::candidates_for(std::string_view name,
                                                   std::string_view entry) const {
   Candidates result;
-  const auto found = by_suffix_.find(name);
-  if (found == by_suffix_.end()) return result;
-  Fit best_fit;
-  std::pair<bool, std::size_t> best_model_fit;
-  for (const std::size_t tensor : found->second) {
+  const auto best = find_parameter(name, entry);
+  if (!best) return result;
+  const std::string_view best_name = best->name.full_name;
+  const auto fit_to = [&](std::string_view own, std::string_view removed) {
+    return std::pair(fit_of(own, removed, entry), model_fit(own, removed));
+  };
+  const auto best_fit = fit_to(best_name, *removed_from(best_name, name));
+  for (const std::size_t tensor : by_suffix_.at(name)) {
     for (const std::string_view own : names_.at(tensor)) {
       const auto removed = removed_from(own, name);
       if (!removed || std::ranges::find(result.names, own) != result.names.end()) continue;
-      const Fit fit = fit_of(own, *removed, entry);
-      if (!result.names.empty() && fit < best_fit) continue;
-      const auto of_model = model_fit(own, *removed);
-      if (result.names.empty() || fit > best_fit) {
-        result = {};
-        best_fit = fit;
-        best_model_fit = of_model;
-      } else if (of_model > best_model_fit) {
-        result.is_decided = true;
-        best_model_fit = of_model;
-      } else if (of_model == best_model_fit) {
-        result.is_decided = false;
-      }
+      const auto fit = fit_to(own, *removed);
+      if (fit.first != best_fit.first) continue;
+      if (own != best_name && fit.second == best_fit.second) result.is_decided = false;
       result.names.push_back(own);
     }
   }

@@ -60,7 +60,7 @@ std::unique_ptr<formats::CheckpointReader> name_optimizer_params(
     const NameSelection& only = {});
 
 /// Applies `name_optimizer_params`, then a recipe; with kParamsAsNumbers, the recipe first. If
-/// `params` is null, applies only the recipe. `apply_recipe` returns its argument if there is none.
+/// `params` is null, applies only the recipe. `apply_recipe` returns its argument without a recipe.
 std::unique_ptr<formats::CheckpointReader> apply_params_and_recipe(
     std::unique_ptr<formats::CheckpointReader> source, const OptimizerParams* params,
     const NameSelection& only,

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "formats/per_rank.h"
 #include "reshard/piece_index.h"
 #include "reshard/row_wise_shards.h"
 #include "reshard/state_key.h"
@@ -115,8 +116,8 @@ class ParameterNames {
     }
   };
 
-  /// Of the keys that begin with `shared` and end with `name`, returns the one in the dict of the
-  /// model; if that is none or several, the first.
+  /// Of the keys that begin with `shared` and end with `name`, returns the one that is most clearly
+  /// in a dict of the model (count_model_components). Of equal ones, returns the first.
   static const Named& best_of_equal(std::span<const Named> named, std::string_view shared,
                                     std::string_view name) {
     const auto begin = std::ranges::lower_bound(named, shared, {}, &Named::fqn);
@@ -257,14 +258,8 @@ bool is_known_name(std::string_view name) {
 /// Returns a name, or its beginning, without `per_rank.<rank>.`: a rank's own copy of an entry
 /// belongs to an optimizer if the entry does.
 std::string_view without_rank(std::string_view name) {
-  constexpr std::string_view kOwn = "per_rank.";
-  if (!name.starts_with(kOwn)) return name;
-  const std::size_t dot = name.find('.', kOwn.size());
-  if (dot == std::string_view::npos || dot == kOwn.size() ||
-      !has_only_digits(name.substr(kOwn.size(), dot - kOwn.size()))) {
-    return name;
-  }
-  return name.substr(dot + 1);
+  const auto own = formats::parse_per_rank_name(name);
+  return own ? name.substr(name.size() - own->name.size()) : name;
 }
 
 /// Returns the part of a name before `state.<rest>`.

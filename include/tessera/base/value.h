@@ -92,7 +92,7 @@ class Value {
     throw_is_not(Storage(std::in_place_type<T>));
   }
 
-  /// Returns the Dict's value under a string key; nullptr if there is none, or if this is no Dict.
+  /// Returns the value under a string key. Returns nullptr if this is no Dict, or lacks the key.
   const Value* find(std::string_view key) const;
   /// As `find`, but throws Error(not_found), with the existing keys, where `find` returns nullptr.
   const Value& at(std::string_view key) const;

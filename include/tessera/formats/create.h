@@ -26,7 +26,7 @@ inline constexpr const char* kValuesDigest = "values";     // name of the digest
 inline constexpr const char* kPlanExplanation = "plan, ";  // how their names start
 
 /// What a writer does with kept work: the finished blocks that an interrupted run left at the
-/// destination's staging path (`DST.partial`). If there is none, the writer begins anew.
+/// destination's staging path (`DST.partial`). Without kept work, it starts from nothing.
 enum class KeptWork {
   refuse,   // throw Error(already_exists)
   resume,   // continue it; throw Error(mismatch) if its identity differs

@@ -23,7 +23,7 @@ enum class TableSharding {
 
 /// Returns the enumerator's name, which plans use, such as `row_wise`.
 std::string_view table_sharding_name(TableSharding sharding);
-/// Returns the sharding of that name; nothing if there is none.
+/// Returns the sharding with this name; std::nullopt if no sharding has it.
 std::optional<TableSharding> parse_table_sharding(std::string_view name);
 std::string table_sharding_names();  // all names, for messages
 

@@ -61,8 +61,8 @@ struct RecipeOptions {
 void add_setting(RecipeOptions& options, std::string_view text);
 
 /// If the recipe takes a variable from `config.json`, reads this file into `options.config`: from
-/// the checkpoint's folder, or else from `model_folder` (may be empty). If there is none, changes
-/// nothing. `Infinity` and `NaN` become None. Throws: Error(corruption) if the file is not JSON.
+/// the checkpoint's folder, or else from `model_folder` (may be empty). Without such a file,
+/// changes nothing. `Infinity` and `NaN` become None. Throws: Error(corruption) if it is not JSON.
 void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 

@@ -312,7 +312,7 @@ void StagedDestination::check(FileSystem& fs, std::string destination, Destinati
 /// moves with a rename. After locking, a writer checks that the object is still at the staging
 /// path: its last owner may have removed or renamed it in between. The journal is locked too; see
 /// [Note: Hosts]. It is locked before anything at the staging path is changed, and is not created
-/// beside an object that may be somebody else's.
+/// beside an object that another program may have made.
 void StagedDestination::stage(const Judge& judge) {
   static constexpr int kMaxAttempts = 100;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {

@@ -46,7 +46,7 @@ struct Sources {
 };
 
 /// Finds the files of all ranks: those that `metadata` names, and files with default names of other
-/// items (which cannot be resharded). `metadata`: null if there is none. Throws: Error(corruption)
+/// items (which cannot be resharded). `metadata`: may be null. Throws: Error(corruption)
 /// naming a file of a rank that this save did not have, or a missing file. A rank without tensors
 /// of an item in `metadata` needs no file of it; of another item, rank 0's file alone is enough.
 Sources find_sources(const FileSystem& fs, const std::string& directory,

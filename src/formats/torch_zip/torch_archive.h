@@ -28,8 +28,8 @@
 
 namespace tessera::formats::torch_zip {
 
-/// A dense tensor as torch.save writes it: a strided view of a storage. Whoever makes one has
-/// checked that all elements are within the storage.
+/// A dense tensor as torch.save writes it: a strided view of a storage. The code that makes
+/// one has checked that all elements are within the storage.
 struct TensorRecord {
   DType dtype = DType::float32;
   Shape shape;
