@@ -61,6 +61,11 @@ std::optional<OwnEntry> parse_per_rank_name(std::string_view name) {
   return own;
 }
 
+std::string_view name_without_rank(std::string_view name) {
+  const auto own = parse_per_rank_name(name);
+  return own ? name.substr(name.size() - own->name.size()) : name;
+}
+
 std::set<std::string> find_own_entries_apart(const CheckpointContents& contents) {
   const auto is_own = [](const std::string& name) { return parse_per_rank_name(name).has_value(); };
   const bool has_own_tensors = std::ranges::any_of(

@@ -23,6 +23,8 @@ struct OwnEntry {
 };
 /// Returns the rank and the name in `per_rank.<rank>.<name>`; nothing for any other name.
 std::optional<OwnEntry> parse_per_rank_name(std::string_view name);
+/// Returns `<name>` of `per_rank.<rank>.<name>`, and any other name as it is. A view of `name`.
+std::string_view name_without_rank(std::string_view name);
 /// Returns the entries `per_rank.<rank>.<name>` that cannot replace the shared entry `<name>` on
 /// that rank: their dict or list has other keys than the shared one, so the result would mix both.
 /// Also those without a shared entry, or with one of another kind (a value, not a tensor).

@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "formats/per_rank.h"
+#include "reshard/moved_names.h"
 #include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 
@@ -235,7 +237,7 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
     }
   }
   for_each_number(reader.contents(), [&](const std::string& name, const NumberPlace& place) {
-    if (place.root(name) != optimizer.root) return;
+    if (!place.is_of(name, optimizer.root)) return;
     if (group_of.contains(std::string(place.number(name)))) return;
     throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = name},
                           kStateNumbersRule, numbers_in_words(optimizer),
@@ -244,8 +246,13 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
   for (const auto& tensor : reader.contents().tensors) {
     const std::string& name = tensor.meta.fqn;
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
-      if (place.root(name) != optimizer.root || !is_pointwise_name(place.entry(name))) continue;
-      optimizer.shapes.emplace(place.number(name), tensor.meta.shape);
+      if (!place.is_of(name, optimizer.root) || !is_pointwise_name(place.entry(name))) continue;
+      // The shared state decides. A rank may have state that no other rank has.
+      if (place.root(name) == optimizer.root) {
+        optimizer.shapes.insert_or_assign(std::string(place.number(name)), tensor.meta.shape);
+      } else {
+        optimizer.shapes.emplace(place.number(name), tensor.meta.shape);
+      }
       if (is_flat_state(tensor)) optimizer.flat.emplace(place.number(name));
     }
   }
@@ -330,6 +337,26 @@ template <class Optimizer>
                         {Remedy::Action::leave_out, glob_of(last)});
 }
 
+/// Throws if a rank has its own lists of the parameters of the optimizer `root`, and they are
+/// moved. State that is equal on all ranks is stored once, so it can have only one name.
+void refuse_lists_of_ranks(const CheckpointReader& reader, const NameSelection& only,
+                           const std::string& root) {
+  PlanOptions options;
+  options.only = only;
+  const MovedSelection moved(reader.contents(), options);
+  for (const ValueEntry& value : reader.contents().values) {
+    const std::string_view shared = formats::name_without_rank(value.name);
+    if (shared.size() == value.name.size() || !shared.starts_with(root)) continue;
+    const std::string_view entry = shared.substr(root.size());
+    const bool is_list = entry == kGroups || (entry.starts_with(std::string(kGroups) + ".") &&
+                                              entry.ends_with("." + std::string(kParams)));
+    if (!is_list || !moved.contains(value.name)) continue;
+    throw Error::expected(ErrorKind::mismatch, {.path = reader.path(), .fqn = value.name},
+                          kStateNumbersRule, "the same parameters in the same order on all ranks",
+                          "a list that only this rank has");
+  }
+}
+
 /// Adds the names in a list `params`. Returns whether the value is a list of texts.
 bool add_names(const Value& params, std::vector<std::string>& names) {
   const auto* const list = params.get_if<Value::List>();
@@ -378,6 +405,11 @@ std::string_view NumberPlace::entry(std::string_view name) const {
   return end < name.size() ? name.substr(end + 1) : std::string_view();
 }
 
+bool NumberPlace::is_of(std::string_view name, std::string_view optimizer_root) const {
+  const std::string_view whole = root(name);
+  return whole == optimizer_root || formats::name_without_rank(whole) == optimizer_root;
+}
+
 bool is_flat_state(const formats::TensorEntry& tensor) {
   const auto is_range = [](const formats::Piece& piece) {
     return std::holds_alternative<FlatRange>(piece.region);
@@ -397,6 +429,13 @@ std::vector<NumberPlace> number_places(std::string_view name, const KeyPath& pat
                       parts[i].begin_in_key});
   }
   return places;
+}
+
+std::size_t place_behind(std::string_view name, std::string_view front) {
+  if (name.starts_with(front)) return front.size();
+  const std::string_view shared = formats::name_without_rank(name);
+  if (!shared.starts_with(front)) return std::string_view::npos;
+  return name.size() - shared.size() + front.size();
 }
 
 KeyPath path_with_name(KeyPath path, const NumberPlace& place, const std::string& name) {
@@ -427,6 +466,7 @@ NumberedOptimizer find_numbered_optimizer(const CheckpointReader& reader,
   if (optimizers.empty()) refuse_none(reader);
   if (optimizers.size() > 1) select(reader, only, optimizers);
   if (optimizers.size() > 1) refuse_several(reader, optimizers);
+  refuse_lists_of_ranks(reader, only, optimizers.front().root);
   check_numbers(reader, optimizers.front());
   return std::move(optimizers.front());
 }
@@ -441,6 +481,7 @@ NamedOptimizer find_named_optimizer(const CheckpointReader& reader, const NameSe
   if (optimizers.empty()) refuse_no_names(reader);
   if (optimizers.size() > 1) select(reader, only, optimizers);
   if (optimizers.size() > 1) refuse_several(reader, optimizers);
+  refuse_lists_of_ranks(reader, only, optimizers.front().root);
   return std::move(optimizers.front());
 }
 

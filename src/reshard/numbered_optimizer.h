@@ -24,6 +24,9 @@ struct NumberPlace {
   std::string_view root(std::string_view name) const;    // `optim.`
   std::string_view number(std::string_view name) const;  // `0`
   std::string_view entry(std::string_view name) const;   // `exp_avg`; empty if nothing follows
+  /// Returns whether the name is of the optimizer `optim.`, also as an entry of one rank:
+  /// `per_rank.1.optim.state.0.exp_avg`.
+  bool is_of(std::string_view name, std::string_view optimizer_root) const;
 };
 
 /// Returns the place of each number that follows `state` in a name, as in `optim.state.0.exp_avg`.
@@ -33,6 +36,10 @@ std::vector<NumberPlace> number_places(std::string_view name, const formats::Key
 /// Returns `path` with `name` instead of the number at `place`.
 formats::KeyPath path_with_name(formats::KeyPath path, const NumberPlace& place,
                                 const std::string& name);
+
+/// Returns where the text behind `front` begins in a name `<front>…` or `per_rank.<rank>.<front>…`;
+/// npos for any other name.
+std::size_t place_behind(std::string_view name, std::string_view front);
 
 /// An optimizer whose state has numbers instead of names of parameters, as torch.optim writes it.
 struct NumberedOptimizer {
@@ -52,7 +59,8 @@ bool is_flat_state(const formats::TensorEntry& tensor);
 
 /// Returns the one optimizer that has numbers in its `param_groups`. If there are several, `only`
 /// must select the `param_groups` of one. Throws: Error(mismatch) if there is none, if several
-/// remain, or if state and groups contradict each other; what `read_value` throws.
+/// remain, if a rank has lists of its own that are moved, or if state and groups contradict each
+/// other; what `read_value` throws.
 NumberedOptimizer find_numbered_optimizer(const formats::CheckpointReader& reader,
                                           const NameSelection& only);
 
@@ -64,8 +72,9 @@ struct NamedOptimizer {
 };
 
 /// Returns the one optimizer that has names in its `param_groups`. If there are several, `only`
-/// must select the `param_groups` of one. Throws: Error(mismatch) if none has names or several
-/// remain; Error(unsupported) if it has fields per parameter instead; what `read_value` throws.
+/// must select the `param_groups` of one. Throws: Error(mismatch) if none has names, several
+/// remain, or a rank has lists of its own that are moved; Error(unsupported) if it has fields per
+/// parameter instead; what `read_value` throws.
 NamedOptimizer find_named_optimizer(const formats::CheckpointReader& reader,
                                     const NameSelection& only);
 

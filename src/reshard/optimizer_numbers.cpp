@@ -81,26 +81,28 @@ class NumberedParamsReader final : public RenamedEntries {
   }
 
   bool rename(std::string& name, formats::SharedKeyPath& path) const override {
-    if (!name.starts_with(front_)) return false;
-    const auto parameter = parameter_in(std::string_view(name).substr(front_.size()));
+    const std::size_t begin = place_behind(name, front_);
+    if (begin == std::string::npos) return false;
+    const auto parameter = parameter_in(std::string_view(name).substr(begin));
     if (!parameter) {
       throw Error::expected(ErrorKind::mismatch, {.path = this->path(), .fqn = name}, kNumbersRule,
                             "state of a parameter that a list params of param_groups names (" +
                                 std::to_string(numbers_.size()) + " names in all)",
                             "state of a parameter in none of these lists");
     }
-    const std::string spelled = front_ + std::string(*parameter);
     const std::int64_t number = numbers_.find(*parameter)->second;
     const KeyPath whole = path.empty() ? KeyPath{name} : KeyPath(path);
-    path = with_number(whole, spelled, number);
-    name.replace(front_.size(), parameter->size(), std::to_string(number));
+    path = with_number(whole, name.substr(0, begin - 1), name.substr(0, begin + parameter->size()),
+                       number);
+    name.replace(begin, parameter->size(), std::to_string(number));
     return true;
   }
 
-  /// Replaces the keys that spell the parameter by one key, a number. `spelled`: the name up to the
-  /// parameter's end.
-  KeyPath with_number(const KeyPath& path, const std::string& spelled, std::int64_t number) const {
-    const KeyPath front = split(path, front_.substr(0, front_.size() - 1));
+  /// Replaces the keys that spell the parameter by one key, a number. `state`: the name up to
+  /// `state`. `spelled`: the name up to the parameter's end.
+  static KeyPath with_number(const KeyPath& path, const std::string& state,
+                             const std::string& spelled, std::int64_t number) {
+    const KeyPath front = split(path, state);
     const KeyPath whole = split(path, spelled);
     KeyPath result = front;
     result.push_back(*formats::dict_key(Value(number)));
@@ -136,11 +138,12 @@ class NumberedParamsReader final : public RenamedEntries {
   }
 
   std::string renamed_text(const std::string& name) const override {
-    if (!name.starts_with(front_)) return name;
-    const auto parameter = parameter_in(std::string_view(name).substr(front_.size()));
+    const std::size_t begin = place_behind(name, front_);
+    if (begin == std::string::npos) return name;
+    const auto parameter = parameter_in(std::string_view(name).substr(begin));
     if (!parameter) return name;
-    return front_ + std::to_string(numbers_.find(*parameter)->second) +
-           name.substr(front_.size() + parameter->size());
+    return name.substr(0, begin) + std::to_string(numbers_.find(*parameter)->second) +
+           name.substr(begin + parameter->size());
   }
 
   Value changed(std::size_t value_in_source, Value value) const override {

@@ -247,7 +247,7 @@ class NamedParamsReader final : public RenamedEntries {
  private:
   bool rename(std::string& name, formats::SharedKeyPath& path) const override {
     for (const NumberPlace& place : number_places(name, path)) {
-      if (place.root(name) != root_) continue;
+      if (!place.is_of(name, root_)) continue;
       const std::string& param = names_.at(std::string(place.number(name)));
       path = path_with_name(path, place, param);
       name.replace(place.begin, place.end - place.begin, param);
@@ -257,18 +257,18 @@ class NamedParamsReader final : public RenamedEntries {
   }
 
   std::string renamed_text(const std::string& name) const override {
-    const std::string front = root_ + "state.";
-    if (!name.starts_with(front)) return name;
-    const std::size_t end = std::min(name.find('.', front.size()), name.size());
-    const auto param = names_.find(name.substr(front.size(), end - front.size()));
-    return param == names_.end() ? name : front + param->second + name.substr(end);
+    const std::size_t begin = place_behind(name, root_ + "state.");
+    if (begin == std::string::npos) return name;
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const auto param = names_.find(name.substr(begin, end - begin));
+    return param == names_.end() ? name : name.substr(0, begin) + param->second + name.substr(end);
   }
 
   /// Gives flat state the shape of its parameter. Each rank keeps its range of the elements.
   void change(TensorEntry& tensor) const override {
     if (!is_flat_state(tensor)) return;
     for (const NumberPlace& place : number_places(tensor.meta.fqn, tensor.key_path)) {
-      if (place.root(tensor.meta.fqn) != root_) continue;
+      if (!place.is_of(tensor.meta.fqn, root_)) continue;
       const auto shape = shapes_.find(std::string(place.number(tensor.meta.fqn)));
       if (shape == shapes_.end() || !is_pointwise_name(place.entry(tensor.meta.fqn))) continue;
       tensor.meta.shape = shape->second;
@@ -328,14 +328,17 @@ void check_shapes(const CheckpointContents& contents, const std::string& root,
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string& name = tensor.meta.fqn;
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
-      if (place.root(name) != root || !is_pointwise_name(place.entry(name))) continue;
+      if (!place.is_of(name, root) || !is_pointwise_name(place.entry(name))) continue;
       const std::size_t i = place_of.at(place.number(name));
-      if (tensor.meta.shape == parameters[i]->meta.shape) continue;
-      if (is_flat_state(tensor) && tensor.meta.numel() == parameters[i]->meta.numel()) continue;
+      const std::string rank(name, 0, name.size() - formats::name_without_rank(name).size());
+      const TensorEntry* own = contents.find_tensor(rank + parameters[i]->meta.fqn);
+      const TensorMeta& parameter = (own == nullptr ? parameters[i] : own)->meta;
+      if (tensor.meta.shape == parameter.shape) continue;
+      if (is_flat_state(tensor) && tensor.meta.numel() == parameter.numel()) continue;
       refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
              "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
                  numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
-             "a parameter of shape " + shape_to_string(parameters[i]->meta.shape),
+             "a parameter of shape " + shape_to_string(parameter.shape),
              "is the order of the names the optimizer's order?");
     }
   }

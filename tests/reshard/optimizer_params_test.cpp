@@ -705,6 +705,83 @@ TEST(ParamsSearchTest, ShapesAloneNeedStateAndDistinctShapes) {
       ThrowsError(ErrorKind::mismatch, "found none for number 0 of shape [2]"));
 }
 
+// Entries of ranks
+
+/// Two ranks: rank 1 has its own weight, and its own state of number 0.
+Source two_ranks() {
+  Source source;
+  source.tensor("model.fc.bias", {3}).tensor("model.fc.weight", {3, 4});
+  source.state(0, {3, 4}).state(1, {3}).group(0, {0, 1});
+  source.tensor("per_rank.1.optim.state.0.step", {});
+  for (auto& tensor : source.checkpoint().contents_for_change().tensors) {
+    if (tensor.meta.fqn != "per_rank.1.optim.state.0.step") continue;
+    tensor.key_path = KeyPath{"per_rank", "1", "optim", "state", NonStringKey{"0"}, "step"};
+  }
+  source.value("per_rank.1.optim.state.1.calls", Value(3));
+  return source;
+}
+
+const char* const kFcNames = R"(["fc.weight", "fc.bias"])";
+
+TEST(OptimizerParamsTest, StateOfARankGetsTheSameNameAndNumber) {
+  Source source = two_ranks();
+  auto named = source.named(list(kFcNames));
+  EXPECT_THAT(names_of(*named), Contains("per_rank.1.optim.state.fc.weight.step"));
+  EXPECT_THAT(names_of(*named), Not(Contains(HasSubstr("state.0"))));
+  EXPECT_EQ(named->contents().values.back().name, "per_rank.1.optim.state.fc.bias.calls");
+  const auto* const step = named->contents().find_tensor("per_rank.1.optim.state.fc.weight.step");
+  ASSERT_NE(step, nullptr);
+  EXPECT_EQ(KeyPath(step->key_path),
+            (KeyPath{"per_rank", "1", "optim", "state", "fc.weight", "step"}));
+
+  const auto numbered = name_optimizer_params(
+      std::move(named), {.names = std::string(kParamsAsNumbers), .path = {}}, NameSelection());
+  EXPECT_THAT(names_of(*numbered), Contains("per_rank.1.optim.state.0.step"));
+  EXPECT_THAT(names_of(*numbered), Not(Contains(HasSubstr("state.fc"))));
+  EXPECT_EQ(numbered->contents().values.back().name, "per_rank.1.optim.state.1.calls");
+  const auto* const back = numbered->contents().find_tensor("per_rank.1.optim.state.0.step");
+  ASSERT_NE(back, nullptr);
+  EXPECT_EQ(KeyPath(back->key_path),
+            (KeyPath{"per_rank", "1", "optim", "state", NonStringKey{"0"}, "step"}));
+}
+
+TEST(OptimizerParamsTest, StateThatOnlyARankHasDecidesTheShape) {
+  Source source;
+  source.tensor("model.bias", {3}).tensor("model.weight", {3, 4}).state(1, {3});
+  source.tensor("per_rank.1.optim.state.0.exp_avg", {3, 4}).group(0, {0, 1});
+  EXPECT_THAT(names_of(*source.named(kAuto)), Contains("per_rank.1.optim.state.weight.exp_avg"));
+}
+
+TEST(OptimizerParamsTest, StateOfARankIsComparedWithItsOwnParameter) {
+  Source source = two_ranks();
+  source.tensor("per_rank.1.model.fc.weight", {2, 4});
+  source.tensor("per_rank.1.optim.state.0.exp_avg", {2, 4});
+  EXPECT_THAT(names_of(*source.named(list(kFcNames))),
+              Contains("per_rank.1.optim.state.fc.weight.exp_avg"));
+
+  Source other = two_ranks();
+  other.tensor("per_rank.1.optim.state.0.exp_avg", {2, 4});
+  EXPECT_THAT([&] { other.named(list(kFcNames)); },
+              ThrowsError(ErrorKind::mismatch, "found a parameter of shape [3, 4]"));
+}
+
+TEST(OptimizerParamsTest, ARankWithItsOwnListIsRefused) {
+  const auto with_own_list = [] {
+    Source source = two_ranks();
+    source.value("per_rank.1.optim.param_groups.0.params", numbers({1, 0}));
+    return source;
+  };
+  EXPECT_THAT(
+      [&] {
+        with_own_list().named(list(kFcNames), {"model*", "optim*"});
+      },
+      ThrowsError(ErrorKind::mismatch,
+                  "per_rank.1.optim.param_groups.0.params: numbers of optimizer state: "
+                  "expected the same parameters in the same order on all ranks"));
+  EXPECT_THAT(names_of(*with_own_list().named(list(kFcNames), {"optim*", "!per_rank.*"})),
+              Contains("optim.state.fc.weight.step"));
+}
+
 TEST(OptimizerParamsTest, FieldsOfEachParameterGiveNoNumbers) {
   Source source = model_in_torch_order();
   source.tensor("optimizer.state.up.weight.exp_avg", {4, 3});
