@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/per_rank.h"
+
 namespace tessera::recipe {
 namespace {
 
@@ -26,7 +28,17 @@ RuleMatcher::RuleMatcher(const Rules& rules, const std::string& prefix,
 std::optional<Match> RuleMatcher::match(const std::string& name) const {
   const bool has_wrappers = !rules_.wrappers.empty();
   const std::string unwrapped = has_wrappers ? rules_.wrappers.removed_from(name) : "";
-  std::string_view in_rules = has_wrappers ? unwrapped : name;
+  const std::string_view whole = has_wrappers ? unwrapped : name;
+  auto found = match(name, whole);
+  const std::string_view shared = formats::name_without_rank(whole);
+  if (found || shared.size() == whole.size()) return found;
+  found = match(name, shared);
+  if (found) found->rank = whole.substr(0, whole.size() - shared.size());
+  return found;
+}
+
+/// `in_rules`: the part of `name` that rules may match.
+std::optional<Match> RuleMatcher::match(const std::string& name, std::string_view in_rules) const {
   if (!in_rules.starts_with(prefix_)) return std::nullopt;
   in_rules.remove_prefix(prefix_.size());
   std::optional<Match> found;
@@ -40,7 +52,7 @@ std::optional<Match> RuleMatcher::match(const std::string& name) const {
                 "also " + rule_name(rules_.rules[found->rule]));
         return std::nullopt;
       }
-      found = Match{r, s, *std::move(captured)};
+      found = Match{.rule = r, .stream = s, .captured = *std::move(captured)};
       break;
     }
   }
@@ -51,18 +63,19 @@ void RuleMatcher::add(std::size_t input, Match match) {
   const Rule& rule = rules_.rules[match.rule];
   const std::vector<std::string>& shared = shared_[match.rule];
   const std::vector<std::string>& captures = rule.from[match.stream].captures();
-  std::vector<std::string> key;
+  Key key{std::move(match.rank), {}};
   std::vector<std::int64_t> stacked;
   for (std::size_t c = 0; c < captures.size(); ++c) {
     if (std::ranges::binary_search(shared, captures[c])) {
-      key.push_back(std::move(match.captured[c]));
+      key.second.push_back(std::move(match.captured[c]));
     } else {
       stacked.push_back(to_number(match.captured[c]));
     }
   }
   Instance& instance = instances_[match.rule][key];
   if (instance.streams.empty()) {
-    instance.captured = std::move(key);
+    instance.rank = std::move(key.first);
+    instance.captured = std::move(key.second);
     instance.streams.resize(rule.from.size());
   }
   const auto [known, is_new] = instance.streams[match.stream].emplace(std::move(stacked), input);
@@ -75,16 +88,32 @@ void RuleMatcher::add(std::size_t input, Match match) {
 std::vector<Instance> RuleMatcher::take_complete(std::size_t rule) {
   std::vector<Instance> complete;
   for (auto& [key, instance] : instances_[rule]) {
+    if (!instance.rank.empty()) add_shared_inputs(rule, instance);
+  }
+  for (auto& [key, instance] : instances_[rule]) {
     if (is_complete(rule, instance)) complete.push_back(std::move(instance));
   }
   instances_[rule].clear();
   return complete;
 }
 
+/// Adds the tensors that all ranks share to an application to entries of one rank, if it lacks
+/// them. A rule without operations renames each tensor on its own, so it needs no others.
+void RuleMatcher::add_shared_inputs(std::size_t rule, Instance& instance) const {
+  if (rules_.rules[rule].operations.empty()) return;
+  const auto shared = instances_[rule].find({std::string(), instance.captured});
+  if (shared == instances_[rule].end()) return;
+  for (std::size_t s = 0; s < instance.streams.size(); ++s) {
+    const auto& stream = shared->second.streams[s];
+    instance.streams[s].insert(stream.begin(), stream.end());
+  }
+}
+
 bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const {
   std::map<std::vector<std::int64_t>, std::size_t> all;
   for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
   bool is_complete = true;
+  if (!instance.rank.empty() && rules_.rules[rule].operations.empty()) return true;
   for (std::size_t s = 0; s < instance.streams.size(); ++s) {
     if (instance.streams[s].size() == all.size()) continue;
     for (const auto& [stacked, input] : all) {
@@ -115,7 +144,7 @@ std::string RuleMatcher::name_of(std::size_t rule, std::size_t stream, const Ins
   }
   const auto name = form.format(
       [&](const std::string& capture) -> const std::string& { return values.at(capture); });
-  return prefix_ + name.value_or(form.text());
+  return instance.rank + prefix_ + name.value_or(form.text());
 }
 
 }  // namespace tessera::recipe

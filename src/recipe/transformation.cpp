@@ -39,6 +39,12 @@ bool is_scalar(StateKind kind) {
   return kind == StateKind::scalar_parameter || kind == StateKind::scalar_table;
 }
 
+/// Returns whether an input of a rule's application to the entries of one rank is the rank's own.
+/// `rank`: Instance::rank.
+bool is_of_rank(const Input& input, const std::string& rank) {
+  return input.name->starts_with(rank);
+}
+
 class Transformer {
  public:
   Transformer(const Rules& rules, const CheckpointContents& contents,
@@ -304,7 +310,7 @@ std::optional<Made> Transformer::make(const Rule& rule, const Instance& instance
         refuse_negative_number(rule, rule.to[s], *input_of(first).name);
         return std::nullopt;
       }
-      made.tensors.push_back({prefix_ + *name, std::move(tensor)});
+      made.tensors.push_back({instance.rank + prefix_ + *name, std::move(tensor)});
     }
   }
   return made;
@@ -349,6 +355,7 @@ void Transformer::add_made(const Rule& rule, const Instance& instance,
   result_.uses[index_of(rule)].num_targets += targets.size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = input_of(inputs[i]);
+    if (!is_of_rank(input, instance.rank)) continue;  // it has targets that all ranks share
     const std::vector<std::string> own = is_rename ? std::vector{targets[i]} : targets;
     for (const std::string& target : own) add_new_name(*input.name, target);
     set_targets(input, own);
@@ -372,6 +379,7 @@ void Transformer::follow_state(const Rule& rule, const Instance& instance,
   // Value: the state with these parts, for each parameter.
   std::map<std::vector<std::string>, std::map<std::size_t, const State*>> groups;
   for (const std::size_t input : inputs) {
+    if (!is_of_rank(input_of(input), instance.rank)) continue;
     for (const State& state : inputs_.states_of(input_of(input))) {
       const State*& slot = groups[{state.name.root, state.name.rest}][input];
       if (slot != nullptr) {
@@ -556,7 +564,7 @@ void Transformer::place_value(std::size_t v, const StateNames& names) {
           return found->captured[static_cast<std::size_t>(place)];
         });
     if (!made_name) return refuse_negative_number(rule, rule.to[target], value.name);
-    const std::string name = prefix_ + *made_name;
+    const std::string name = found->rank + prefix_ + *made_name;
     add_value(name, path_of_new_name(value.key_path, value.name, name), v);
   } else {
     problem(rule_name(rule), value.name, "a tensor, as the rule has operations",

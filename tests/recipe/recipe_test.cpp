@@ -1375,6 +1375,72 @@ TEST(RecipeTest, ADTypeWithoutZeroHasNoPaddingOfZeros) {
       test::ThrowsError(ErrorKind::mismatch, "a padding value that float8_e8m0fnu can hold"));
 }
 
+/// A model of which rank 1 has its own copy of `w`, with state of its own.
+MemoryCheckpoint with_own_weight() {
+  MemoryCheckpoint source;
+  source.add({"model.w", DType::float32, {2, 3}}, numbers(6));
+  source.add({"optim.state.w.exp_avg", DType::float32, {2, 3}}, numbers(6, 10));
+  source.add({"per_rank.1.model.w", DType::float32, {2, 3}}, numbers(6, 20));
+  source.add({"per_rank.1.optim.state.w.exp_avg", DType::float32, {2, 3}}, numbers(6, 30));
+  source.add_value("per_rank.1.optim.state.w.step", 6);
+  source.add_value("optim.state.w.step", 5);
+  source.add_value("optim.param_groups", Value::List{Value::Dict{{"params", Value::List{"w"}}}});
+  return source;
+}
+
+TEST(RecipeTest, ARuleAppliesToTheEntriesOfEachRank) {
+  const auto reader =
+      applied(with_own_weight(),
+              parsed(R"({"from": "model.w", "to": "model.t", "ops": [{"transpose": [0, 1]}]})"));
+  EXPECT_THAT(names(*reader),
+              ElementsAre("model.t [3, 2]", "optim.state.t.exp_avg [3, 2]",
+                          "per_rank.1.model.t [3, 2]", "per_rank.1.optim.state.t.exp_avg [3, 2]"));
+  EXPECT_THAT(floats(*reader, "model.t"), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(floats(*reader, "optim.state.t.exp_avg"), ElementsAre(10, 13, 11, 14, 12, 15));
+  EXPECT_THAT(floats(*reader, "per_rank.1.model.t"), ElementsAre(20, 23, 21, 24, 22, 25));
+  EXPECT_THAT(floats(*reader, "per_rank.1.optim.state.t.exp_avg"),
+              ElementsAre(30, 33, 31, 34, 32, 35));
+  std::vector<std::string> values;
+  for (const auto& value : reader->contents().values) values.push_back(value.name);
+  EXPECT_THAT(values, ElementsAre("optim.param_groups", "optim.state.t.step",
+                                  "per_rank.1.optim.state.t.step"));
+}
+
+TEST(RecipeTest, ARuleWithoutOperationsRenamesAndDropsEntriesOfRanks) {
+  MemoryCheckpoint source = with_own_weight();
+  source.add({"rng", DType::float32, {1}}, numbers(1));
+  source.add({"per_rank.1.rng", DType::float32, {1}}, numbers(1));
+  source.add_value("seed", 1);
+  source.add_value("per_rank.1.seed", 2);
+  const auto reader = applied(std::move(source), parsed(R"({"from": "model.w", "to": "model.v"},
+      {"from": "rng"}, {"from": "seed", "to": "s"})"));
+  EXPECT_THAT(names(*reader),
+              ElementsAre("model.v [2, 3]", "optim.state.v.exp_avg [2, 3]",
+                          "per_rank.1.model.v [2, 3]", "per_rank.1.optim.state.v.exp_avg [2, 3]"));
+  EXPECT_EQ(reader->contents().values.back().name, "s");
+  EXPECT_EQ(reader->contents().values[2].name, "per_rank.1.optim.state.v.step");
+  EXPECT_EQ(reader->contents().values[3].name, "per_rank.1.s");
+}
+
+TEST(RecipeTest, ARankHasTheSharedTensorsThatItHasNoOwnCopyOf) {
+  MemoryCheckpoint source;
+  source.add({"q", DType::float32, {2}}, numbers(2));
+  source.add({"k", DType::float32, {2}}, numbers(2, 10));
+  source.add({"per_rank.3.k", DType::float32, {2}}, numbers(2, 20));
+  const Recipe recipe =
+      parsed(R"({"from": ["q", "k"], "to": "qk", "ops": [{"concat": {"sizes": [2, 2]}}]})");
+  const auto reader = applied(std::move(source), recipe);
+  EXPECT_THAT(names(*reader), ElementsAre("per_rank.3.qk [4]", "qk [4]"));
+  EXPECT_THAT(floats(*reader, "qk"), ElementsAre(0, 1, 10, 11));
+  EXPECT_THAT(floats(*reader, "per_rank.3.qk"), ElementsAre(0, 1, 20, 21));
+
+  MemoryCheckpoint alone;
+  alone.add({"per_rank.3.k", DType::float32, {2}}, numbers(2, 20));
+  EXPECT_THAT(message_of([&] { applied(std::move(alone), recipe); }),
+              HasSubstr("per_rank.3.q: rule 1: expected a tensor of this name, because there is "
+                        "per_rank.3.k, found none"));
+}
+
 TEST(RecipeTest, KeysThatBecomeTextAreNotedAndSimplificationsFollowTheNames) {
   using Kind = formats::Simplification::Kind;
   MemoryCheckpoint source;
