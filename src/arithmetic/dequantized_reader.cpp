@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
+#include "base/digest.h"
 #include "base/python_json.h"
 #include "formats/derived_reader.h"
 #include "formats/renamed_units.h"
@@ -346,15 +348,32 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
   }
 }
 
+constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+
+/// Returns the path of `config.json` beside a checkpoint; an empty text if there is no such file.
+std::string model_config_path(const FileSystem& fs, const std::string& checkpoint_path) {
+  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
+  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
+  std::string path = join_path(folder, "config.json");
+  if (fs.kind_of(path) != FileKind::regular) path.clear();
+  return path;
+}
+
 }  // namespace
 
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
-  constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
-  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
-  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-  const std::string path = join_path(folder, "config.json");
-  if (fs.kind_of(path) != FileKind::regular) return {};
+  const std::string path = model_config_path(fs, checkpoint_path);
+  if (path.empty()) return {};
   return parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
+}
+
+std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path) {
+  const std::string path = model_config_path(fs, checkpoint_path);
+  if (path.empty()) return {};
+  const std::string config = read_file(fs, path, kMaxConfigNbytes);
+  Xxh3Wide hash;
+  hash.update(std::as_bytes(std::span(config)));
+  return hash.hex_digest();
 }
 
 bool can_be_dequantized_to(DType dtype) {

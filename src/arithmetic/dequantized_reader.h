@@ -27,6 +27,8 @@ struct DequantizedCheckpoint {
 /// `Infinity` and `NaN`, which Python writes into JSON, become None. Throws: Error(corruption) if
 /// the file is not JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
+/// Returns a digest of the bytes of that file; an empty text if there is no such file.
+std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path);
 
 /// Whether weights can be dequantized to this dtype: float64, float32, float16 or bfloat16.
 bool can_be_dequantized_to(DType dtype);

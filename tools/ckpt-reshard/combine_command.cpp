@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/float_text.h"
+#include "ckpt-reshard/dequantize_option.h"
 #include "object_store/files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -188,6 +189,9 @@ std::string identity_of(const Formula& formula, const CombineCommandOptions& opt
   for (const SourceStep& source : formula.sources) {
     text += float_to_text(source.step.keep) + "*sum+" + float_to_text(source.step.weight) + "*" +
             source.path + " ";
+    const std::string quantization =
+        dequantize_identity(object_store::files(), source.path, options.move);
+    if (!quantization.empty()) text += quantization + " ";
   }
   text += "/" + float_to_text(formula.divisor);
   for (const ScaledAdapter& adapter : formula.adapters) {

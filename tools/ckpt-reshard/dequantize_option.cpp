@@ -7,6 +7,16 @@
 
 namespace tessera::cli {
 
+std::string dequantize_identity(const FileSystem& fs, const std::string& path,
+                                const MoveOptions& options) {
+  if (options.dequantize.empty()) return {};
+  std::string digest = arithmetic::model_config_digest(fs, path);
+  if (digest.empty() && !options.extra_files_folder.empty()) {
+    digest = arithmetic::model_config_digest(fs, options.extra_files_folder);
+  }
+  return digest;
+}
+
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
     const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,

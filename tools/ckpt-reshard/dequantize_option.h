@@ -22,6 +22,12 @@ struct Dequantized {
   std::size_t num_companions = 0;  // their scales and the like, which are left out
 };
 
+/// Returns a text for everything that `--dequantize` reads beside the tensors of the checkpoint at
+/// `path`: config.json says what the codes mean. `--resume` and `--part` compare it. Empty without
+/// `--dequantize`.
+std::string dequantize_identity(const FileSystem& fs, const std::string& path,
+                                const MoveOptions& options);
+
 /// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
 /// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
 /// of `--extra-files-from`. Adds to `problems` and `done`. Reading elements later adds to `losses`.

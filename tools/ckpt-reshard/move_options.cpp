@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ckpt-reshard/dequantize_option.h"
 #include "cli/format_rows.h"
 #include "object_store/files.h"
 #include "reshard/journaled_options.h"
@@ -217,7 +218,8 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
-      recipe(recipe_identity(options.recipe, source, options.extra_files_folder)) {
+      recipe(recipe_identity(options.recipe, source, options.extra_files_folder)),
+      quantization(dequantize_identity(object_store::files(), source, options)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());
@@ -301,6 +303,7 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   }
   if (!options.dequantize.empty()) {
     create.journal->identity["dequantize"] = options.dequantize;
+    create.journal->identity["config.json"] = files.quantization;
   }
   if (!options.combination.empty() || !options.dequantize.empty()) {  // these round as a cast does
     create.journal->identity["on-overflow"] = reshard::on_overflow_name(options.on_overflow);

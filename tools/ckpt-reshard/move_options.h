@@ -87,7 +87,8 @@ void check_options(const MoveOptions& options);
 /// The contents of the files that options name, and of the checkpoint of `--like`. Empty for
 /// options that are not given.
 struct OptionFiles {
-  /// `source`: path of the checkpoint, or of the first of several. A recipe needs its config.json.
+  /// `source`: path of the checkpoint, or of the first of several. A recipe and `--dequantize` need
+  /// its config.json.
   OptionFiles(const MoveOptions& options, const std::string& source);
 
   std::string table_plan;
@@ -96,7 +97,8 @@ struct OptionFiles {
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;
-  std::string recipe;  // text of the recipe and of the source's config.json
+  std::string recipe;        // text of the recipe and of the source's config.json
+  std::string quantization;  // dequantize_identity
 };
 
 // The next two functions convert the options for the core. Throws: UsageError that names the
