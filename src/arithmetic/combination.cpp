@@ -13,7 +13,9 @@
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
 #include "base/value_bits.h"
+#include "formats/key_paths.h"
 #include "formats/own_annotations.h"
+#include "formats/per_rank.h"
 #include "reshard/cast_rule.h"
 #include "reshard/moved_names.h"
 #include "tessera/base/error.h"
@@ -74,6 +76,7 @@ class Combination {
     }
     add_adapters();
     for (std::size_t i = 0; i < contents_.values.size(); ++i) add_value(i);
+    if (options_->preference == MergePreference::last) take_values_of_last();
     note_values_left();
     note_preferred();
     note_texts_left();
@@ -196,8 +199,70 @@ class Combination {
     }
   }
 
+  /// Adds the values that the last source has and the first lacks. Removes values that cannot be
+  /// beside those of the last source: what is inside or around one of them, and the value that one
+  /// rank has instead of a shared one, if the last source has the shared one only. Otherwise the
+  /// state of that rank would be from another run.
+  void take_values_of_last() {
+    const std::size_t last = readers_.size() - 1;
+    const CheckpointContents& source = readers_[last]->contents();
+    std::set<std::string_view> added;
+    for (const auto& [name, index] : entries_[last].values()) {
+      if (!entries_.front().find_value(name)) added.insert(name);
+    }
+    const auto has_added_inside = [&](const std::string& name) {
+      const auto next = added.lower_bound(name + ".");
+      return next != added.end() && next->starts_with(name + ".");
+    };
+    const auto has_added_around = [&](std::string_view name) {
+      while (name.find('.') != std::string_view::npos) {
+        name = name.substr(0, name.rfind('.'));
+        if (added.contains(name)) return true;
+      }
+      return false;
+    };
+    const auto is_replaced = [&](const std::string& name) {
+      if (entries_[last].find_value(name) || !entries_.front().find_value(name)) return false;
+      const auto own = formats::parse_per_rank_name(name);
+      return (own && entries_[last].find_value(own->name)) || has_added_inside(name) ||
+             has_added_around(name);
+    };
+    std::vector<std::pair<formats::ValueEntry, ValueOrigin>> values;
+    for (std::size_t i = 0; i < contents_.values.size(); ++i) {
+      if (is_replaced(contents_.values[i].name)) continue;
+      values.emplace_back(std::move(contents_.values[i]), values_[i]);
+    }
+    for (const std::string_view name : added) {
+      const std::size_t index = *entries_[last].find_value(name);
+      values.emplace_back(source.values[index], ValueOrigin{last, index});
+    }
+    std::ranges::sort(values, {},
+                      [](const auto& value) -> const std::string& { return value.first.name; });
+    contents_.values.clear();
+    values_.clear();
+    for (auto& [value, origin] : values) {
+      contents_.values.push_back(std::move(value));
+      values_.push_back(origin);
+    }
+    for (const formats::Simplification& each : source.simplifications) {
+      if (added.contains(each.name)) contents_.simplifications.push_back(each);
+    }
+    check_tree();
+  }
+
+  /// Reports names that cannot be in one tree, such as a list in one source that is a dict in
+  /// another.
+  void check_tree() {
+    try {
+      formats::check_key_paths(contents_, "");
+    } catch (const Error& wrong) {
+      problems_.push_back(combine_problem(wrong.where().fqn, "names that fit into one nested dict",
+                                          std::string(wrong.reason())));
+    }
+  }
+
   /// Reports the values that the first source lacks: as problems, or in a note if there is a
-  /// preference. The result does not have these values.
+  /// preference. The result has them only if the last source has them and is preferred.
   void note_values_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {

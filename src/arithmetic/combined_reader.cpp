@@ -38,7 +38,7 @@ void CombinedReader::read_piece(std::size_t tensor_index, std::size_t piece_inde
   if (const auto* const taken = std::get_if<inspect::TensorReader>(&origin)) {
     return read_region(*taken, region, range, out);
   }
-  std::get<TensorSum>(origin).read(region, range, tensor.meta.dtype, out);
+  std::get<TensorSum>(origin).read(region, range, tensor.meta.dtype, path_, out);
 }
 
 Value CombinedReader::read_value(std::size_t value_index) const {

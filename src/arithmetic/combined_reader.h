@@ -35,9 +35,9 @@ class CombinedReader final : public formats::CheckpointReader, public formats::P
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
-  /// Requires: `contents` are those of the first source, except for dtypes, notes and `part`.
-  /// `tensors` is parallel to `contents.tensors`, and `values` to `contents.values`. Both may refer
-  /// to `sources`, `adapters` and `options`.
+  /// Requires: `contents` are those of the first source, except for dtypes, values, notes and
+  /// `part`. `tensors` is parallel to `contents.tensors`, and `values` to `contents.values`. Both
+  /// may refer to `sources`, `adapters` and `options`.
   CombinedReader(Sources sources, std::vector<LoraAdapter> adapters,
                  std::unique_ptr<const CombineOptions> options,
                  formats::CheckpointContents contents, std::vector<TensorOrigin> tensors,

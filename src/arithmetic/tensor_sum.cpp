@@ -25,7 +25,7 @@ void read_region(const inspect::TensorReader& tensor, const Region& region, Flat
   }
 }
 
-void TensorSum::read(const Region& region, FlatRange window, DType to,
+void TensorSum::read(const Region& region, FlatRange window, DType to, const std::string& path,
                      std::span<std::byte> out) const {
   std::vector<RoundingLosses::Part> parts{{window}};
   if (options_->losses) parts = options_->losses->take(meta_.fqn, region, window);
@@ -37,9 +37,9 @@ void TensorSum::read(const Region& region, FlatRange window, DType to,
       const auto room = out.subspan(static_cast<std::size_t>(begin - window.begin) * size,
                                     static_cast<std::size_t>(part.numel()) * size);
       if (options_->accumulation == Accumulation::float64) {
-        read_numbers<double>(region, part, to, losses, room);
+        read_numbers<double>(region, part, to, path, losses, room);
       } else {
-        read_numbers<float>(region, part, to, losses, room);
+        read_numbers<float>(region, part, to, path, losses, room);
       }
     }
   }
@@ -47,7 +47,8 @@ void TensorSum::read(const Region& region, FlatRange window, DType to,
 
 template <class Number>
 void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
-                             RoundingLosses* losses, std::span<std::byte> out) const {
+                             const std::string& path, RoundingLosses* losses,
+                             std::span<std::byte> out) const {
   std::vector<Number> sum(static_cast<std::size_t>(window.numel()) *
                           numbers_per_element(meta_.dtype));
   sum_up<Number>(region, window, SumPass::numbers, sum);
@@ -55,7 +56,7 @@ void TensorSum::read_numbers(const Region& region, FlatRange window, DType to,
   const CastLosses lost =
       round_numbers({sizeof(Number) == sizeof(double) ? DType::float64 : DType::float32,
                      std::as_bytes(std::span(sum)), overflowed},
-                    options_->on_overflow, {}, meta_.fqn, number_dtype(to), out);
+                    options_->on_overflow, path, meta_.fqn, number_dtype(to), out);
   if (losses != nullptr) losses->add(meta_.fqn, lost);
 }
 

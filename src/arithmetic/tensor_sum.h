@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "arithmetic/combination.h"
@@ -64,15 +65,16 @@ class TensorSum {
 
   /// Fills `out` with elements `window` of a region of the sum, in the region's row-major order,
   /// rounded to `to`. A sum of finite numbers that is infinite or NaN counts as too large for `to`.
-  /// Throws: Error(mismatch) naming the tensor if round_numbers (overflow.h) refuses a sum that is
-  /// too large; what readers throw.
-  void read(const Region& region, FlatRange window, DType to, std::span<std::byte> out) const;
+  /// Throws: Error(mismatch) naming `path` and the tensor if round_numbers (overflow.h) refuses a
+  /// sum that is too large; what readers throw.
+  void read(const Region& region, FlatRange window, DType to, const std::string& path,
+            std::span<std::byte> out) const;
 
  private:
   /// Counts in `losses`, unless it is null, numbers that were too large or became zero.
   template <class Number>
-  void read_numbers(const Region& region, FlatRange window, DType to, RoundingLosses* losses,
-                    std::span<std::byte> out) const;
+  void read_numbers(const Region& region, FlatRange window, DType to, const std::string& path,
+                    RoundingLosses* losses, std::span<std::byte> out) const;
   template <class Number>
   void sum_up(const Region& region, FlatRange window, SumPass pass, std::span<Number> sum) const;
   template <class Number>

@@ -187,7 +187,7 @@ TEST(CombinationTest, RefusesSumsThatAreTooLarge) {
   CombineOptions options;
   const auto refused = combined({{source()}, {source()}}, options);
   EXPECT_THAT([&] { elements<float>(*refused.reader, "w"); },
-              ThrowsError(ErrorKind::mismatch, "w: cast: expected finite numbers"));
+              ThrowsError(ErrorKind::mismatch, "s + s: w: cast: expected finite numbers"));
   options.on_overflow = reshard::OnOverflow::infinity;
   const auto allowed = combined({{source()}, {source()}}, options);
   EXPECT_THAT(elements<float>(*allowed.reader, "w"),
@@ -289,6 +289,65 @@ TEST(CombinationTest, ListsAllProblemsAtOnce) {
   EXPECT_THAT(elements<std::int64_t>(*result.reader, "steps"), ElementsAre(2));
   EXPECT_EQ(result.reader->read_value(0), Value(2));
   EXPECT_THAT(result.reader->contents().opening_findings, SizeIs(1));
+}
+
+std::vector<std::string> values_of(const formats::CheckpointReader& reader) {
+  std::vector<std::string> values;
+  for (std::size_t i = 0; i < reader.contents().values.size(); ++i) {
+    values.push_back(reader.contents().values[i].name + " = " +
+                     value_to_string(reader.read_value(i)));
+  }
+  return values;
+}
+
+TEST(CombinationTest, APreferredLastSourceGivesTheValuesThatOnlyItHas) {
+  MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  a.add_value("args.lr", 1);
+  a.add_value("only_a", 2);
+  a.add_value("args2", 2);
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {3});
+  b.add_value("args", 3);
+  b.add_value("args2.lr", 4);
+  b.add_value("epoch", 7);
+  CombineOptions options;
+  options.preference = MergePreference::last;
+  const auto last = combined({{a}, {b}}, options);
+  EXPECT_THAT(last.problems, IsEmpty());
+  EXPECT_THAT(values_of(*last.reader),
+              ElementsAre("args = 3", "args2.lr = 4", "epoch = 7", "only_a = 2"));
+  options.preference = MergePreference::first;
+  EXPECT_THAT(values_of(*combined({{a}, {b}}, options).reader),
+              ElementsAre("args.lr = 1", "args2 = 2", "only_a = 2"));
+}
+
+TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
+  const auto source = [](const char* path) {
+    return one_tensor<float>(path, DType::float32, {1}, {1});
+  };
+  MemoryCheckpoint a = source("a");
+  a.add_value("per_rank.1.seed", 11);
+  a.add_value("seed", 10);
+  MemoryCheckpoint b = source("b");
+  b.add_value("per_rank.2.seed", 22);
+  b.add_value("seed", 20);
+  CombineOptions options;
+  options.preference = MergePreference::last;
+  EXPECT_THAT(values_of(*combined({{a}, {b}}, options).reader),
+              ElementsAre("per_rank.2.seed = 22", "seed = 20"));
+  options.preference = MergePreference::first;
+  EXPECT_THAT(values_of(*combined({{a}, {b}}, options).reader),
+              ElementsAre("per_rank.1.seed = 11", "seed = 10"));
+}
+
+TEST(CombinationTest, AListInOneSourceThatIsADictInTheLastIsRefused) {
+  MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  a.add_value("l.0", 1).key_path = {"l", std::int64_t{0}};
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {1});
+  b.add_value("l.x", 1).key_path = {"l", "x"};
+  CombineOptions options;
+  options.preference = MergePreference::last;
+  EXPECT_THAT(texts(combined({{a}, {b}}, options).problems),
+              ElementsAre(HasSubstr("combine: expected names that fit into one nested dict")));
 }
 
 TEST(CombinationTest, OptimizerStateMustBeLeftOut) {
