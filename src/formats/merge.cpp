@@ -230,21 +230,26 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     }
   }
 
-  /// Leaves out `per_rank.3.rng` of a source if the preference takes `rng` from another source. If
-  /// that source has fewer ranks, or equal entries on all ranks, it has no `per_rank.3.rng`, and
-  /// the merge would mix the ranks of two runs. See [Note: Entries of each rank].
+  /// Leaves out `per_rank.3.rng` of a source if the preference takes `rng`, or something inside or
+  /// around it, from another source. If that source has fewer ranks, or equal entries on all ranks,
+  /// it has no `per_rank.3.rng`, and the merge would mix the ranks of two runs. See
+  /// [Note: Entries of each rank].
   void leave_out_other_ranks() {
     if (preference_ == MergePreference::none) return;
     std::set<std::string> left;
     for (const Named& named : chosen_) {
       const auto own = parse_per_rank_name(named.name);
       if (!own) continue;
-      const auto shared = std::ranges::lower_bound(chosen_, own->name, {}, &Named::name);
-      if (shared == chosen_.end() || shared->name != own->name) continue;
       const std::size_t source = named.origin.source;
-      const bool has_both =
-          std::ranges::find(shared->places, source, &PlaceInSource::source) != shared->places.end();
-      if (has_both && shared->origin.source != source) left.insert(named.name);
+      const auto is_of_another = [&](const Named& shared) {
+        const bool has_both =
+            std::ranges::find(shared.places, source, &PlaceInSource::source) != shared.places.end();
+        return has_both && shared.origin.source != source;
+      };
+      const std::vector<const Named*> shared = shared_by_ranks(own->name);
+      if (std::ranges::any_of(shared, is_of_another, [](auto* each) -> auto& { return *each; })) {
+        left.insert(named.name);
+      }
     }
     std::erase_if(chosen_, [&](const Named& named) {
       if (!left.contains(named.name)) return false;
@@ -252,6 +257,27 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       return true;
     });
     other_ranks_.assign(left.begin(), left.end());
+  }
+
+  /// Returns the chosen entries that ranks without `per_rank.<rank>.<name>` have in its place: the
+  /// entry `name`, those in a dict or list of this name, and the entry that has `name` inside.
+  std::vector<const Named*> shared_by_ranks(std::string name) const {
+    std::vector<const Named*> found;
+    const auto add = [&](const std::string& wanted) {
+      const auto at = std::ranges::lower_bound(chosen_, wanted, {}, &Named::name);
+      if (at != chosen_.end() && at->name == wanted) found.push_back(&*at);
+    };
+    add(name);
+    const std::string start = name + ".";
+    auto inner = std::ranges::lower_bound(chosen_, start, {}, &Named::name);
+    for (; inner != chosen_.end() && inner->name.starts_with(start); ++inner) {
+      found.push_back(&*inner);
+    }
+    while (name.find('.') != std::string::npos) {
+      name.resize(name.rfind('.'));
+      add(name);
+    }
+    return found;
   }
 
   /// Finds entries of one source within which another source has entries, such as a value `s` and a

@@ -72,6 +72,24 @@ std::optional<formats::OwnEntry> own_entry_to_rename(const std::string& source_n
   return formats::parse_per_rank_name(source_name);
 }
 
+/// Returns `rename` for the whole dict that it moves: for the name `m`, the rename `m.=n.` becomes
+/// `m=n`. Returns nothing if `rename` fits only a part of that dict, or removes its name.
+std::optional<Rename> rename_of_dict(const std::string& name, const Rename& rename) {
+  if (rename.from != name + "." || !rename.to.ends_with('.') || rename.to.size() < 2) return {};
+  return Rename{name, rename.to.substr(0, rename.to.size() - 1)};
+}
+
+/// Returns the renames that apply to `per_rank.<rank>.<name>`. On that rank, the entry may be one
+/// value in the place of a dict that other ranks have; then it follows the rename of the dict.
+std::vector<Rename> renames_of_own_entry(const std::string& name,
+                                         const std::vector<Rename>& renames) {
+  std::vector<Rename> all = renames;
+  for (Rename& rename : all) {
+    if (auto of_dict = rename_of_dict(name, rename)) rename = *std::move(of_dict);
+  }
+  return all;
+}
+
 /// Builds the result of list_moved_names. Keeps references to its arguments.
 class NameLister {
  public:
@@ -129,7 +147,8 @@ RenamedPath NameLister::renamed_path_of(const std::string& source_name,
     return {KeyPath{new_name_of(source_name)}, 0, key_path.empty(), {}};
   }
   const auto rest = key_path.begin() + kNumOwnKeys;
-  RenamedPath path = renamed_path(KeyPath(rest, key_path.end()), own->name, options_.renames);
+  RenamedPath path = renamed_path(KeyPath(rest, key_path.end()), own->name,
+                                  renames_of_own_entry(own->name, options_.renames));
   const auto put_in_front = [&](KeyPath& keys) {
     keys.insert(keys.begin(), key_path.begin(), rest);
   };
@@ -266,7 +285,7 @@ std::string name_after_renames(const std::string& source_name, const std::vector
   const auto own = own_entry_to_rename(source_name, renames);
   if (!own) return renamed(source_name, renames);
   const std::string prefix = source_name.substr(0, source_name.size() - own->name.size());
-  return prefix + renamed(own->name, renames);
+  return prefix + renamed(own->name, renames_of_own_entry(own->name, renames));
 }
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
@@ -342,9 +361,18 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
       const auto own = formats::parse_per_rank_name(name);
       return name.starts_with(rename.from) || (own && own->name.starts_with(rename.from));
     };
-    if (std::ranges::any_of(names, fits)) continue;
-    refuse_options("rename", "a rule that fits a name that is moved",
-                   "'" + printable(rename.from) + "'");
+    if (std::ranges::none_of(names, fits)) {
+      refuse_options("rename", "a rule that fits a name that is moved",
+                     "'" + printable(rename.from) + "'");
+    }
+    for (const std::string_view name : names) {
+      const auto own = formats::parse_per_rank_name(name);
+      if (!own || !rename.from.starts_with(own->name + ".") || !selection.contains(name)) continue;
+      if (rename_of_dict(own->name, rename)) continue;
+      report.note("rename", std::string(name),
+                  "a dict, as on other ranks, so that '" + printable(rename.from) + "' fits",
+                  "one entry, which keeps its name");
+    }
   }
 }
 

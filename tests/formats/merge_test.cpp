@@ -147,6 +147,29 @@ MemoryCheckpoint run_of_ranks(int world_size, float first) {
   return run;
 }
 
+TEST(MergeTest, APreferenceDoesNotMixADictWithWhatARankHasInItsPlace) {
+  MemoryCheckpoint a("a", 2);
+  a.add_value("m.s", 1);
+  a.add_value("m.t", 2);
+  MemoryCheckpoint b("b", 2);
+  b.add_value("m.s", 3);
+  b.add_value("m.t", 4);
+  b.add_value("per_rank.1.m", Value::List{1});
+  EXPECT_THAT(all_names_of(merged({{"", a}, {"", b}}, MergePreference::first).reader->contents()),
+              ElementsAre("m.s", "m.t"));
+  EXPECT_THAT(all_names_of(merged({{"", a}, {"", b}}, MergePreference::last).reader->contents()),
+              ElementsAre("m.s", "m.t", "per_rank.1.m"));
+
+  MemoryCheckpoint whole("whole", 2);
+  whole.add_value("m", 1);
+  MemoryCheckpoint dict("dict", 2);
+  dict.add_value("m", 2);
+  dict.add_value("per_rank.1.m.s", 3);
+  EXPECT_THAT(
+      all_names_of(merged({{"", whole}, {"", dict}}, MergePreference::first).reader->contents()),
+      ElementsAre("m"));
+}
+
 TEST(MergeTest, APreferenceDoesNotMixTheRanksOfTwoRuns) {
   const auto notes_of = [](const MergedCheckpoint& merge) {
     std::vector<std::string> found;

@@ -25,6 +25,7 @@ using formats::CheckpointContents;
 using formats::CheckpointReader;
 using formats::DeviceMeshOptions;
 using formats::Format;
+using formats::KeyPath;
 using test::pieces_of;
 using test::ThrowsError;
 using testing::ElementsAre;
@@ -169,8 +170,8 @@ TEST_F(RankFilesMoveTest, ARenameThatBeginsLikePerRankKeepsTheEntriesOfRanks) {
   test::MemoryCheckpoint source = with_own_generators();
   source.add({"pe.w", DType::float32, {2}}, test::bytes_of<float>({1, 2}));
   source.add({"per_rank.1.model.v", DType::float32, {1}}, test::bytes_of<float>({1}));
-  auto& state = source.add({"per_rank.1.optim.state.v.sum", DType::float32, {1}},
-                           test::bytes_of<float>({1}));
+  auto& state =
+      source.add({"per_rank.1.optim.state.v.sum", DType::float32, {1}}, test::bytes_of<float>({1}));
   state.kind = formats::StateKind::pointwise;
   state.parameter = "per_rank.1.model.v";
   const PlanOptions options{.renames = {{"pe", "pos"}, {"model.", "net."}}};
@@ -180,6 +181,38 @@ TEST_F(RankFilesMoveTest, ARenameThatBeginsLikePerRankKeepsTheEntriesOfRanks) {
   const auto* const moved = plan.destination.find_tensor("per_rank.1.optim.state.v.sum");
   ASSERT_NE(moved, nullptr);
   EXPECT_EQ(moved->parameter, "per_rank.1.net.v");
+}
+
+/// A checkpoint of two ranks: rank 1 has a list where rank 0 has the dict `m`.
+test::MemoryCheckpoint with_list_for_dict() {
+  test::MemoryCheckpoint source("src", 2);
+  source.add_value("m.s", 3).key_path = {"m", "s"};
+  source.add_value("m.t.u", 4).key_path = {"m", "t", "u"};
+  source.add_value("per_rank.1.m", Value::List{1}).key_path = {"per_rank", "1", "m"};
+  return source;
+}
+
+TEST_F(RankFilesMoveTest, ARenameOfADictRenamesWhatARankHasInItsPlace) {
+  const auto plan = [](std::vector<Rename> renames) {
+    return plan_reshard(with_list_for_dict().contents(), "src",
+                        {.format = Format::native, .renames = std::move(renames)});
+  };
+  const Plan renamed = plan({{"m.", "n."}});
+  const auto& values = renamed.destination.values;
+  ASSERT_EQ(values.size(), 3U);
+  EXPECT_EQ(values.back().name, "per_rank.1.n");
+  EXPECT_EQ(KeyPath(values.back().key_path), (KeyPath{"per_rank", "1", "n"}));
+  EXPECT_THAT(renamed.notes, testing::IsEmpty());
+  for (const Rename& rename : {Rename{"m.", ""}, Rename{"m.", "n_"}, Rename{"m.t.", "n."}}) {
+    SCOPED_TRACE(rename.to);
+    const Plan partly = plan({rename});
+    std::vector<std::string> names;
+    for (const auto& value : partly.destination.values) names.push_back(value.name);
+    EXPECT_THAT(names, testing::Contains("per_rank.1.m"));
+    ASSERT_EQ(partly.notes.size(), 1U);
+    EXPECT_EQ(partly.notes.front().where.fqn, "per_rank.1.m");
+    EXPECT_EQ(partly.notes.front().found, "one entry, which keeps its name");
+  }
 }
 
 // Shows F1.
