@@ -161,8 +161,13 @@ std::string layout_digest(const JobState& state, formats::Format format) {
     hash.update(std::as_bytes(std::span("\n", 1)));
   };
   add(std::to_string(state.world_size) + " " + std::string(format.name()));
+  const auto add_name = [&](const std::string& fqn, const formats::KeyPath& path) {
+    std::string kinds;  // of the keys: the name spells the keys 0 and "0" alike
+    for (const formats::Key& key : path) kinds += "sin"[key.index()];
+    add(fqn + " " + kinds);
+  };
   for (const JobTensor& tensor : state.tensors) {
-    add(tensor.meta.fqn + " " + std::to_string(tensor.key_path.size()));
+    add_name(tensor.meta.fqn, tensor.key_path);
     add(dtype_name(tensor.meta.dtype));
     add(shape_to_string(tensor.meta.shape));
     add(formats::state_kind_name(tensor.kind));
@@ -173,7 +178,7 @@ std::string layout_digest(const JobState& state, formats::Format format) {
     }
   }
   for (const formats::Alias& alias : state.aliases) {
-    add(alias.fqn + " " + std::to_string(alias.key_path.size()));
+    add_name(alias.fqn, alias.key_path);
     add("= " + alias.target);
   }
   return hash.hex_digest();

@@ -600,6 +600,24 @@ def test_a_value_on_one_rank_and_a_dict_on_another_are_refused(tmp_path):
     run_function(save_two_kinds, 2, tmp_path)
 
 
+def save_keys_of_two_types(root):
+    dist.init_process_group("gloo")
+    key = 0 if dist.get_rank() == 0 else "0"
+    for format, suffix in SUFFIX.items():
+        for entry in (torch.ones(2), 5):
+            with pytest.raises(tessera.Error, match=r"o.0: expected the keys \['o', 0\], as on rank 0, found \['o', '0'\] on rank 1"):
+                tessera.save({"o": {key: entry}}, root / f"state{suffix}", format=format)
+    items = [torch.ones(2)] if dist.get_rank() == 0 else {0: torch.ones(2)}
+    with pytest.raises(tessera.Error, match=r"o.0: expected the keys \['o', \[0\]\], as on rank 0, found \['o', 0\] on rank 1"):
+        tessera.save({"o": items}, root / "state")
+    dist.barrier()  # rank 0 removes the staging directory
+    assert os.listdir(root) == []
+
+
+def test_keys_that_only_differ_in_their_type_are_refused(tmp_path):
+    run_function(save_keys_of_two_types, 2, tmp_path)
+
+
 def save_containers_filled_on_one_rank(root):
     dist.init_process_group("gloo")
     filled = dist.get_rank() == 1

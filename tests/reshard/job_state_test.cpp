@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
+
 namespace tessera::reshard {
 namespace {
 
@@ -23,6 +28,18 @@ TEST(JobStateTest, ValuesTellWhatIsOptimizerState) {
   EXPECT_THAT(kinds(), ElementsAre(StateKind::plain, StateKind::plain, StateKind::plain));
   state.value_names = {"opt.state.0.step", "state.opt.param_groups.0.lr"};
   EXPECT_THAT(kinds(), ElementsAre(StateKind::opaque, StateKind::plain, StateKind::opaque));
+}
+
+TEST(JobStateTest, TheDigestTellsKeysApartThatAreSpelledAlike) {
+  const auto digest = [](formats::KeyPath path) {
+    JobState state;
+    state.tensors.push_back(
+        {.meta = {"o.0", DType::float32, {4}}, .key_path = std::move(path), .layout = {}});
+    return layout_digest(state, formats::Format::native);
+  };
+  const std::set<std::string> digests{digest({"o", "0"}), digest({"o", std::int64_t{0}}),
+                                      digest({"o", formats::NonStringKey{"0"}}), digest({})};
+  EXPECT_EQ(digests.size(), 4U);
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ std::vector<FormatChangeCount> count_save_changes(const formats::CheckpointConte
                                                   std::size_t num_aliases, formats::Format format);
 
 /// Returns a SHA-256, in hex digits, that ranks compare instead of the state. It covers the format
-/// and the state, except `units`, has_kinds_by_name, value_names, and the keys in key paths.
+/// and the state, except `units`, has_kinds_by_name and value_names. Of key paths, it covers the
+/// kinds of keys (text, number, position), because a name does not tell 0 from "0".
 std::string layout_digest(const JobState& state, formats::Format format);
 
 /// Returns `contents` with other pieces: for each tensor, the regions that `rank` holds. These are

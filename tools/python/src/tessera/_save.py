@@ -233,8 +233,12 @@ class _Job(SaveSteps):
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
             of_all = self.together(lambda: (self._values(), list(self.state.paths.values())))
-            values = without_filled(merged_values([of_rank for of_rank, _ in of_all]),
-                                    [path for _, paths in of_all for path in paths])
+            try:
+                values = without_filled(merged_values(self.path, [of_rank for of_rank, _ in of_all]),
+                                        [path for _, paths in of_all for path in paths])
+            except Error:
+                self._abandon()
+                raise
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
@@ -441,7 +445,8 @@ def tensor_digest(state: JobState) -> str:
 
 
 def names_digest(state: JobState) -> str:
-    return hashlib.sha256(repr(sorted(state.values)).encode("utf-8", "surrogatepass")).hexdigest()
+    paths = [(name, state.paths[name]) for name in sorted(state.values)]
+    return hashlib.sha256(repr(paths).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def names_that_tell_kinds(values: list[tuple[list[Any], Any]]) -> tuple[str, ...]:
@@ -471,7 +476,11 @@ def merged(path: str, by_rank: list[Description]) -> Description:
         found = [(rank, tensors[name]) for rank, tensors in enumerate(untied_by_rank) if name in tensors]
         first_rank, (its_path, dtype, shape, layout) = found[0]
         odd = next(((rank, other) for rank, other in found if other[1:3] != (dtype, shape)), None)
-        if odd is not None:
+        other_keys = next(((rank, other[0]) for rank, other in found if repr(other[0]) != repr(its_path)), None)
+        if other_keys is not None:
+            rank, odd_path = other_keys
+            problems.append(f"{name}: expected the keys {its_path}, as on rank {first_rank}, found {odd_path} on rank {rank}")
+        elif odd is not None:
             rank, (_, odd_dtype, odd_shape, _) = odd
             problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
                             f"{odd_dtype} {odd_shape} on rank {rank}")
@@ -550,13 +559,18 @@ def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str,
             for path, value in values]
 
 
-def merged_values(by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank."""
-    merged: dict[str, tuple[list[Any], Any]] = {}
-    for values in by_rank:
-        for path, value in values:
-            merged.setdefault(_core.spell_path(path), (path, value))
-    return list(merged.values())
+def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Raises Error if they spell
+    the name with different keys, such as 0 and "0"."""
+    merged: dict[str, tuple[int, list[Any], Any]] = {}
+    for rank, values in enumerate(by_rank):
+        for keys, value in values:
+            name = _core.spell_path(keys)
+            first_rank, first_keys, _ = merged.setdefault(name, (rank, keys, value))
+            if repr(keys) != repr(first_keys):
+                raise Error(f"{path}: {name}: expected the keys {first_keys}, as on rank {first_rank}, found {keys} on rank {rank}",
+                            kind="mismatch", path=path, tensor=name)
+    return [(keys, value) for _, keys, value in merged.values()]
 
 
 def without_filled(values: list[tuple[list[Any], Any]], paths: list[Path]) -> list[tuple[list[Any], Any]]:

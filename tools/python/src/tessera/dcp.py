@@ -264,7 +264,7 @@ class _PlannedSave(SaveSteps):
         try:
             require_same("checkpoint to save", [begun.checkpoint for begun in by_rank], os.fspath(path))
             require_same("arguments", [begun.options for begun in by_rank], os.fspath(path))
-            values = merged_values([begun.values for begun in by_rank])
+            values = merged_values(os.fspath(path), [begun.values for begun in by_rank])
             job = core_job(ranks, (_joined([begun.pieces for begun in by_rank]), {}), names_that_tell_kinds(values))
             held = {name: pieces[3] for name, pieces in by_rank[ranks.rank].pieces.items()}
             self.plan = _core.SavePlan(job, "native", ranks.rank, held)
