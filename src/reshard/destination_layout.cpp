@@ -153,10 +153,10 @@ bool DestinationLayout::cuts_numbered_vectors() const {
          rule_.strategy->num_replicas == 1;
 }
 
-/// Returns whether a tensor has the format's prefix of uncut tensors, such as `extra_state.`.
-bool DestinationLayout::is_under_uncut_prefix(const TensorEntry& tensor) const {
+/// Returns whether a name has the format's prefix of uncut tensors, such as `extra_state.`.
+bool DestinationLayout::is_under_uncut_prefix(const std::string& name) const {
   const std::string_view uncut = formats::traits_of(options_.format).uncut_prefix;
-  return !uncut.empty() && renamed(tensor.meta.fqn, options_.renames).starts_with(uncut);
+  return !uncut.empty() && name.starts_with(uncut);
 }
 
 /// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
@@ -164,9 +164,9 @@ bool DestinationLayout::is_under_uncut_prefix(const TensorEntry& tensor) const {
 /// one (as with a buffer). But a vector of numbered state may be cut, and a tensor of one row that
 /// only some ranks have. A tensor with the prefix may be cut only if the source stores replicas and
 /// cuts it, so that the cut is a trainer's: moves to formats without replicas cut all tensors.
-bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
+bool DestinationLayout::stays_uncut(const TensorEntry& tensor, const std::string& name) const {
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
-  const bool is_under_prefix = is_under_uncut_prefix(tensor);
+  const bool is_under_prefix = is_under_uncut_prefix(name);
   if (is_under_prefix && !keeps_cuts_) return true;
   if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
         return is_whole(tensor, piece);
@@ -183,11 +183,12 @@ bool DestinationLayout::stays_uncut(const TensorEntry& tensor) const {
 /// Returns the shards of a tensor in PlanOptions::like. If the other checkpoint does not cut a
 /// tensor, and the destination stores replicas, all ranks get the tensor: the other checkpoint may
 /// have it on one rank only because its format has no replicas.
-std::vector<Shard> DestinationLayout::shards_of_other(const TensorEntry& tensor) const {
-  std::vector<Shard> shards = shards_like(options_, renamed(tensor.meta.fqn, options_.renames));
+std::vector<Shard> DestinationLayout::shards_of_other(const TensorEntry& tensor,
+                                                      const std::string& name) const {
+  std::vector<Shard> shards = shards_like(options_, name);
   if (!holds_replicas_) return shards;
   if (names_of_ranks_.contains(tensor.meta.fqn) ||
-      (is_under_uncut_prefix(tensor) && !other_stores_replicas_) ||
+      (is_under_uncut_prefix(name) && !other_stores_replicas_) ||
       is_uncut_in_other(tensor.meta.shape, shards)) {
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      tensor.meta.shape);
@@ -214,17 +215,17 @@ bool DestinationLayout::is_uncut_in_other(const Shape& shape,
   return true;
 }
 
-std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor) const {
+std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_tensor,
+                                                          const std::string& name) const {
   const TensorEntry& parameter = source_.tensors[source_tensor];
   if (!rule_.strategy) return kept_shards(parameter);
   const auto rule = table_rules_.find(source_tensor);
   if (rule != table_rules_.end() && parameter.meta.shape.size() == 2) {
     return table_shards(rule->second, parameter.meta.shape, rule_.strategy->world_size());
   }
-  const std::string name = renamed(parameter.meta.fqn, options_.renames);
-  if (options_.like) return shards_of_other(parameter);
+  if (options_.like) return shards_of_other(parameter, name);
   if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
-  if (stays_uncut(parameter)) {
+  if (stays_uncut(parameter, name)) {
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      parameter.meta.shape);
   }
@@ -238,19 +239,23 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      entry.meta.shape);
   };
-  if (names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn)) return whole();
+  if (has_values_of_ranks(source_tensor)) return whole();
+  const auto like_parameter = [&] {
+    return role.parameter_index ? shards_of_parameter(*role.parameter_index, entry.parameter)
+                                : shards_of_parameter(source_tensor, entry.meta.fqn);
+  };
   switch (entry.kind) {
     case StateKind::plain:
-      return shards_of_parameter(source_tensor);
+      return shards_of_parameter(source_tensor, entry.meta.fqn);
     case StateKind::pointwise:
-      return shards_of_parameter(role.parameter_index.value_or(source_tensor));
+      return like_parameter();
     case StateKind::row_wise:
-      if (!role.parameter_index) return shards_of_parameter(source_tensor);
-      return row_wise_shards(shards_of_parameter(*role.parameter_index),
-                             source_.tensors[*role.parameter_index].meta.shape, entry.meta.shape);
+      if (!role.parameter_index) return like_parameter();
+      return row_wise_shards(like_parameter(), source_.tensors[*role.parameter_index].meta.shape,
+                             entry.meta.shape);
     case StateKind::row_wise_per_shard:
       if (!role.parameter_index) break;
-      return shards_of_row_blocks(shards_of_parameter(*role.parameter_index),
+      return shards_of_row_blocks(like_parameter(),
                                   source_.tensors[*role.parameter_index].meta.shape);
     case StateKind::opaque:
       if (!cuts_numbered_vectors() || !is_numbered_vector(entry)) break;

@@ -39,8 +39,13 @@ class DestinationLayout {
   /// Says whether all tensors keep their pieces, except row-wise state that is merged or repeated.
   bool keeps_pieces() const { return !rule_.strategy; }
 
-  /// Returns the shards of a parameter, or of any tensor that is cut by its own shape.
-  std::vector<Shard> shards_of_parameter(std::size_t source_tensor) const;
+  /// Returns the shards of a parameter, or of any tensor that is cut by its own shape. `name`: of
+  /// this tensor at the destination; a tied tensor has several names.
+  std::vector<Shard> shards_of_parameter(std::size_t source_tensor, const std::string& name) const;
+  /// Returns whether the tensor is whole on all ranks because ranks have their own values of it.
+  bool has_values_of_ranks(std::size_t source_tensor) const {
+    return names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn);
+  }
 
   /// Returns the shards of a destination tensor. Its `kind` says how it is cut: by its own shape,
   /// like its parameter (in `role`), or not at all (a copy for each rank). Requires: `entry` is
@@ -50,9 +55,10 @@ class DestinationLayout {
 
  private:
   bool cuts_numbered_vectors() const;
-  bool stays_uncut(const formats::TensorEntry& tensor) const;
-  bool is_under_uncut_prefix(const formats::TensorEntry& tensor) const;
-  std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor) const;
+  bool stays_uncut(const formats::TensorEntry& tensor, const std::string& name) const;
+  bool is_under_uncut_prefix(const std::string& name) const;
+  std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor,
+                                     const std::string& name) const;
   bool is_uncut_in_other(const Shape& shape, const std::vector<Shard>& shards) const;
 
   const formats::CheckpointContents& source_;

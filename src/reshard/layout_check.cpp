@@ -64,33 +64,30 @@ std::vector<Shard> shards_like(const PlanOptions& options, const std::string& na
   return shards;
 }
 
-bool LayoutCheck::has_layout(std::size_t source_tensor) {
+bool LayoutCheck::has_layout(std::size_t source_tensor, const std::string& name) {
   if (!options_.mesh && !options_.like) return true;
-  if (without_layout_.contains(source_tensor)) return false;
-  return options_.mesh ? fits_mesh(source_tensor) : fits_like(source_tensor);
+  if (without_layout_.contains(name)) return false;
+  const Shape& shape = source_.tensors[source_tensor].meta.shape;
+  return options_.mesh ? fits_mesh(shape, name) : fits_like(shape, name);
 }
 
-bool LayoutCheck::fits_mesh(std::size_t source_tensor) {
-  const TensorMeta& meta = source_.tensors[source_tensor].meta;
-  const std::string name = renamed(meta.fqn, options_.renames);
-  auto [rule, expected, found] = options_.mesh->choose_rule(name, meta.shape);
+bool LayoutCheck::fits_mesh(const Shape& shape, const std::string& name) {
+  auto [rule, expected, found] = options_.mesh->choose_rule(name, shape);
   if (rule != nullptr) used_rules_.insert(rule);
   if (expected.empty()) return true;
-  without_layout_.insert(source_tensor);
+  without_layout_.insert(name);
   report_.problem_at({.path = options_.mesh->path, .fqn = name}, "rules of the mesh",
                      std::move(expected), std::move(found));
   return false;
 }
 
-bool LayoutCheck::fits_like(std::size_t source_tensor) {
-  const TensorMeta& meta = source_.tensors[source_tensor].meta;
-  const std::string name = renamed(meta.fqn, options_.renames);
+bool LayoutCheck::fits_like(const Shape& shape, const std::string& name) {
   const TensorEntry* other = find_named(*options_.like, name);
-  if (other != nullptr && other->meta.shape == meta.shape) return true;
-  without_layout_.insert(source_tensor);
+  if (other != nullptr && other->meta.shape == shape) return true;
+  without_layout_.insert(name);
   report_.problem_at(
       {.path = options_.like_path, .fqn = name}, "pieces of another checkpoint",
-      other == nullptr ? "a tensor of this name" : "the shape " + shape_to_string(meta.shape),
+      other == nullptr ? "a tensor of this name" : "the shape " + shape_to_string(shape),
       other == nullptr ? "none" : shape_to_string(other->meta.shape));
   return false;
 }

@@ -29,22 +29,23 @@ class LayoutCheck {
               PlanReport& report)
       : source_(source), options_(options), report_(report) {}
 
-  /// Returns whether the mesh or the other checkpoint says how to cut a tensor of the source. If
-  /// not, reports this at the first call for this tensor. Requires: the tensor does not follow
-  /// another tensor's layout, as optimizer state follows its parameter's.
-  bool has_layout(std::size_t source_tensor);
+  /// Returns whether the mesh or the other checkpoint says how to cut a tensor of the source, which
+  /// is called `name` at the destination. A tied tensor has several names. If not, reports this at
+  /// the first call for this name. Requires: the tensor does not follow another tensor's layout, as
+  /// optimizer state follows its parameter's.
+  bool has_layout(std::size_t source_tensor, const std::string& name);
 
   /// Adds a note for each rule of the mesh that `has_layout` never used. Call it last.
   void note_unused_rules();
 
  private:
-  bool fits_mesh(std::size_t source_tensor);
-  bool fits_like(std::size_t source_tensor);
+  bool fits_mesh(const Shape& shape, const std::string& name);
+  bool fits_like(const Shape& shape, const std::string& name);
 
   const formats::CheckpointContents& source_;
   const PlanOptions& options_;
   PlanReport& report_;
-  std::set<std::size_t> without_layout_;
+  std::set<std::string> without_layout_;  // names at the destination
   std::set<const MeshLayout::Rule*> used_rules_;
 };
 

@@ -41,9 +41,11 @@ bool RowWiseMergePlanner::plan(const MovedTensor& moved, const StateRole& role, 
   const std::vector<std::int64_t> whole = column_widths({}, table.meta.shape);
   const auto from = is_per_shard ? column_widths_in_source(*role.parameter_index) : whole;
   if (is_per_shard && !has_rows_per_column_shard(tensor, table, from, report_)) return false;
-  const auto to = is_kept_per_column_shard(moved, role)
-                      ? column_widths_at_destination(*role.parameter_index)
-                      : whole;
+  auto to = is_kept_per_column_shard(moved, role)
+                ? column_widths_at_destination(*role.parameter_index, entry.parameter)
+                : whole;
+  // State that ranks have their own values of is whole on all ranks, not cut as the table is.
+  if (from != to && layout_.has_values_of_ranks(moved.source_tensor)) to = whole;
   // Both lists of widths go from left to right, so equal widths mean equal column shards.
   if (from == to) return true;
   if (from.size() > 1) {
@@ -65,9 +67,9 @@ std::vector<std::int64_t> RowWiseMergePlanner::column_widths_in_source(
 }
 
 std::vector<std::int64_t> RowWiseMergePlanner::column_widths_at_destination(
-    std::size_t table_index) const {
+    std::size_t table_index, const std::string& table_name) const {
   std::vector<Region> regions;
-  for (const Shard& shard : layout_.shards_of_parameter(table_index)) {
+  for (const Shard& shard : layout_.shards_of_parameter(table_index, table_name)) {
     regions.push_back(shard.region);
   }
   return column_widths(regions, source_.tensors[table_index].meta.shape);

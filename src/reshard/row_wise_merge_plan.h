@@ -49,7 +49,8 @@ class RowWiseMergePlanner {
 
  private:
   std::vector<std::int64_t> column_widths_in_source(std::size_t table_index) const;
-  std::vector<std::int64_t> column_widths_at_destination(std::size_t table_index) const;
+  std::vector<std::int64_t> column_widths_at_destination(std::size_t table_index,
+                                                         const std::string& table_name) const;
   bool is_kept_per_column_shard(const MovedTensor& moved, const StateRole& role) const;
 
   const formats::CheckpointContents& source_;

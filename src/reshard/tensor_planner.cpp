@@ -86,8 +86,10 @@ bool TensorPlanner::has_layout(const MovedTensor& moved) {
   const bool is_whole_on_all_ranks = role.kind == StateKind::scalar_parameter ||
                                      role.kind == StateKind::scalar_table ||
                                      role.kind == StateKind::opaque;
-  return is_whole_on_all_ranks ||
-         layout_check_.has_layout(role.parameter_index.value_or(moved.source_tensor));
+  if (is_whole_on_all_ranks) return true;
+  return role.parameter_index ? layout_check_.has_layout(*role.parameter_index,
+                                                         name_of_parameter(*role.parameter_index))
+                              : layout_check_.has_layout(moved.source_tensor, moved.name);
 }
 
 void TensorPlanner::note_misnamed(const MovedTensor& moved) {
@@ -114,14 +116,17 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
   entry.kind = role.kind;
   entry.key_path = moved.key_path;
   entry.dict_order = moved.dict_order;
-  if (role.parameter_index) {
-    const auto alias = names_of_aliases_.find(*role.parameter_index);
-    entry.parameter =
-        alias == names_of_aliases_.end()
-            ? name_after_renames(source_.tensors[*role.parameter_index].meta.fqn, options_.renames)
-            : alias->second;
-  }
+  if (role.parameter_index) entry.parameter = name_of_parameter(*role.parameter_index);
   return entry;
+}
+
+/// Returns the name of a parameter at the destination. If it is tied and only some of its names are
+/// moved, this is the first of these.
+std::string TensorPlanner::name_of_parameter(std::size_t source_tensor) const {
+  const auto alias = names_of_aliases_.find(source_tensor);
+  return alias == names_of_aliases_.end()
+             ? name_after_renames(source_.tensors[source_tensor].meta.fqn, options_.renames)
+             : alias->second;
 }
 
 /// Applies PlanOptions::cast to an entry. Returns false if the cast is not possible; reports why.

@@ -57,6 +57,7 @@ class TensorPlanner {
   bool has_layout(const MovedTensor& moved);
   void note_misnamed(const MovedTensor& moved);
   formats::TensorEntry entry_of(const MovedTensor& moved) const;
+  std::string name_of_parameter(std::size_t source_tensor) const;
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
   std::uint64_t nbytes_to_write(const formats::TensorEntry& entry) const;
   bool note_uncast(const formats::TensorEntry& entry);

@@ -149,6 +149,48 @@ TEST(PlannerTest, LikeGivesThePiecesOfAnotherCheckpoint) {
   EXPECT_EQ(regions_of(plan, "optim.state.up.weight.exp_avg"), regions_of(plan, "net.up.weight"));
 }
 
+/// A tensor with two names.
+CheckpointContents tied() {
+  CheckpointContents contents;
+  contents.tensors = {tensor("embed", {8, 4})};
+  contents.aliases = {{.fqn = "head", .target = "embed"}};
+  return contents;
+}
+
+TEST(PlannerTest, AMeshCutsATiedTensorByTheNameThatIsMoved) {
+  PlanOptions options{.format = Format::dcp};
+  options.mesh = MeshLayout::from_json(
+      R"x({"schema": 1, "mesh": [2], "rules": [
+          {"names": "embed", "placements": ["Shard(0)"]},
+          {"names": "head", "placements": ["Shard(1)"]}]})x",
+      "mesh.json");
+  const Plan both = plan_reshard(tied(), "src", options);
+  EXPECT_THAT(both.problems, IsEmpty());
+  EXPECT_THAT(regions_of(both, "embed"), ElementsAre(Box{{0, 0}, {4, 4}}, Box{{4, 0}, {4, 4}}));
+  EXPECT_THAT(regions_of(both, "head"), ElementsAre(Box{{0, 0}, {8, 2}}, Box{{0, 2}, {8, 2}}));
+
+  options.mesh->rules.erase(options.mesh->rules.begin());  // no rule fits `embed`
+  options.only = NameSelection({"head"});
+  const Plan one = plan_reshard(tied(), "src", options);
+  EXPECT_THAT(one.problems, IsEmpty());
+  EXPECT_THAT(regions_of(one, "head"), ElementsAre(Box{{0, 0}, {8, 2}}, Box{{0, 2}, {8, 2}}));
+}
+
+TEST(PlannerTest, LikeHasTheNamesThatAreMoved) {
+  CheckpointContents other;
+  other.world_size = 2;
+  other.tensors = {tensor("head", {8, 4}, {{Box{{0, 0}, {3, 4}}, 0}, {Box{{3, 0}, {5, 4}}, 1}}),
+                   tensor("per_rank.1.net.up", {2}, {{whole_box(Shape{2}), 1}})};
+  CheckpointContents source = tied();
+  source.tensors.push_back(tensor("per_rank.1.model.up", {2}));
+  PlanOptions options{.only = NameSelection({"head", "per_rank"}), .renames = {{"model.", "net."}}};
+  options.like = std::make_shared<const CheckpointContents>(other);
+  const Plan plan = plan_reshard(source, "src", options);
+  EXPECT_THAT(lines_of(plan.problems), IsEmpty());
+  EXPECT_EQ(plan.destination.find_tensor("head")->pieces, other.tensors[0].pieces);
+  EXPECT_EQ(plan.destination.find_tensor("per_rank.1.net.up")->pieces, other.tensors[1].pieces);
+}
+
 TEST(PlannerTest, LikeReportsEachNameWithoutItsShapeOnce) {
   PlanOptions options{.like_path = "other"};
   CheckpointContents other;

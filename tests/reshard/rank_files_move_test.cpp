@@ -305,6 +305,20 @@ TEST_F(RankFilesMoveTest, StateThatDiffersBetweenRanksIsNotCutLikeItsParameter) 
   EXPECT_EQ(pieces_of(*moved, "per_rank.1.optim.state.w.exp_avg"), "[0:2] on 1");
 }
 
+TEST_F(RankFilesMoveTest, RowWiseStateOfEachRankIsNotCutAsTheTableIs) {
+  const std::string table = "model.ebc.embedding_bags.t1.weight";
+  const std::string state = "optim.state.ebc.embedding_bags.t1.weight.t1.momentum1";
+  test::MemoryCheckpoint source("src", 2);
+  source.add({table, DType::float32, {4, 6}}, test::Bytes(96));
+  source.add({state, DType::float32, {4}}, test::bytes_of<float>({1, 2, 3, 4}));
+  source.add({"per_rank.1." + state, DType::float32, {4}}, test::bytes_of<float>({5, 6, 7, 8}));
+  source.add_value("optim.param_groups", Value::List{});
+  const auto moved = move(source, {.world_size = 2, .strategy = "dim1"});
+  EXPECT_EQ(pieces_of(*moved, table), "[0:4, 0:3] on 0, [0:4, 3:6] on 1");
+  EXPECT_EQ(pieces_of(*moved, state), "[0:4] on 0");
+  EXPECT_EQ(pieces_of(*moved, "per_rank.1." + state), "[0:4] on 1");
+}
+
 // Shows F1. The flat parts of a small parameter may be whole on some ranks, and missing on others.
 TEST_F(RankFilesMoveTest, FlatStrategiesAreRefused) {
   const auto source = open(kValid + "fsdp2");
