@@ -196,6 +196,17 @@ class ReportInBrowserTest(unittest.TestCase):
         self.open(a, a)
         self.assertIn("equal", self.evaluate("document.querySelector('#tiles').textContent"))
 
+    def test_an_infinite_difference_is_the_largest(self):
+        numbers = {"finite": [1.0, 2.0], "infinite": [1.0, 2.0], "no number": [1.0, 2.0]}
+        a = write_safetensors(self.folder / "finite.safetensors", numbers)
+        changed = {"finite": [1.0, 9.0], "infinite": [1.0, float("inf")], "no number": [1.0, float("nan")]}
+        self.open(a, write_safetensors(self.folder / "infinite.safetensors", changed))
+        self.act("[...document.querySelectorAll('#table .head button')]"
+                 ".find((title) => title.textContent.startsWith('max')).click()")
+        self.assertEqual(self.names(), ["infinite", "finite", "no number"])
+        self.act("document.querySelector('#table .name').click()")
+        self.assertIn("largest difference ∞", self.evaluate("document.querySelector('#details').textContent"))
+
 
 def main():
     global OPTIONS

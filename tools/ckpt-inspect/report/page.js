@@ -22,6 +22,7 @@ function size(nbytes) {
 
 function number(x, digits = 3) {
   if (x === null || x === undefined) return "–";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
   const magnitude = Math.abs(x);
   const isPlain = magnitude < 1e6 && (magnitude >= 1e-3 || x === 0);
   const text = Number.isInteger(x) && isPlain ? String(x)
@@ -598,10 +599,12 @@ function showComparison() {
     if (row.kind === "extra") return `${shown(row.b)}, only in B`;
     return `${shown(row.a)} → ${shown(row.b)}`;
   };
+  // JSON has no infinity. Without an infinite difference, there is a number, unless all differing elements have NaN on one side.
+  const largestDifference = (row) => row.max_abs_difference ?? (row.kind === "elements" && row.nan_on_one_side < row.different ? Infinity : null);
   function openDifference(row) {
     const content = [make("h3", null, shown(row.name)), make("p", null, inWords(row))];
     if (row.kind === "elements") {
-      content.push(make("p", {class: "hint"}, `${row.a}` + (row.a === row.b ? "" : ` → ${row.b}`) + `; largest difference ${number(row.max_abs_difference)}`));
+      content.push(make("p", {class: "hint"}, `${row.a}` + (row.a === row.b ? "" : ` → ${row.b}`) + `; largest difference ${number(largestDifference(row))}`));
       if (row.nan_on_one_side) content.push(make("p", {class: "bad"}, `${exact(row.nan_on_one_side)} NaN on one side`));
     }
     if (row.numbers_a) {
@@ -617,7 +620,7 @@ function showComparison() {
     {title: "name", key: (row) => row.name, cell: (row) => nameButton({name: row.name, numbers: row.numbers_b}, openDifference.bind(null, row))},
     {title: "what differs", class: "medium", cell: (row) => { const text = inWords(row); return make("span", {title: text}, text); }},
     {title: "share", width: 60, class: "number", key: (row) => row.numel ? row.different / row.numel : null, cell: (row) => row.numel ? share(row.different, row.numel) : "–"},
-    {title: "max |a−b|", width: 84, class: "number wide", key: (row) => row.max_abs_difference ?? null, cell: (row) => number(row.max_abs_difference)},
+    {title: "max |a−b|", width: 84, class: "number wide", key: largestDifference, cell: (row) => number(largestDifference(row))},
   ];
   if (differences.some((row) => row.numbers_a)) {
     for (const side of ["a", "b"]) {
