@@ -523,6 +523,28 @@ TEST(NativeDamageTest, AChunkTableThatLiesIsRefused) {
   }
 }
 
+TEST(NativeDamageTest, ASizeOfAllChunksThatNoFileHasIsRefused) {
+  NativeWriteOptions options;
+  options.compression = NativeWriteOptions::Compression::zstd;
+  options.chunk_nbytes = 65536;
+  const MemoryFiles fs(kPath, written(tiny_checkpoint(), options));
+  using namespace native;
+  const auto file = fs.open("checkpoint/rank-00000.h5");
+  const FileHeader header = read_header(*file);
+  Index index = decode_index(read_index_bytes(*file, header), header, "rank");
+  StoredPiece stored = index.stored({1, 0});
+  ASSERT_EQ(stored.encoding, Encoding::zstd);
+  ASSERT_GT(index.grid({1, 0}).num_blocks(), 1U);
+  for (const std::uint64_t nbytes :
+       {std::uint64_t{0}, std::uint64_t{1}, header.file_nbytes + 1, UINT64_MAX}) {
+    stored.stored_nbytes = nbytes;
+    index.storage.set({1, 0}, stored);
+    EXPECT_THAT([&] { decode_index(encode_index(index), header, "rank"); },
+                ThrowsError(ErrorKind::corruption, ", found " + std::to_string(nbytes)))
+        << nbytes;
+  }
+}
+
 /// A checkpoint of one rank whose index is changed and whose checksums are all right. With
 /// `everywhere`, the index in the rank file is changed in the same way.
 class ResealedCheckpoint {

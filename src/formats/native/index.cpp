@@ -613,6 +613,18 @@ void validate_storage(const Index& index, const FileHeader& header, const std::s
                               "chunk size", "1 to " + std::to_string(grid.block_nbytes) + " bytes",
                               std::to_string(stored.stored_nbytes));
       }
+      if (stored.encoding == Encoding::zstd && grid.num_blocks() > 1) {
+        // The place of each chunk is in the block table, which is only read with the data.
+        const std::uint64_t max_nbytes = std::min(
+            checked_mul(grid.num_blocks(), grid.block_nbytes).value_or(UINT64_MAX), file_nbytes);
+        if (stored.stored_nbytes < grid.num_blocks() || stored.stored_nbytes > max_nbytes) {
+          throw Error::expected(
+              ErrorKind::corruption, {.path = path, .fqn = tensor.meta.fqn, .byte_range = {}},
+              "size of all chunks",
+              std::to_string(grid.num_blocks()) + " to " + std::to_string(max_nbytes) + " bytes",
+              std::to_string(stored.stored_nbytes));
+        }
+      }
       if (grid.num_blocks() > 1) {
         const auto table_nbytes =
             checked_mul(grid.num_blocks(), table_entry_nbytes(stored.encoding));
