@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -30,7 +31,13 @@ class JsonEvents {
 
 /// Walks through a JSON text without recursion and without building a tree in memory.
 /// Throws: Error(corruption) naming `path`, the byte position and the rule, as `parse_json` does.
+/// `added`: positions of bytes, sorted, that the caller has added to the text of the file; the
+/// positions in errors are those of the file.
 void read_json(std::string_view text, const std::string& path, JsonLimits limits,
-               JsonEvents& events);
+               JsonEvents& events, std::span<const std::size_t> added = {});
+
+/// Returns what parse_json returns for a text to which the caller has added bytes, as in read_json.
+Value parse_changed_json(std::string_view text, const std::string& path,
+                         std::span<const std::size_t> added);
 
 }  // namespace tessera::detail

@@ -3,6 +3,7 @@
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,8 +63,13 @@ double without_locale(std::string digits, double parsed) {
 class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
  public:
   StrictHandler(std::string_view text, const std::string& path, JsonLimits limits,
-                detail::JsonEvents& events)
-      : text_(text), path_(path), limits_(limits), events_(events), furthest_(text.data()) {}
+                detail::JsonEvents& events, std::span<const std::size_t> added)
+      : text_(text),
+        path_(path),
+        limits_(limits),
+        events_(events),
+        added_(added),
+        furthest_(text.data()) {}
 
   CountingIterator begin() { return {text_.data(), &furthest_}; }
   CountingIterator end() { return {text_.data() + text_.size(), &furthest_}; }
@@ -147,19 +153,24 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   /// Throws the error for a text that ends too early: the text is the beginning of a JSON document.
   [[noreturn]] void fail_at_end() const {
     const bool is_empty = text_.find_first_not_of(" \t\r\n") == std::string_view::npos;
-    throw Error::expected(
-        ErrorKind::corruption, {.path = path_}, "JSON", "a complete JSON text",
-        is_empty ? "an empty text"
-                 : "a text that is cut short after " + std::to_string(text_.size()) + " bytes",
-        "incomplete download or copy?");
+    throw Error::expected(ErrorKind::corruption, {.path = path_}, "JSON", "a complete JSON text",
+                          is_empty ? "an empty text"
+                                   : "a text that is cut short after " +
+                                         std::to_string(in_file(text_.size())) + " bytes",
+                          "incomplete download or copy?");
   }
 
   [[noreturn]] void fail(std::size_t at, const std::string& what) const {
     throw Error(ErrorKind::corruption, {.path = path_},
-                "JSON at byte " + std::to_string(at) + ": " + what);
+                "JSON at byte " + std::to_string(in_file(at)) + ": " + what);
   }
 
  private:
+  /// Returns the position in the file of a position in the text.
+  std::size_t in_file(std::size_t at) const {
+    return at - static_cast<std::size_t>(std::ranges::lower_bound(added_, at) - added_.begin());
+  }
+
   struct Key {
     std::size_t hash;  // compared first: names with long common prefixes are slow to compare
     std::string text;
@@ -195,6 +206,7 @@ class StrictHandler : public nlohmann::json_sax<nlohmann::json> {
   const std::string& path_;
   JsonLimits limits_;
   detail::JsonEvents& events_;
+  std::span<const std::size_t> added_;
   const char* furthest_;
   int depth_ = 0;
   std::vector<Key> keys_;                  // of all open objects, innermost last
@@ -248,13 +260,13 @@ class ValueBuilder final : public detail::JsonEvents {
 namespace detail {
 
 void read_json(std::string_view text, const std::string& path, JsonLimits limits,
-               JsonEvents& events) {
+               JsonEvents& events, std::span<const std::size_t> added) {
   if (text.size() > limits.max_nbytes) {
     throw Error::expected(ErrorKind::corruption, {.path = path}, "JSON size",
                           "at most " + std::to_string(limits.max_nbytes) + " bytes",
                           std::to_string(text.size()) + " bytes");
   }
-  StrictHandler handler(text, path, limits, events);
+  StrictHandler handler(text, path, limits, events, added);
   // nlohmann's lexer treats a NUL as the end of the text, and skips a byte order mark.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
     handler.fail(nul, "syntax: expected text, found a NUL byte");
@@ -268,6 +280,13 @@ void read_json(std::string_view text, const std::string& path, JsonLimits limits
 }
 
 }  // namespace detail
+
+Value detail::parse_changed_json(std::string_view text, const std::string& path,
+                                 std::span<const std::size_t> added) {
+  ValueBuilder builder;
+  read_json(text, path, {}, builder, added);
+  return builder.take();
+}
 
 Value parse_json(std::string_view text, const std::string& path, JsonLimits limits) {
   ValueBuilder builder;

@@ -75,6 +75,15 @@ TEST(JsonTest, NumbersThatOnlyPythonWritesBecomeNone) {
               ThrowsError(ErrorKind::corruption, "JSON at byte 1"));
 }
 
+TEST(JsonTest, NumbersThatOnlyPythonWritesMoveNoPositionOfAnError) {
+  EXPECT_THAT([&] { parse_python_json("[Infinity, -Infinity, NaN, NaN, ?]", "f"); },
+              ThrowsError(ErrorKind::corruption, "JSON at byte 32"));
+  EXPECT_THAT([&] { parse_python_json("[NaN, ?, NaN]", "f"); },
+              ThrowsError(ErrorKind::corruption, "JSON at byte 6"));
+  EXPECT_THAT([&] { parse_python_json("[NaN, NaN", "f"); },
+              ThrowsError(ErrorKind::corruption, "cut short after 9 bytes"));
+}
+
 TEST(JsonTest, IntegersOfAnySizeStayExact) {
   EXPECT_EQ(parse_json("-9223372036854775808", "f"),
             Value(std::numeric_limits<std::int64_t>::min()));
