@@ -16,6 +16,7 @@
 #include "runtime/keep_freed_memory.h"
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/mesh_around.h"
 #include "runtime/torch_bridge.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
@@ -719,6 +720,14 @@ void replicate(Module& module, const ReplicateOptions& options) {
     if (registry::gradient_hook(tensor) != nullptr) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<RefusingHook>(fqn));
   }
+  const auto is_managed = [&](const Tensor& parameter) {
+    const auto is_same = [&](const auto& each) { return each.second.is_same(parameter); };
+    return std::ranges::any_of(parameters.trained, is_same) ||
+           std::ranges::any_of(parameters.frozen, is_same);
+  };
+  for_each_open_module(module, "", [&](Module& each, const std::string&) {
+    registry::note_mesh_around(each, options.mesh, is_managed);
+  });
   registry::attach<registry::PassMember>(module, reducer);
   registry::note_applied(module, "replicate", options.mesh);
 }

@@ -762,6 +762,75 @@ TEST(TrainStateTest, WhatIsMissingAndStaysIsNoted) {
               HasSubstr("1.weight: missing: expected a parameter group that has it, found none"));
 }
 
+// Shows C2.
+TEST(TrainStateTest, APartOfAUnitIsSavedByAllRanks) {
+  struct WithBackboneImpl : torch::nn::Module {
+    WithBackboneImpl() {
+      backbone = register_module(
+          "backbone", torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3)));
+      head = register_module("head", torch::nn::Linear(3, 2));
+    }
+    torch::nn::Sequential backbone{nullptr};
+    torch::nn::Linear head{nullptr};
+  };
+  for (const bool is_replicated : {false, true}) {
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.path() + "/a";
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      const auto model = std::make_shared<WithBackboneImpl>();
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : model->parameters()) each.copy_(torch::rand_like(each) + 1);
+        for (at::Tensor& each : model->parameters()) mesh.world()->broadcast(each, 0, "").wait();
+      }
+      const StateDict before = state_dict(*model->backbone);
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh});
+      }
+      EXPECT_EQ(mesh_of(*model->backbone).world_size(), 2);
+      EXPECT_EQ(state_dict(*model->backbone, {.rank0_only = true}).empty(), mesh.rank() == 1);
+      const at::Tensor mean = model->backbone->named_buffers()["1.running_mean"];
+      mean.fill_(mesh.rank());
+      sync_buffers(*model->backbone, BufferSync::mean);
+      EXPECT_TRUE(mean.eq(0.5).all().item<bool>());
+      TrainState state(model->backbone);
+      save(state, path);
+      torch::nn::Sequential plain(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3));
+      TrainState of_plain(plain);
+      load(of_plain, path);
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : model->backbone->parameters()) each.zero_();
+      }
+      load(state, path);
+      const StateDict loaded = state_dict(*model->backbone);
+      for (const char* name : {"0.weight", "0.bias", "1.weight"}) {
+        EXPECT_TRUE(state_dict(*plain).tensor(name).equal(before.tensor(name))) << name;
+        EXPECT_TRUE(loaded.tensor(name).equal(before.tensor(name))) << name;
+      }
+    });
+  }
+}
+
+// The tied weight is a shard of the backbone's unit, but the head is outside of the backbone.
+// Shows C2.
+TEST(TrainStateTest, AShardWithoutItsUnitIsRefusedByName) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    torch::nn::Linear backbone(4, 4);
+    test::TiedHead head(backbone->weight);
+    fully_shard(*backbone, {.mesh = mesh});
+    const test::TemporaryDirectory directory;
+    const auto expected = HasSubstr(
+        "weight: sharded parameter: expected a module that contains the sharded module, found one "
+        "that does not");
+    TrainState state(head);
+    EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }), expected);
+    EXPECT_THAT(error_of([&] { state_dict(*head); }), expected);
+  });
+}
+
 // Shows E7.
 TEST(TrainStateTest, AParameterLosesItsStateOnlyIfItIsLoadedAsOneWithoutState) {
   const test::TemporaryDirectory directory;
