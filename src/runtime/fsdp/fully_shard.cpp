@@ -12,6 +12,7 @@
 #include "runtime/fsdp/unit_state_dict_hooks.h"
 #include "runtime/keep_freed_memory.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/mesh_around.h"
 #include "runtime/registry/parameter_shards.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
@@ -307,6 +308,12 @@ void make_unit(const NamedModule& at, const FullyShardOptions& options) {
   }
   if (unit->handles.empty()) refuse_module_of_unit(*module);
   attach_state_dict_hooks(*module);
+  const auto is_managed = [](const at::Tensor& parameter) {
+    return FlatParamHandle::of(parameter) != nullptr;
+  };
+  for_each_open_module(module, options, [&](Module& each) {
+    registry::note_mesh_around(each, options.mesh, is_managed);
+  });
   registry::attach(*module, std::move(unit));
   registry::note_applied(*module, "fully_shard", options.mesh);
 }

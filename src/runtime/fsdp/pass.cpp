@@ -4,7 +4,9 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "runtime/fsdp/traversal.h"
 #include "tessera/base/error.h"
@@ -35,6 +37,17 @@ std::shared_ptr<dist::Group> group_of_all(
     if (group->size() > (largest ? largest->size() : 1)) largest = group;
   }
   return largest;
+}
+
+/// Records that `pass` opens a phase on the ranks of `group`. Returns the pass that opened one
+/// before it; nullptr if there is none. See [Note: Turns].
+std::shared_ptr<Pass> take_turn(const dist::Group* group, const std::shared_ptr<Pass>& pass) {
+  static std::mutex mutex;
+  // A pass owns its group, so a group's address is not used again while its last pass lives.
+  static std::unordered_map<const dist::Group*, std::weak_ptr<Pass>> last_passes;
+  const std::lock_guard lock(mutex);
+  std::erase_if(last_passes, [](const auto& each) { return each.second.expired(); });
+  return std::exchange(last_passes[group], pass).lock();
 }
 
 /// Returns the device on which all units compute.
@@ -482,12 +495,33 @@ void Pass::begin_phase(PhaseKey::Direction direction) {
     return is_in_order(*handle) || (reduces && handle->gradients().are_reduced());
   };
   if (meetings_.empty() && std::ranges::none_of(handles_, participates)) return;
+  if (group_) {
+    const std::shared_ptr<Pass> other = take_turn(group_.get(), shared_from_this());
+    if (other && other.get() != this) other->end_turn();
+  }
   std::size_t& num_before = num_phases_[is_backward ? 1 : 0];
   runner_->begin_phase({.direction = direction,
                         .kind = kind_,
                         .keeps_gradients = is_backward && gradients_ == Gradients::keep_unsharded,
                         .number = std::min(num_before, std::size_t{1})});
   ++num_before;
+}
+
+/// Ends the open phase, because another root opens one. See [Note: Turns]. Leaves the phase of a
+/// forward alone that is running around the other root's.
+void Pass::end_turn() {
+  const std::lock_guard lock(mutex_);
+  if (!runner_->can_end_phase()) return;
+  const bool is_backward = runner_->key().direction == PhaseKey::Direction::backward;
+  if (!is_backward && forward_depth_ > 0) return;
+  // If the backward threw on this rank, the other ranks wait for this rank in the phase.
+  if (is_backward && !end_of_backward_.is_queued()) return give_up_backward();
+  try {
+    end_phase();
+  } catch (...) {
+    abort();
+    throw;
+  }
 }
 
 void Pass::end_phase(bool has_failed) {
@@ -612,7 +646,10 @@ void Pass::finish_reduces() {
 // to the current backward, which may be a nested one (recomputation). But the first event of a
 // backward calls this function, and that event is in the outer backward.
 void Pass::queue_end_of_backward() {
-  if (is_end_queued_ && end_of_backward_.is_queued()) return;
+  if (is_end_queued_ && end_of_backward_.is_queued()) {
+    begin_phase(PhaseKey::Direction::backward);  // again, if another root has ended it
+    return;
+  }
   if (is_end_queued_) {
     give_up_backward();
     open(PassKind::reopened);

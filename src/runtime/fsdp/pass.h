@@ -52,6 +52,11 @@ struct ParameterUse {
 /// cases: the same operator uses A too; A was prefetched and nothing has used it yet; in a forward,
 /// the sharding strategy or a NoSyncScope keeps A; in a backward, it has not used A yet.
 ///
+/// [Note: Turns] Roots on the same ranks share the connection between the ranks, and one backward
+/// may go through several roots. So only one root's phase is open at a time: a root that opens a
+/// phase ends the other root's phase first. When the backward comes back to the other root, that
+/// root opens a phase again. All ranks do so in the same order, whichever units they use.
+///
 /// The registry stores the pass as a ModuleState of the root module, and owns it. Thread-safe.
 class Pass final : public HandleEvents,
                    public registry::ModuleState,
@@ -142,6 +147,7 @@ class Pass final : public HandleEvents,
   void record_use(std::size_t handle, std::size_t parameter);
   void leave_units_outside(std::size_t handle, bool is_backward);
   void begin_phase(PhaseKey::Direction direction);
+  void end_turn();
   void end_phase(bool has_failed = false);
   void gather(std::size_t handle, LastUse last_use);
   void gather_ahead(std::size_t handle, bool is_backward);

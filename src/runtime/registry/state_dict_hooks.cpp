@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/cast.h"
 #include "runtime/torch_bridge.h"
 
 namespace tessera {
@@ -32,6 +33,31 @@ std::string shard_error(const StateTensor& whole, const LocalShard& shard) {
   const DType dtype = dtype_of(shard.tensor.scalar_type());
   if (dtype != whole.dtype) return std::string(dtype_name(dtype));
   return {};
+}
+
+/// Returns how many numbers of this rank's shards would become infinite, or NaN, as `dtype`.
+std::int64_t count_too_large(const StateTensor& tensor, DType dtype) {
+  if (tensor.dtype == dtype ||
+      (can_cast(tensor.dtype, dtype) && !can_overflow(tensor.dtype, dtype)))
+    return 0;
+  const at::NoGradGuard no_grad;
+  constexpr std::int64_t kMostAtOnce = std::int64_t{1} << 20;  // elements; bounds the memory
+  // The functions below do not know the dtypes of 8 bits.
+  const auto readable = [](const at::Tensor& numbers) {
+    return numbers.element_size() == 1 ? numbers.to(at::kFloat) : numbers;
+  };
+  std::int64_t num_too_large = 0;
+  for (const LocalShard& shard : tensor.local_shards) {
+    if (shard.tensor.is_meta()) continue;
+    for (const at::Tensor& part : shard.tensor.detach().view({-1}).split(kMostAtOnce)) {
+      const at::Tensor from = readable(part);
+      const at::Tensor to = readable(part.to(scalar_type_of(dtype)));
+      const at::Tensor is_kept =
+          to.isfinite().logical_or(from.isnan()).logical_or(from.isinf().logical_and(to.isinf()));
+      num_too_large += is_kept.logical_not().sum().item<std::int64_t>();
+    }
+  }
+  return num_too_large;
 }
 
 }  // namespace
@@ -66,6 +92,12 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
     const std::string error = shard_error(*tensor, shard);
     if (error.empty()) continue;
     report.add("shard", fqn, "a contiguous shard inside the tensor, of the tensor's dtype", error);
+    return nullptr;
+  }
+  if (const std::int64_t number = count_too_large(*tensor, dtype); number > 0) {
+    report.add("cast", fqn, "numbers that " + std::string(dtype_name(dtype)) + " can hold",
+               number == 1 ? "1 element that is too large for it"
+                           : std::to_string(number) + " elements that are too large for it");
     return nullptr;
   }
   return tensor;

@@ -16,6 +16,7 @@
 #include "runtime/keep_freed_memory.h"
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/mesh_around.h"
 #include "runtime/torch_bridge.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
@@ -659,18 +660,23 @@ std::vector<std::int64_t> strides_of(const Tensor& tensor) {
 }
 
 /// Throws on all ranks if ranks have different parameters or buffers to replicate. Collective.
-void require_equal_modules(Module& module, const NamedTensors& parameters,
+void require_equal_modules(Module& module, const FoundParameters& parameters,
                            const ReplicateOptions& options,
                            const std::shared_ptr<dist::Group>& group) {
-  const bool syncs_buffers = options.buffers == ReplicateOptions::Buffers::broadcast ||
-                             options.module_states == ReplicateOptions::ModuleStates::sync;
+  const bool syncs_parameters = options.module_states == ReplicateOptions::ModuleStates::sync;
+  const bool syncs_buffers =
+      syncs_parameters || options.buffers == ReplicateOptions::Buffers::broadcast;
   std::vector<std::string> lines{"buckets of " + std::to_string(options.bucket_nbytes) + " bytes"};
   const auto add_line = [&](const std::string& fqn, const Tensor& tensor,
                             const std::string& more = "") {
     lines.push_back(c10::str(fqn, " (", tensor.scalar_type(), ", ", tensor.sizes(), more, ")"));
   };
-  for (const auto& [fqn, tensor] : parameters) {  // gradients are averaged as they are in memory
+  for (const auto& [fqn, tensor] : parameters.trained) {
+    // Gradients are averaged as they are in memory.
     add_line(fqn, tensor, tensor.is_contiguous() ? "" : c10::str(", strides ", strides_of(tensor)));
+  }
+  if (syncs_parameters) {
+    for (const auto& [fqn, tensor] : parameters.frozen) add_line(fqn, tensor, ", frozen");
   }
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
@@ -683,13 +689,10 @@ void require_equal_modules(Module& module, const NamedTensors& parameters,
 }
 
 /// Sends rank 0's parameters and buffers to all ranks, each tensor once. Collective.
-void sync_module_states(Module& module, dist::Group& group) {
+void sync_module_states(Module& module, const FoundParameters& parameters, dist::Group& group) {
   dist::StateSync sync(group);
-  for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
-    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
-      sync.sync(prefix + parameter.key(), parameter.value());
-    }
-  });
+  for (const auto& [fqn, tensor] : parameters.trained) sync.sync(fqn, tensor);
+  for (const auto& [fqn, tensor] : parameters.frozen) sync.sync(fqn, tensor);
   for_each_open_module(module, "", [&](const Module& each, const std::string& prefix) {
     for (const auto& buffer : each.named_buffers(/*recurse=*/false)) {
       sync.sync(prefix + buffer.key(), buffer.value());
@@ -706,9 +709,9 @@ void replicate(Module& module, const ReplicateOptions& options) {
   // Each replicated module has a connection (group) of its own. So the order between its
   // collectives and those of other modules may differ from rank to rank.
   const auto group = options.mesh.world()->separate("replicate");
-  if (group->size() > 1) require_equal_modules(module, parameters.trained, options, group);
+  if (group->size() > 1) require_equal_modules(module, parameters, options, group);
   if (options.module_states == ReplicateOptions::ModuleStates::sync) {
-    sync_module_states(module, *group);
+    sync_module_states(module, parameters, *group);
   }
   const auto reducer = std::make_shared<Reducer>(owner, options, group);
   reducer->take(parameters.trained);
@@ -717,6 +720,14 @@ void replicate(Module& module, const ReplicateOptions& options) {
     if (registry::gradient_hook(tensor) != nullptr) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<RefusingHook>(fqn));
   }
+  const auto is_managed = [&](const Tensor& parameter) {
+    const auto is_same = [&](const auto& each) { return each.second.is_same(parameter); };
+    return std::ranges::any_of(parameters.trained, is_same) ||
+           std::ranges::any_of(parameters.frozen, is_same);
+  };
+  for_each_open_module(module, "", [&](Module& each, const std::string&) {
+    registry::note_mesh_around(each, options.mesh, is_managed);
+  });
   registry::attach<registry::PassMember>(module, reducer);
   registry::note_applied(module, "replicate", options.mesh);
 }

@@ -105,17 +105,25 @@ class LoadWalk {
 
 using FoundTensors = std::unordered_map<std::string, const StateTensor*>;
 
-/// Reports the second name of a tied tensor if `sent` has other elements for it than for the first
-/// name. `alias`: an entry of `wanted`. `found`: what `sent` has for the names before it.
-void check_alias(const StateDict::Item& alias, const StateDict& wanted, const FoundTensors& found,
-                 StateDict& sent, LoadReport& report) {
+void require_no_hole(const StateTensor& tensor, const std::string& fqn, LoadReport& report) {
+  if (state::cut(tensor, whole_box(tensor.shape))) return;
+  report.add("hole", fqn, "every element", "shards that do not cover the tensor");
+}
+
+/// Finds the second name of a tied tensor in `sent`, and adds it to `found` if `sent` lacks the
+/// first name. Reports other elements than those of the first name. `alias`: an entry of `wanted`.
+/// `found`: what `sent` has for the names before it.
+void take_alias(const StateDict::Item& alias, const StateDict& wanted, FoundTensors& found,
+                StateDict& sent, LoadReport& report) {
   const std::string& first = std::get<StateAlias>(alias.entry).target;
   const StateEntry* const target = wanted.find(first);
   const auto* const own = target == nullptr ? nullptr : std::get_if<StateTensor>(target);
-  const auto it = found.find(first);
-  if (own == nullptr || it == found.end() || !sent.contains(alias.fqn)) return;
+  if (own == nullptr || !sent.contains(alias.fqn)) return;
   const StateTensor* const second = find_fitting(sent, alias.fqn, own->dtype, own->shape, report);
-  if (second == nullptr || second == it->second) return;
+  if (second == nullptr) return;
+  const auto [it, is_new] = found.emplace(first, second);
+  if (is_new) return require_no_hole(*second, alias.fqn, report);
+  if (second == it->second) return;
   const auto elements = state::cut(*second, whole_box(own->shape));
   const auto of_first = state::cut(*it->second, whole_box(own->shape));
   if (!elements || !of_first) return;  // the load reports holes of the first name
@@ -133,25 +141,24 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
   std::string failure;
   std::string missing;  // keys, one per line
   StateDict sent = of_first;
-  FoundTensors found_here;
+  FoundTensors found_here;  // by the first name of each tensor
   if (world.rank() == 0) {
     LoadReport report{options};
     for (const StateDict::Item& item : wanted) {
       if (std::holds_alternative<StateAlias>(item.entry)) {
-        check_alias(item, wanted, found_here, sent, report);
+        take_alias(item, wanted, found_here, sent, report);
         continue;
       }
       const auto* tensor = std::get_if<StateTensor>(&item.entry);
       if (tensor == nullptr) continue;
       const StateTensor* found = find_fitting(sent, item.fqn, tensor->dtype, tensor->shape, report);
-      if (found == nullptr) {
-        missing += item.fqn + "\n";
-        continue;
-      }
+      if (found == nullptr) continue;
       found_here[item.fqn] = found;
-      if (!state::cut(*found, whole_box(found->shape))) {
-        report.add("hole", item.fqn, "every element", "shards that do not cover the tensor");
-      }
+      require_no_hole(*found, item.fqn, report);
+    }
+    for (const StateDict::Item& item : wanted) {
+      const bool is_tensor = std::holds_alternative<StateTensor>(item.entry);
+      if (is_tensor && !found_here.contains(item.fqn)) missing += item.fqn + "\n";
     }
     if (!options.allow_unexpected) {
       for (const StateDict::Item& item : sent) {

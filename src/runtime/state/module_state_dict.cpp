@@ -6,6 +6,8 @@
 #include <unordered_map>
 
 #include "runtime/registry/gradient_hook.h"
+#include "runtime/registry/mesh_around.h"
+#include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "tessera/base/error.h"
@@ -31,7 +33,7 @@ class Walk {
   explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {
     const dist::Mesh mesh = mesh_of(root);
     is_first_rank_ = mesh.rank() == 0;
-    has_one_rank_ = mesh.world_size() == 1;
+    num_ranks_ = mesh.world_size();
   }
 
   void visit(Module& module, const std::string& prefix, StateDictOptions options,
@@ -79,6 +81,7 @@ class Walk {
   void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options,
             Copies copies) {
     if (!tensor.defined()) return;
+    refuse_lone_shard(fqn, tensor);
     const auto [first, is_new] = fqns_.emplace(tensor.unsafeGetTensorImpl(), fqn);
     if (!is_new) {
       state_dict_.set(fqn, StateAlias{first->second});
@@ -93,10 +96,20 @@ class Walk {
       own = own.clone();
     }
     // If the ranks' copies may differ, rank 0's copy is saved.
-    if (options.type == SHARDED && copies == Copies::own && !has_one_rank_) {
+    if (options.type == SHARDED && copies == Copies::own && num_ranks_ > 1) {
       entry.layout = state::layout_of_own_copies(entry.shape);
     }
     state_dict_.set(fqn, std::move(entry));
+  }
+
+  /// Throws if the parameter is a shard of a unit that is not in this tree: it is tied to a
+  /// parameter of some other module.
+  void refuse_lone_shard(const std::string& fqn, const at::Tensor& tensor) const {
+    const auto shard = registry::find_shard(tensor);
+    if (!shard || !shard->group || shard->group->size() <= num_ranks_) return;
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "sharded parameter",
+                          "a module that contains the sharded module", "one that does not",
+                          "is it tied to a weight of another module? use a module that has both");
   }
 
   void drop(const std::string& prefix) {
@@ -109,13 +122,17 @@ class Walk {
 
   Scopes scopes_;
   bool is_first_rank_ = true;
-  bool has_one_rank_ = true;
+  int num_ranks_ = 1;
   StateDict state_dict_;
   std::unordered_map<const at::TensorImpl*, std::string> fqns_;
 };
 
 void collect_meshes(const Module& module, std::optional<dist::Mesh>& found) {
-  if (auto mesh = registry::applied_mesh(module)) {
+  auto mesh = registry::applied_mesh(module);
+  if (const auto around = registry::find<registry::MeshAround>(module); around && !mesh) {
+    mesh = around->mesh;
+  }
+  if (mesh) {
     if (found && found->world_size() != mesh->world_size() && found->world_size() > 1 &&
         mesh->world_size() > 1) {
       throw Error::expected(ErrorKind::invalid_argument, {}, "meshes of the modules in one model",

@@ -67,7 +67,7 @@ template <class State>
 Slots adam_slots(State& state, bool amsgrad) {
   return {{"exp_avg", &state.exp_avg(), true},
           {"exp_avg_sq", &state.exp_avg_sq(), true},
-          {"max_exp_avg_sq", &state.max_exp_avg_sq(), amsgrad}};
+          {"max_exp_avg_sq", &state.max_exp_avg_sq(), amsgrad, true}};
 }
 Slots slots_of(optim::AdamParamState& state, const optim::AdamOptions& options) {
   return adam_slots(state, options.amsgrad());
@@ -99,8 +99,8 @@ void visit_fields(optim::RMSpropOptions& options, Visit&& visit) {
 }
 Slots slots_of(optim::RMSpropParamState& state, const optim::RMSpropOptions& options) {
   return {{"square_avg", &state.square_avg(), true},
-          {"momentum_buffer", &state.momentum_buffer(), options.momentum() > 0},
-          {"grad_avg", &state.grad_avg(), options.centered()}};
+          {"momentum_buffer", &state.momentum_buffer(), options.momentum() > 0, true},
+          {"grad_avg", &state.grad_avg(), options.centered(), true}};
 }
 
 template <class State>

@@ -29,6 +29,9 @@ class OptimizerAdapter {
     std::string name;
     at::Tensor* tensor;  // points to an undefined tensor if the state does not exist yet
     bool is_required;    // the optimizer's next step needs it, given its options
+    /// Whether zeros can stand for it if the parameter's other state is there, as in the first
+    /// step.
+    bool may_begin_at_zero = false;
   };
   virtual std::vector<Slot> slots(torch::optim::OptimizerParamState& state,
                                   const torch::optim::OptimizerOptions& options) const = 0;

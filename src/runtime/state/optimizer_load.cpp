@@ -164,6 +164,7 @@ OptimizerLoad::Loaded OptimizerLoad::want_of(const OptimizerParameter& parameter
                             parameter.tensor.options().requires_grad(false).dtype(dtype));
     }
     add(slot.name, laid_out_as(parameter, tensor));
+    if (slot.may_begin_at_zero) loaded.may_be_absent.insert(prefix + slot.name);
   }
   if (step != nullptr) {
     StateTensor entry =
@@ -279,6 +280,45 @@ void OptimizerLoad::check_steps(const std::set<std::string>& filled) const {
   }
 }
 
+/// Returns whether everything was loaded that an optimizer needs to go on.
+bool OptimizerLoad::is_complete(const Loaded& loaded, const std::set<std::string>& filled) {
+  return std::ranges::all_of(loaded.wanted, [&](const std::string& name) {
+    return filled.contains(name) || loaded.may_be_absent.contains(name);
+  });
+}
+
+std::vector<std::string> OptimizerLoad::find_incomplete(const std::set<std::string>& filled) const {
+  std::vector<std::string> found;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto is_filled = [&](const std::string& name) { return filled.contains(name); };
+    const bool has_some = std::ranges::any_of(loaded_[i].wanted, is_filled);
+    if (has_some && !is_complete(loaded_[i], filled)) {
+      found.push_back("state." + parameters_[i].fqn);
+    }
+  }
+  return found;
+}
+
+/// Sets the new state that was not loaded, and that may begin at zero, to the parameter's present
+/// state. If there is none, sets it to zeros if the next step needs it, else leaves it out.
+void OptimizerLoad::keep_absent(const OptimizerParameter& parameter, const Loaded& loaded,
+                                const std::set<std::string>& filled) const {
+  const auto held = held_by(parameter);
+  const auto& options = optimizer_->param_groups()[parameter.group].options();
+  for (const OptimizerAdapter::Slot& slot : adapter_->slots(*loaded.state, options)) {
+    const std::string key = prefix_of(parameter) + slot.name;
+    if (!loaded.may_be_absent.contains(key) || filled.contains(key)) continue;
+    const auto present = held.find(slot.name);
+    if (present != held.end()) {
+      *slot.tensor = present->second;
+    } else if (slot.is_required) {
+      slot.tensor->zero_();
+    } else {
+      *slot.tensor = at::Tensor();
+    }
+  }
+}
+
 void OptimizerLoad::replace(const std::set<std::string>& filled) {
   check_steps(filled);
   for (std::size_t group = 0; group < options_.size(); ++group) {
@@ -291,9 +331,8 @@ void OptimizerLoad::replace(const std::set<std::string>& filled) {
       if (known_.contains(parameters_[i].fqn)) optimizer_->state().erase(key);
       continue;
     }
-    const bool is_whole = std::ranges::all_of(
-        loaded.wanted, [&](const std::string& name) { return filled.contains(name); });
-    if (!is_whole) continue;
+    if (!is_complete(loaded, filled)) continue;
+    keep_absent(parameters_[i], loaded, filled);
     for (const Step& step : loaded.steps) take_step(step);
     optimizer_->state()[key] = std::move(loaded.state);
   }

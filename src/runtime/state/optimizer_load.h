@@ -55,9 +55,14 @@ class OptimizerLoad {
   /// Throws: Error(mismatch) if a loaded step is not a valid number of steps. `filled`: as for
   /// `replace`.
   void check_steps(const std::set<std::string>& filled) const;
+  /// Returns `state.<fqn>` of each parameter that keeps its old state, because only some of the
+  /// state that it needs was loaded. `filled`: as for `replace`.
+  std::vector<std::string> find_incomplete(const std::set<std::string>& filled) const;
   /// Replaces the optimizer's state and fields. `filled`: the keys that were loaded. A parameter
-  /// keeps its old state if some of its wanted keys were not loaded. A parameter that was saved
-  /// without state has none afterwards, unless `only` leaves out its state.
+  /// keeps its old state if some of its wanted keys were not loaded. Exception: state that may
+  /// begin at zero (`max_exp_avg_sq`) stays as it was, or is zero, beside what was loaded. A
+  /// parameter that was saved without state has none afterwards, unless `only` leaves out its
+  /// state.
   void replace(const std::set<std::string>& filled);
 
  private:
@@ -68,8 +73,9 @@ class OptimizerLoad {
   /// The new state of a parameter.
   struct Loaded {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
-    std::vector<std::string> wanted;  // keys of its state to load
-    std::vector<Step> steps;          // one if the optimizer counts steps, else none
+    std::vector<std::string> wanted;      // keys of its state to load
+    std::set<std::string> may_be_absent;  // those of `wanted` that may begin at zero
+    std::vector<Step> steps;              // one if the optimizer counts steps, else none
   };
 
   std::vector<OptimizerParameter> fused_members() const;
@@ -77,6 +83,9 @@ class OptimizerLoad {
                          const std::vector<Value::Dict>& saved, LoadReport& report);
   static void check_step(const std::string& key, const Step& step);
   static void take_step(const Step& step);
+  static bool is_complete(const Loaded& loaded, const std::set<std::string>& filled);
+  void keep_absent(const OptimizerParameter& parameter, const Loaded& loaded,
+                   const std::set<std::string>& filled) const;
   Loaded want_of(const OptimizerParameter& parameter,
                  const std::map<std::string, SavedTensor>& saved, StateDict& wanted) const;
   std::map<std::string, at::Tensor> held_by(const OptimizerParameter& parameter) const;

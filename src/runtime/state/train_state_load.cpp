@@ -237,6 +237,9 @@ class TrainState::Impl::Load {
   void read_values();
   void report(const std::string& rule, const std::string& name, const std::string& expected,
               const std::string& found);
+  void note(const std::string& rule, const std::string& name, const std::string& expected,
+            const std::string& found);
+  void report_missing(const std::string& name, const std::string& expected);
   bool is_wanted(const std::string& name);
   void check_fits(const std::string& name, const Stateful& object, const Value& saved);
   void check(const NamedValue& value);
@@ -398,6 +401,19 @@ void TrainState::Impl::Load::report(const std::string& rule, const std::string& 
       {formats::Finding::Severity::error, rule, {.fqn = name}, expected, found});
 }
 
+/// Adds to the notes of the summary.
+void TrainState::Impl::Load::note(const std::string& rule, const std::string& name,
+                                  const std::string& expected, const std::string& found) {
+  plan_.notes.push_back(
+      {formats::Finding::Severity::note, rule, {.path = path_, .fqn = name}, expected, found});
+}
+
+/// Reports what the checkpoint lacks; as a note if the options allow it.
+void TrainState::Impl::Load::report_missing(const std::string& name, const std::string& expected) {
+  if (options_.allow_missing) return note("missing", name, expected, "none");
+  report("missing", name, expected, "none");
+}
+
 /// Returns whether `only` selects a value. In the checkpoint, a value may be several entries,
 /// `name` and `name.…`. If `only` selects some of them but not all, reports a problem and returns
 /// true. If the checkpoint has none of them, returns whether `only` selects `name`.
@@ -432,8 +448,8 @@ void TrainState::Impl::Load::check(const NamedValue& value) {
   if (!is_wanted(value.name)) return;
   if (const auto found = tree_.find({value.name})) {
     check_fits(value.name, value.object, *found);
-  } else if (!options_.allow_missing) {
-    report("missing", value.name, "a value", "none");
+  } else {
+    report_missing(value.name, "a value");
   }
 }
 
@@ -444,7 +460,7 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
   const auto* list = saved ? saved->get_if<Value::List>() : nullptr;
   if (is_dropped(value, list)) return;
   if (list == nullptr || list->empty()) {
-    if (!options_.allow_missing) report("missing", value.name, "a value of each rank", "none");
+    report_missing(value.name, "a value of each rank");
   } else if (value.policy == PerRank::refuse &&
              list->size() != static_cast<std::size_t>(world_size)) {
     report("per rank", value.name,
@@ -464,10 +480,26 @@ void TrainState::Impl::Load::check(const PerRankValue& value) {
 /// Reads the fields of the parameter groups; OptimizerLoad::replace sets them later. Reports their
 /// problems, and saved values that nothing loads.
 void TrainState::Impl::Load::check_optimizer() {
-  const LoadStateDictOptions relaxed{.allow_missing = options_.allow_missing};
-  LoadReport of_groups{relaxed};
+  const LoadStateDictOptions strict;
+  LoadReport of_groups{strict};
   take_groups(*optimizer_load_, path_, tree_, only_, of_groups);
-  plan_.problems.insert(plan_.problems.end(), of_groups.problems.begin(), of_groups.problems.end());
+  const std::string groups = std::string(kOptimizerName) + ".param_groups";
+  const auto is_missing = [&](const formats::Finding& finding) {
+    return options_.allow_missing && finding.rule == "missing";
+  };
+  const auto is_group = [&](const auto& leaf) { return leaf.first.starts_with(groups + "."); };
+  if (std::ranges::any_of(of_groups.problems, is_missing) &&
+      std::ranges::none_of(tree_.leaves(), is_group)) {
+    note("missing", groups, "parameter groups", "none");
+    std::erase_if(of_groups.problems, is_missing);
+  }
+  for (const formats::Finding& problem : of_groups.problems) {
+    if (is_missing(problem)) {
+      note(problem.rule, problem.where.fqn, problem.expected, problem.found);
+    } else {
+      plan_.problems.push_back(problem);
+    }
+  }
   std::vector<formats::Finding>& findings =
       options_.allow_unexpected ? plan_.notes : plan_.problems;
   auto unused = optimizer_load_->find_unused(tree_, {kOptimizerName}, findings);
@@ -547,7 +579,13 @@ void TrainState::Impl::Load::take_over() {
     if (!is_read.contains(fqn)) copies_.erase(fqn);
   }
   if (!copies_.empty()) load_state_dict(*state_.model_, copies_, {.allow_missing = true});
-  if (optimizer_load_) optimizer_load_->replace(filled);
+  if (optimizer_load_) {
+    for (const std::string& name : optimizer_load_->find_incomplete(filled)) {
+      note("incomplete", std::string(kOptimizerName) + "." + name,
+           "all of the state that the optimizer needs", "only a part: it stays as it is");
+    }
+    optimizer_load_->replace(filled);
+  }
   load_values();
 }
 

@@ -236,6 +236,97 @@ TEST(UnevenStepsTest, AUnitGatheredAheadOutlivesItsReduction) {
   });
 }
 
+/// Units of one size, so that collectives of different units would fit each other.
+struct LayersImpl : torch::nn::Module {
+  LayersImpl() {
+    for (int i = 0; i < kNumExperts; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+    }
+  }
+  at::Tensor forward(at::Tensor x, const Route& route) {
+    for (const int i : route) x = torch::tanh(layers[static_cast<std::size_t>(i)]->forward(x));
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Layers);
+
+// Shows B1.
+TEST(UnevenUseTest, TwoRootsInOneBackward) {
+  for (const bool alternates : {false, true}) {
+    test::on_ranks(
+        2,
+        [&](const dist::Mesh& mesh) {
+          // By rank: which units of the second root it uses, step by step.
+          const std::vector<std::vector<Route>> routes = {{{0}, {0, 2}, {1}, {1}, {3}, {3}},
+                                                          {{1}, {1, 2}, {1}, {0}, {2}, {3}}};
+          Layers a = seeded<Layers>();
+          Layers b = seeded<Layers>();
+          const FullyShardOptions options{.mesh = mesh,
+                                          .policy = ModuleWrapPolicy<torch::nn::Linear>()};
+          Layers sharded_a = seeded<Layers>();
+          Layers sharded_b = seeded<Layers>();
+          fully_shard(*sharded_a, options);
+          fully_shard(*sharded_b, options);
+          for (std::size_t step = 0; step < routes[0].size(); ++step) {
+            test::stand_at("step " + std::to_string(step));
+            const auto loss = [&](int rank, const auto& first, const auto& second) {
+              const Route& route = routes[static_cast<std::size_t>(rank)][step];
+              at::Tensor x = second(first(rows_of(rank, static_cast<int>(step)), {0, 1}), route);
+              if (alternates) x = second(first(x, {1, 2}), {0});
+              return x.sum();
+            };
+            for (int rank = 0; rank < 2; ++rank) {
+              const at::Tensor sum = loss(
+                  rank, [&](const at::Tensor& x, const Route& r) { return a->forward(x, r); },
+                  [&](const at::Tensor& x, const Route& r) { return b->forward(x, r); });
+              (sum / 2).backward();
+            }
+            loss(
+                mesh.rank(),
+                [&](const at::Tensor& x, const Route& r) { return forward(sharded_a, x, r); },
+                [&](const at::Tensor& x, const Route& r) { return forward(sharded_b, x, r); })
+                .backward();
+            expect_gradients_of(*a, *sharded_a, mesh);
+            expect_gradients_of(*b, *sharded_b, mesh);
+          }
+        },
+        {.timeout = std::chrono::seconds(20)});
+  }
+}
+
+// Rank 0 fails before the backward reaches the first root; rank 1 goes on there.
+// Shows B1.
+TEST(UnevenUseTest, TwoRootsOfWhichOneFailsOnOneRank) {
+  test::on_ranks(
+      2,
+      [&](const dist::Mesh& mesh) {
+        const FullyShardOptions options{.mesh = mesh,
+                                        .policy = ModuleWrapPolicy<torch::nn::Linear>()};
+        std::vector<Layers> roots;
+        for (int i = 0; i < 3; ++i) {
+          roots.push_back(seeded<Layers>());
+          fully_shard(*roots.back(), options);
+        }
+        roots[1]->layers[1]->weight.register_hook([&](const at::Tensor& gradient) {
+          if (mesh.rank() == 0) throw std::runtime_error("the user's own");
+          return gradient;
+        });
+        EXPECT_THAT(test::error_of([&] {
+                      const at::Tensor x = forward(roots[0], rows_of(mesh.rank(), 0), Route{0, 1});
+                      forward(roots[1], x, Route{1, 2}).sum().backward();
+                    }),
+                    ::testing::HasSubstr(mesh.rank() == 0 ? "the user's own"
+                                                          : "rank 0 failed in the backward"));
+        Layers unsharded = seeded<Layers>();
+        add_average(2, [&](int rank) { return unsharded->forward(rows_of(rank, 1), {0, 1}); });
+        forward(roots[2], rows_of(mesh.rank(), 1), Route{0, 1}).sum().backward();
+        expect_gradients_of(*unsharded, *roots[2], mesh);
+      },
+      {.timeout = std::chrono::seconds(20)});
+}
+
 /// A parameter that never required a gradient: libtorch has no autograd metadata for it.
 struct WithConstantImpl : torch::nn::Module {
   WithConstantImpl() {

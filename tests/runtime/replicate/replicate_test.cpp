@@ -84,6 +84,58 @@ TEST(ReplicateTest, StatesOfRankZeroAreSentOnce) {
   });
 }
 
+// Shows B20.
+TEST(ReplicateTest, IgnoredParametersAreNotSent) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->parameters()) parameter.fill_(mesh.rank() + 1);
+    }
+    model->down->bias.requires_grad_(false);
+    replicate(*model, {.mesh = mesh, .ignored_states = {model->middle->weight, model->down->bias}});
+    for (const auto& each : model->named_parameters()) {
+      const bool is_ignored = each.key() == "middle.weight" || each.key() == "down.bias";
+      EXPECT_TRUE(each.value().eq(is_ignored ? mesh.rank() + 1 : 1).all().item<bool>())
+          << each.key();
+    }
+  });
+}
+
+// Gloo does not know all of these dtypes.
+// Shows B20.
+TEST(ReplicateTest, StatesOfEveryDtypeAreSent) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    torch::nn::Linear model(2, 2);
+    const std::vector<at::ScalarType> dtypes = {at::kShort, at::kUInt16,        at::kFloat8_e5m2,
+                                                at::kBool,  at::kFloat8_e4m3fn, at::kComplexFloat,
+                                                at::kLong,  at::kComplexDouble};
+    for (std::size_t i = 0; i < dtypes.size(); ++i) {
+      const std::string name = std::to_string(i);
+      const auto filled = [&](at::IntArrayRef sizes) {
+        return torch::full(sizes, 1 - mesh.rank()).to(dtypes[i]);
+      };
+      model->register_buffer("scalar" + name, filled({}));
+      model->register_buffer("empty" + name, filled({0, 2}));
+      model->register_buffer("turned" + name, filled({2, 3}).t());
+      model->register_parameter("frozen" + name, filled({3}), /*requires_grad=*/false);
+    }
+    model->register_buffer("conjugate",
+                           torch::full({2}, c10::complex<double>(1, 1 + mesh.rank())).conj());
+    replicate(*model, {.mesh = mesh});
+    for (const at::Tensor& each : model->buffers()) {
+      if (each.is_conj()) continue;
+      EXPECT_TRUE(each.to(at::kComplexDouble).eq(1).all().item<bool>()) << each.dtype();
+    }
+    for (const auto& each : model->named_parameters()) {
+      if (each.value().requires_grad()) continue;
+      EXPECT_TRUE(each.value().to(at::kComplexDouble).eq(1).all().item<bool>()) << each.key();
+    }
+    EXPECT_TRUE(
+        torch::imag(model->named_buffers()["conjugate"].resolve_conj()).eq(-1).all().item<bool>());
+  });
+}
+
 // Shows B8.
 TEST(ReplicateTest, AGradientThatSomebodyKeepsStaysAsItIs) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
@@ -610,6 +662,14 @@ TEST(ReplicateTest, RanksWithOtherParametersAreTold) {
     if (mesh.rank() == 1) turned->up->weight.set_data(turned->up->weight.t().contiguous().t());
     EXPECT_THAT(error_of([&] { replicate(*turned, {.mesh = mesh}); }),
                 AllOf(HasSubstr("up.weight (Float, "), HasSubstr("], strides 1 ")));
+    torch::nn::Sequential layers(torch::nn::Linear(2, 2));
+    for (const at::Tensor& parameter : layers->parameters()) parameter.requires_grad_(false);
+    if (mesh.rank() == 0) {
+      layers->register_parameter("extra", torch::ones({2, 2}), /*requires_grad=*/false);
+    }
+    EXPECT_THAT(error_of([&] { replicate(*layers, {.mesh = mesh}); }),
+                AllOf(HasSubstr("extra (Float, [2, 2], frozen) on rank 0"),
+                      HasSubstr("0.weight (Float, [2, 2], frozen) on rank 1")));
     torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(3).affine(false));
     norm->running_mean.resize_({3 + mesh.rank()});
     EXPECT_THAT(error_of([&] { replicate(*norm, {.mesh = mesh}); }),

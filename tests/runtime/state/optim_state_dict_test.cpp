@@ -300,6 +300,22 @@ TEST(OptimStateDictFaultTest, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(error_of([&] { load_optim_state_dict(*model, adam, wrong); }), HasSubstr("lr"));
 }
 
+// Shows C7.
+TEST(OptimStateDictFaultTest, NumbersThatACastWouldMakeInfiniteAreRefused) {
+  torch::nn::Linear model(2, 1);
+  model->to(at::kHalf);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  train(optimizer, [&] { return model->forward(torch::ones({1, 2}, at::kHalf)).sum(); });
+  const StateDict good = optim_state_dict(*model, optimizer);
+  StateDict large = good;
+  large.set("state.bias.momentum_buffer", StateTensor::whole(torch::tensor({70000.0})));
+  EXPECT_THAT(
+      error_of([&] { load_optim_state_dict(*model, optimizer, large, {.allow_cast = true}); }),
+      HasSubstr("state.bias.momentum_buffer: cast: expected numbers that float16 can hold, found "
+                "1 element that is too large for it"));
+  expect_equal(optim_state_dict(*model, optimizer), good);
+}
+
 /// An Adam with state of its own, which Tessera does not know.
 struct AdamWithMore : torch::optim::Adam {
   using torch::optim::Adam::Adam;

@@ -12,6 +12,7 @@ using test::error_of;
 using test::seeded;
 using test::some_ids;
 using test::Transformer;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -419,11 +420,45 @@ TEST(LoadStateDictTest, NamesOfATiedParameterWithDifferentElementsAreRefused) {
         expect_equal(state_dict(*model), before);
         StateDict one_name = different;  // the same elements may be under the second name alone
         one_name.erase("embedding.weight");
-        if (rank0_only) continue;
         EXPECT_EQ(load(one_name, true), "none");
         EXPECT_TRUE(
             state_dict(*model).tensor("embedding.weight").equal(different.tensor("head.weight")));
         load_state_dict(*model, before);
+      }
+    }
+  });
+}
+
+// Shows E7.
+TEST(LoadStateDictTest, NumbersThatACastWouldMakeInfiniteAreRefused) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    for (const at::ScalarType dtype : {at::kHalf, at::kFloat8_e4m3fn}) {
+      torch::nn::Linear model(2, 4);
+      model->to(at::kHalf);
+      model->register_buffer("scale", torch::ones({3}).to(dtype));
+      fully_shard(*model, {.mesh = mesh});
+      const StateDict before = state_dict(*model);
+      StateDict large;
+      large.set("weight", StateTensor::whole(torch::full({4, 2}, 2.0)));
+      large.set("bias", StateTensor::whole(torch::tensor({1.0, 2.0, 3.0, 4.0})));
+      large.set("scale", StateTensor::whole(torch::full({3}, dtype == at::kHalf ? INFINITY : 4)));
+      load_state_dict(*model, large, {.allow_cast = true});
+      EXPECT_TRUE(state_dict(*model).tensor("bias").equal(
+          torch::tensor({1.0, 2.0, 3.0, 4.0}).to(at::kHalf)));
+      load_state_dict(*model, before);
+      large.set("bias",
+                StateTensor::whole(torch::tensor({70000.0, 1.0, -70000.0, double{INFINITY}})));
+      large.set("scale", StateTensor::whole(torch::full({3}, 1e6F)));
+      for (const bool rank0_only : {false, true}) {
+        EXPECT_THAT(error_of([&] {
+                      load_state_dict(*model, rank0_only && mesh.rank() > 0 ? StateDict() : large,
+                                      {.allow_cast = true, .rank0_only = rank0_only});
+                    }),
+                    AllOf(HasSubstr("bias: cast: expected numbers that float16 can hold, found 2 "
+                                    "elements that are too large for it"),
+                          HasSubstr("scale: cast: expected numbers that float"),
+                          HasSubstr("found 3 elements that are too large for it")));
+        expect_equal(state_dict(*model), before);
       }
     }
   });

@@ -650,10 +650,185 @@ TEST(TrainStateTest, WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
   TrainState wants_more(model, amsgrad);
   EXPECT_THAT(error_of([&] { load(wants_more, path); }),
               HasSubstr("optim.state.0.weight.max_exp_avg_sq: missing"));
-  load(wants_more, path, {.allow_missing = true});
-  EXPECT_TRUE(optim_state_dict(*model, amsgrad)
-                  .tensor("state.0.weight.exp_avg")
-                  .equal(of_amsgrad.tensor("state.0.weight.exp_avg")));
+  EXPECT_THAT(summary_to_string(load(wants_more, path, {.allow_missing = true})),
+              HasSubstr("optim.state.0.weight.max_exp_avg_sq: missing"));
+  const StateDict loaded = optim_state_dict(*model, amsgrad);
+  for (const std::string parameter : {"state.0.weight", "state.1.bias"}) {
+    for (const char* name : {".exp_avg", ".exp_avg_sq", ".step"}) {
+      EXPECT_TRUE(loaded.tensor(parameter + name).equal(saved.tensor(parameter + name)));
+    }
+    EXPECT_TRUE(loaded.tensor(parameter + ".max_exp_avg_sq")
+                    .equal(of_amsgrad.tensor(parameter + ".max_exp_avg_sq")));
+  }
+}
+
+// With amsgrad, the first step after the load makes the maximum, as the first step of a run does.
+// Shows E7.
+TEST(TrainStateTest, MomentsWithoutTheirMaximumAreLoadedIntoANewOptimizer) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(4, 3);
+  const auto train = [&](torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    model->forward(torch::ones({1, 4})).sum().backward();
+    optimizer.step();
+  };
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  train(optimizer);
+  TrainState state(model, optimizer);
+  save(state, path);
+  const StateDict saved = optim_state_dict(*model, optimizer);
+  for (const bool loads_groups : {false, true}) {
+    torch::optim::AdamW amsgrad(model->parameters(), torch::optim::AdamWOptions(0.1).amsgrad(true));
+    TrainState wants_more(model, amsgrad);
+    LoadOptions options{.allow_missing = true};
+    if (!loads_groups) options.only = {"optim.state.*"};
+    load(wants_more, path, options);
+    const StateDict loaded = optim_state_dict(*model, amsgrad);
+    for (const char* name : {"state.bias.exp_avg", "state.bias.exp_avg_sq", "state.bias.step"}) {
+      EXPECT_TRUE(loaded.contains(name) && loaded.tensor(name).equal(saved.tensor(name))) << name;
+    }
+    // The saved groups say that amsgrad is off.
+    EXPECT_EQ(loaded.contains("state.bias.max_exp_avg_sq"), !loads_groups);
+    train(amsgrad);
+    const StateDict after = optim_state_dict(*model, amsgrad);
+    if (loads_groups) continue;
+    EXPECT_TRUE(
+        after.tensor("state.bias.max_exp_avg_sq").equal(after.tensor("state.bias.exp_avg_sq")));
+  }
+}
+
+// Without its second moment, Adam would make a huge step: so the first one is not loaded either.
+// Shows E7.
+TEST(TrainStateTest, MomentsOfWhichOneIsMissingStayAsTheyAre) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(4, 3);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+  const auto train = [&] {
+    optimizer.zero_grad();
+    model->forward(torch::ones({1, 4})).sum().backward();
+    optimizer.step();
+  };
+  train();
+  StateDict saved;
+  for (const StateDict::Item& item : optim_state_dict(*model, optimizer)) {
+    formats::KeyPath key_path = item.key_path;
+    key_path.insert(key_path.begin(), std::string("optim"));
+    if (item.fqn != "state.bias.exp_avg_sq") saved.set("optim." + item.fqn, item.entry, key_path);
+  }
+  for (const StateDict::Item& item : state_dict(*model)) saved.set("model." + item.fqn, item.entry);
+  save(saved, path);
+  train();
+  const StateDict before = optim_state_dict(*model, optimizer);
+  TrainState state(model, optimizer);
+  const std::string told = summary_to_string(load(state, path, {.allow_missing = true}));
+  EXPECT_THAT(told, HasSubstr("optim.state.bias.exp_avg_sq: missing"));
+  EXPECT_THAT(told, HasSubstr("optim.state.bias: incomplete: expected all of the state that the "
+                              "optimizer needs, found only a part: it stays as it is"));
+  EXPECT_THAT(told, Not(HasSubstr("optim.state.weight: incomplete")));
+  const StateDict after = optim_state_dict(*model, optimizer);
+  for (const char* name : {"state.bias.exp_avg", "state.bias.exp_avg_sq", "state.bias.step"}) {
+    EXPECT_TRUE(after.tensor(name).equal(before.tensor(name))) << name;
+  }
+}
+
+// Shows E7.
+TEST(TrainStateTest, WhatIsMissingAndStaysIsNoted) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(2, 2);
+  save(TrainState(model), path);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  std::int64_t step = 7;
+  std::int64_t seen = 8;
+  TrainState state(model, optimizer);
+  state.with("step", step).per_rank("seen", seen);
+  const std::string told = summary_to_string(load(state, path, {.allow_missing = true}));
+  EXPECT_THAT(told, HasSubstr(path + ": step: missing: expected a value, found none"));
+  EXPECT_THAT(told, HasSubstr(path + ": seen: missing: expected a value of each rank, found none"));
+  EXPECT_THAT(told, HasSubstr(path + ": optim.param_groups: missing: expected parameter groups, "
+                                     "found none"));
+  EXPECT_THAT(told, Not(HasSubstr("weight")));
+  EXPECT_EQ(step, 7);
+  EXPECT_EQ(seen, 8);
+  // The groups are there, but one parameter is in none of them.
+  torch::nn::Sequential longer(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  torch::optim::SGD of_part(longer->ptr(0)->parameters(), 0.1);
+  save(TrainState(longer, of_part), directory.path() + "/part");
+  torch::optim::SGD of_all(longer->parameters(), 0.1);
+  TrainState all(longer, of_all);
+  EXPECT_THAT(summary_to_string(load(all, directory.path() + "/part", {.allow_missing = true})),
+              HasSubstr("1.weight: missing: expected a parameter group that has it, found none"));
+}
+
+// Shows C2.
+TEST(TrainStateTest, APartOfAUnitIsSavedByAllRanks) {
+  struct WithBackboneImpl : torch::nn::Module {
+    WithBackboneImpl() {
+      backbone = register_module(
+          "backbone", torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3)));
+      head = register_module("head", torch::nn::Linear(3, 2));
+    }
+    torch::nn::Sequential backbone{nullptr};
+    torch::nn::Linear head{nullptr};
+  };
+  for (const bool is_replicated : {false, true}) {
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.path() + "/a";
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      const auto model = std::make_shared<WithBackboneImpl>();
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : model->parameters()) each.copy_(torch::rand_like(each) + 1);
+        for (at::Tensor& each : model->parameters()) mesh.world()->broadcast(each, 0, "").wait();
+      }
+      const StateDict before = state_dict(*model->backbone);
+      if (is_replicated) {
+        replicate(*model, {.mesh = mesh});
+      } else {
+        fully_shard(*model, {.mesh = mesh});
+      }
+      EXPECT_EQ(mesh_of(*model->backbone).world_size(), 2);
+      EXPECT_EQ(state_dict(*model->backbone, {.rank0_only = true}).empty(), mesh.rank() == 1);
+      const at::Tensor mean = model->backbone->named_buffers()["1.running_mean"];
+      mean.fill_(mesh.rank());
+      sync_buffers(*model->backbone, BufferSync::mean);
+      EXPECT_TRUE(mean.eq(0.5).all().item<bool>());
+      TrainState state(model->backbone);
+      save(state, path);
+      torch::nn::Sequential plain(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3));
+      TrainState of_plain(plain);
+      load(of_plain, path);
+      {
+        const at::NoGradGuard no_grad;
+        for (at::Tensor& each : model->backbone->parameters()) each.zero_();
+      }
+      load(state, path);
+      const StateDict loaded = state_dict(*model->backbone);
+      for (const char* name : {"0.weight", "0.bias", "1.weight"}) {
+        EXPECT_TRUE(state_dict(*plain).tensor(name).equal(before.tensor(name))) << name;
+        EXPECT_TRUE(loaded.tensor(name).equal(before.tensor(name))) << name;
+      }
+    });
+  }
+}
+
+// The tied weight is a shard of the backbone's unit, but the head is outside of the backbone.
+// Shows C2.
+TEST(TrainStateTest, AShardWithoutItsUnitIsRefusedByName) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    torch::nn::Linear backbone(4, 4);
+    test::TiedHead head(backbone->weight);
+    fully_shard(*backbone, {.mesh = mesh});
+    const test::TemporaryDirectory directory;
+    const auto expected = HasSubstr(
+        "weight: sharded parameter: expected a module that contains the sharded module, found one "
+        "that does not");
+    TrainState state(head);
+    EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }), expected);
+    EXPECT_THAT(error_of([&] { state_dict(*head); }), expected);
+  });
 }
 
 // Shows E7.

@@ -42,7 +42,7 @@ struct StateDictOptions {
 struct LoadStateDictOptions {
   bool allow_missing = false;     // entries that the state dict lacks stay unchanged
   bool allow_unexpected = false;  // entries that the module lacks are ignored
-  bool allow_cast = false;        // converts between floating dtypes
+  bool allow_cast = false;        // converts between floating dtypes, if no number is too large
   /// Whether only rank 0 of the mesh has entries, with whole tensors. Rank 0 then sends each rank
   /// its shards, tensor by tensor.
   bool rank0_only = false;
@@ -51,16 +51,16 @@ struct LoadStateDictOptions {
 /// The problems that a load has found in a state dict; the load then throws them as one error.
 struct LoadReport {
   const LoadStateDictOptions& options;
-  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `shard` (invalid), `hole` (no shard has some
-  /// elements), `meta` (meta device), `groups` (parameter groups differ), `tied tensors`.
+  /// Rules: `missing`, `unexpected`, `shape`, `dtype`, `cast` (too large), `shard` (not valid),
+  /// `hole` (no shard has some elements), `meta`, `groups` (they differ), `tied tensors`.
   std::vector<formats::Finding> problems{};
   /// Adds a problem. `rule`: see `problems`.
   void add(std::string rule, std::string fqn, std::string expected, std::string found);
 };
 
 /// Returns the tensor entry of `fqn`; follows aliases. Returns nullptr, and reports why, if the
-/// entry is missing, is not a tensor, or has another shape, a dtype that may not be cast, or
-/// invalid shards. (If the options allow missing entries, does not report a missing one.)
+/// entry is missing, is not a tensor, or has another shape, a dtype or number that may not be cast,
+/// or invalid shards. (If the options allow missing entries, does not report a missing one.)
 StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType dtype,
                           std::span<const std::int64_t> shape, LoadReport& report);
 

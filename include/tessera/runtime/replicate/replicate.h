@@ -21,7 +21,7 @@ struct ReplicateOptions {
   /// Whether each forward (tessera::forward) in training mode first sends rank 0's buffers, such as
   /// BatchNorm's running statistics, to all ranks. A forward in a NoSyncScope does not send them.
   enum class Buffers { broadcast, keep } buffers = Buffers::broadcast;
-  /// Parameters whose gradients are not averaged. A save writes rank 0's copy of unsharded ones.
+  /// Parameters that are neither sent nor averaged. A save writes rank 0's copy of unsharded ones.
   std::vector<at::Tensor> ignored_states{};
 };
 
