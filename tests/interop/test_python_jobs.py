@@ -625,14 +625,17 @@ def save_containers_filled_on_one_rank(root):
     def state(number):
         return {"optim": {"state": {"w": {"exp_avg": torch.full((2,), number)}} if filled else {}, "param_groups": [{"lr": 0.1}]},
                 "values": {"seen": number} if filled else {}, "items": [torch.full((2,), number)] if filled else [],
-                "pair": (torch.full((2,), number),) if filled else (), "empty": {}}
+                "pair": (torch.full((2,), number),) if filled else (), "seen": [number, 4] if filled else [], "none seen": [],
+                "kind": "text" if filled else [], "empty": {}}
 
     for format, suffix in SUFFIX.items():
         for _ in range(2):  # the second time with the plan of the first
             tessera.save(state(3.0), root / f"state{suffix}", format=format, overwrite=True)
         into = state(0.0)
         tessera.load(into, root / f"state{suffix}")
-        assert_equal(into, state(3.0))
+        expected = state(3.0)
+        expected["seen"], expected["kind"] = [3.0, 4], []
+        assert_equal(into, expected)
     dist.destroy_process_group()
 
 
@@ -641,6 +644,7 @@ def test_a_container_that_is_empty_on_one_rank_has_what_others_have(tmp_path):
     found = tessera.open(tmp_path / "state").state_dict()
     assert found["optim"]["state"]["w"]["exp_avg"].tolist() == [3, 3] and found["values"] == {"seen": 3.0} and found["empty"] == {}
     assert [each.tolist() for each in (*found["items"], *found["pair"])] == [[3, 3], [3, 3]]
+    assert (found["seen"], found["none seen"], found["kind"]) == ([3.0, 4], [], [])
 
 
 def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
@@ -1331,6 +1335,9 @@ def replicas_of_groups(root):
     crossing = {"w": distribute_tensor(torch.zeros(6, 4), mesh, [Shard(rank // 2)])}
     with pytest.raises(tessera.Error, match=r"w: expected parts that do not overlap, found \[0:3, 0:4\] on rank 0 and \[0:6, 0:2\] on rank 2"):
         tessera.save(crossing, f"{root}/crossing")
+    with pytest.raises(tessera.Error, match=r"elements under 1 name \(pipeline stages.*\n  w: expected equal elements on the ranks 0 and 2"):
+        tessera.save({"w": state(whole + 100 * (rank // 2))["w"]}, f"{root}/stages")
+    assert not os.path.exists(f"{root}/stages")
     tessera.load(crossing, f"{root}/saved", only="w")
     assert torch.equal(crossing["w"].to_local(), whole.chunk(2, rank // 2)[rank % 2])
     dist.barrier()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_BUFFERS_NBYTES = 64 << 20
+MAX_SAMPLES = 4096  # elements of a box that are compared between replicas
 MAX_PLANS = 4  # plans that are kept for later saves, one for each layout
 
 
@@ -244,6 +245,14 @@ class _Job(SaveSteps):
         descriptions = None
         if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
             descriptions = self.together(lambda: describe_job(self.state))
+            joined = names_to_join(descriptions)
+            if joined:
+                samples = self.together(lambda: samples_of(self.state, joined))
+                try:
+                    require_equal_replicas(self.path, samples)
+                except Error:
+                    self._abandon()
+                    raise
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
             self.plan, self.num_split_ties = self._plan(digests, descriptions)
@@ -445,7 +454,7 @@ def tensor_digest(state: JobState) -> str:
 
 
 def names_digest(state: JobState) -> str:
-    paths = [(name, state.paths[name]) for name in sorted(state.values)]
+    paths = [(name, state.paths[name], _is_empty(state.values[name])) for name in sorted(state.values)]
     return hashlib.sha256(repr(paths).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -501,6 +510,50 @@ def untied(described: Description) -> Description:
     """Returns a job in which each name of a tied tensor is a tensor of its own."""
     tensors, aliases = described
     return tensors | {alias: (path, *tensors[target][1:]) for alias, (path, target) in aliases.items()}, {}
+
+
+def names_to_join(by_rank: list[Description]) -> list[str]:
+    """Returns the names of tensors whose layouts differ between ranks."""
+    layouts: dict[str, Any] = {}
+    names: dict[str, None] = {}
+    for described in by_rank:
+        for name, (_, _, _, layout) in untied(described)[0].items():
+            if layouts.setdefault(name, layout) != layout:
+                names[name] = None
+    return list(names)
+
+
+def samples_of(state: JobState, names: list[str]) -> dict[tuple[str, Box], str]:
+    """Returns a digest of some elements of each box that this rank has of the tensors."""
+    import torch
+
+    local_of_names = state.local_of_names()
+    samples = {}
+    for name in names:
+        for (offsets, sizes), local in local_of_names.get(name, ()):
+            if local.numel() == 0:
+                continue
+            flat = local.detach().reshape(-1)
+            some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
+            digest = hashlib.sha256(some.resolve_conj().resolve_neg().view(torch.uint8).numpy())
+            samples[name, (tuple(offsets), tuple(sizes))] = digest.hexdigest()
+    return samples
+
+
+def require_equal_replicas(path: str, by_rank: list[dict[tuple[str, Box], str]]) -> None:
+    """Raises Error naming the tensors that have other elements in the groups of ranks that each have a copy. These are not copies of
+    one tensor, but the tensors of different models, such as pipeline stages, and only one of them would be saved."""
+    firsts: dict[tuple[str, Box], tuple[int, str]] = {}
+    problems: dict[str, str] = {}
+    for rank, samples in enumerate(by_rank):
+        for (name, box), digest in samples.items():
+            first_rank, expected = firsts.setdefault((name, box), (rank, digest))
+            if digest != expected:
+                problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {rank}, found different ones")
+    if problems:
+        raise Error("\n  ".join([f"{path}: groups of ranks hold different elements under {len(problems)} "
+                                 f"{'name' if len(problems) == 1 else 'names'} (pipeline stages? give each stage names of its own):",
+                                 *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
 
 
 def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
@@ -560,21 +613,27 @@ def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str,
 
 
 def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Raises Error if they spell
-    the name with different keys, such as 0 and "0"."""
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank; a filled list before an empty
+    one. Raises Error if they spell the name with different keys, such as 0 and "0"."""
     merged: dict[str, tuple[int, list[Any], Any]] = {}
     for rank, values in enumerate(by_rank):
         for keys, value in values:
             name = _core.spell_path(keys)
-            first_rank, first_keys, _ = merged.setdefault(name, (rank, keys, value))
+            first_rank, first_keys, first = merged.setdefault(name, (rank, keys, value))
             if repr(keys) != repr(first_keys):
                 raise Error(f"{path}: {name}: expected the keys {first_keys}, as on rank {first_rank}, found {keys} on rank {rank}",
                             kind="mismatch", path=path, tensor=name)
+            if _is_empty(first) and type(value) is type(first) and value:
+                merged[name] = (first_rank, first_keys, value)
     return [(keys, value) for _, keys, value in merged.values()]
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, (dict, list, tuple)) and not value
 
 
 def without_filled(values: list[tuple[list[Any], Any]], paths: list[Path]) -> list[tuple[list[Any], Any]]:
     """Leaves out each empty dict, list or tuple below which a rank has entries. `paths`: of the entries of all ranks."""
     filled = {path[:i] for path in paths for i in range(len(path))}
     return [(path, value) for path, value in values
-            if tuple(path) not in filled or not isinstance(value, (dict, list, tuple)) or value]
+            if tuple(path) not in filled or not _is_empty(value)]
