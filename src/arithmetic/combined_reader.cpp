@@ -54,6 +54,18 @@ std::vector<std::string> CombinedReader::data_files() const {
   return files;
 }
 
+formats::MissingData CombinedReader::find_missing_data() const {
+  std::vector<formats::MissingData> of_sources;
+  for (const auto& source : sources_) of_sources.push_back(source->find_missing_data());
+  formats::MissingData found{.pieces = of_sources.front().pieces, .values = {}};
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    const auto& values = of_sources[values_[i].source].values;
+    const auto missing = values.find(values_[i].index);
+    if (missing != values.end()) found.values.emplace(i, missing->second);
+  }
+  return found;
+}
+
 void CombinedReader::check_files(const formats::FindingSink& sink) const {
   for_each_source([&](const formats::CheckpointReader& source) { source.check_files(sink); });
 }

@@ -57,7 +57,7 @@ class CombinedReader final : public formats::CheckpointReader, public formats::P
     return first().piece_storage(tensor_index, piece_index);
   }
   std::vector<std::string> data_files() const override;
-  formats::MissingData find_missing_data() const override { return first().find_missing_data(); }
+  formats::MissingData find_missing_data() const override;
   void check_files(const formats::FindingSink& sink) const override;
   void check_rest(const formats::RestOptions& options) const override;
   void verify(const formats::FindingSink& sink, const formats::ProgressSink& progress,

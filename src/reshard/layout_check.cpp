@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 
@@ -16,12 +17,14 @@ using formats::TensorEntry;
 namespace {
 
 /// Returns the tensor with this name, or the tensor whose alias has this name; nullptr if there is
-/// neither.
+/// neither. For an entry of one rank that is not there, returns the entry that ranks share.
 const TensorEntry* find_named(const CheckpointContents& checkpoint, const std::string& name) {
   const TensorEntry* found = checkpoint.find_tensor(name);
   if (found != nullptr) return found;
   const auto alias = std::ranges::find(checkpoint.aliases, name, &formats::Alias::fqn);
-  return alias == checkpoint.aliases.end() ? nullptr : checkpoint.find_tensor(alias->target);
+  if (alias != checkpoint.aliases.end()) return checkpoint.find_tensor(alias->target);
+  const std::string shared(formats::name_without_rank(name));
+  return shared == name ? nullptr : find_named(checkpoint, shared);
 }
 
 }  // namespace
@@ -48,6 +51,11 @@ std::set<std::size_t> cut_dimensions(const CheckpointContents& contents) {
   return dimensions;
 }
 
+std::string name_for_mesh(const MeshLayout& mesh, const std::string& name, const Shape& shape) {
+  if (mesh.choose_rule(name, shape).rule != nullptr) return name;
+  return std::string(formats::name_without_rank(name));
+}
+
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name) {
   const TensorEntry* other = find_named(*options.like, name);
   TESSERA_CHECK(other != nullptr);
@@ -72,7 +80,8 @@ bool LayoutCheck::has_layout(std::size_t source_tensor, const std::string& name)
 }
 
 bool LayoutCheck::fits_mesh(const Shape& shape, const std::string& name) {
-  auto [rule, expected, found] = options_.mesh->choose_rule(name, shape);
+  auto [rule, expected, found] =
+      options_.mesh->choose_rule(name_for_mesh(*options_.mesh, name, shape), shape);
   if (rule != nullptr) used_rules_.insert(rule);
   if (expected.empty()) return true;
   without_layout_.insert(name);

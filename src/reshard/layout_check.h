@@ -16,8 +16,13 @@ bool stores_replicas(const formats::CheckpointContents& contents);
 /// Returns the dimensions that pieces of a checkpoint cut. Ignores flat ranges and empty pieces.
 std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents);
 
+/// Returns the name by which a mesh finds the rule for the tensor `name`: for an entry of one rank,
+/// `per_rank.<rank>.<name>`, that no rule names, `<name>`.
+std::string name_for_mesh(const MeshLayout& mesh, const std::string& name, const Shape& shape);
+
 /// Returns the shards that the tensor `name` (a name of the destination) has in the checkpoint
-/// PlanOptions::like. Requires: that checkpoint has the tensor, which LayoutCheck checks.
+/// PlanOptions::like; those of `<name>` for `per_rank.<rank>.<name>` that this checkpoint lacks.
+/// Requires: that checkpoint has the tensor, which LayoutCheck checks.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
 
 /// Reports tensors that the rules of PlanOptions::mesh do not fit (by name or dimension), or that

@@ -339,6 +339,24 @@ TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
               ElementsAre("per_rank.1.seed = 11", "seed = 10"));
 }
 
+TEST(CombinationTest, AValueIsMissingIfTheSourceThatHasItLacksItsFile) {
+  MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  a.add_value("b", 1);
+  a.add_value("c", 1);
+  a.missing_data_for_change().values[0] = "lost.a";
+  a.missing_data_for_change().values[1] = "lost.a";
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {1});
+  b.add_value("a", 1);
+  b.add_value("b", 2);
+  b.missing_data_for_change().values[0] = "lost.b";
+  CombineOptions options;
+  options.preference = MergePreference::last;
+  const auto missing = combined({{a}, {b}}, options).reader->find_missing_data().values;
+  ASSERT_EQ(missing.size(), 2U);  // of the values a, b and c
+  EXPECT_EQ(missing.at(0), "lost.b");
+  EXPECT_EQ(missing.at(2), "lost.a");
+}
+
 TEST(CombinationTest, AListInOneSourceThatIsADictInTheLastIsRefused) {
   MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
   a.add_value("l.0", 1).key_path = {"l", std::int64_t{0}};

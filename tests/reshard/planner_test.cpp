@@ -191,6 +191,32 @@ TEST(PlannerTest, LikeHasTheNamesThatAreMoved) {
   EXPECT_EQ(plan.destination.find_tensor("per_rank.1.net.up")->pieces, other.tensors[1].pieces);
 }
 
+TEST(PlannerTest, EntriesOfRanksAreCutLikeWhatRanksShareIfNothingNamesThem) {
+  CheckpointContents source;
+  source.tensors = {tensor("per_rank.1.w", {8}), tensor("per_rank.2.w", {8}), tensor("w", {8})};
+  PlanOptions options;
+  options.mesh = MeshLayout::from_json(
+      R"x({"schema": 1, "mesh": [2], "rules": [
+          {"names": "w", "placements": ["Shard(0)"]},
+          {"names": "per_rank.2.*", "placements": ["Replicate"]}]})x",
+      "mesh.json");
+  const Plan by_mesh = plan_reshard(source, "src", options);
+  EXPECT_THAT(lines_of(by_mesh.problems), IsEmpty());
+  EXPECT_EQ(regions_of(by_mesh, "per_rank.1.w"), regions_of(by_mesh, "w"));
+  EXPECT_THAT(regions_of(by_mesh, "per_rank.2.w"), SizeIs(1));
+
+  CheckpointContents other;
+  other.world_size = 2;
+  other.tensors = {tensor("per_rank.2.w", {8}),
+                   tensor("w", {8}, {{Box{{0}, {3}}, 0}, {Box{{3}, {5}}, 1}})};
+  options.mesh.reset();
+  options.like = std::make_shared<const CheckpointContents>(other);
+  const Plan by_like = plan_reshard(source, "src", options);
+  EXPECT_THAT(lines_of(by_like.problems), IsEmpty());
+  EXPECT_EQ(regions_of(by_like, "per_rank.1.w"), regions_of(by_like, "w"));
+  EXPECT_THAT(regions_of(by_like, "per_rank.2.w"), SizeIs(1));
+}
+
 TEST(PlannerTest, LikeReportsEachNameWithoutItsShapeOnce) {
   PlanOptions options{.like_path = "other"};
   CheckpointContents other;
