@@ -279,6 +279,9 @@ void TrainState::Impl::Load::prepare() {
   object_store::forget(path_);
   const bool is_own = object_store::is_url(path_) || options_.file_system == &FileSystem::posix();
   reader_ = formats::open_checkpoint(is_own ? files_.file_system() : *options_.file_system, path_);
+  // Looks at all files at once, so that read() notices those that another save replaces before they
+  // are opened. One rank does, because there may be as many files as ranks.
+  if (is_own && state_.mesh_.rank() == 0) files_.states_of(*reader_);
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;

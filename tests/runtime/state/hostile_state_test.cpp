@@ -311,6 +311,27 @@ TEST(HostileStateTest, ARenamedEntryThatIsACopyNeedsALoadHook) {
               HasSubstr("add a load pre hook that undoes this"));
 }
 
+// Shows C9.
+TEST(HostileStateTest, AnotherSaveThatReplacesFilesBeforeTheyAreOpenedIsNoticed) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  const std::string other = directory.path() + "/other";
+  torch::nn::Linear model(3, 2);
+  TrainState state(model.ptr());
+  save(state, path, {.format = formats::Format::dcp});
+  save(state, other, {.format = formats::Format::dcp});
+  bool has_replaced = false;
+  registry::add_state_dict_post_hook(
+      *model, [&](torch::nn::Module&, StateDict&, const std::string&, const StateDictOptions&) {
+        // The load has read .metadata, but no file of elements. A save writes .metadata last.
+        if (std::exchange(has_replaced, true)) return;
+        std::filesystem::rename(other + "/__0_0.distcp", path + "/__0_0.distcp");
+      });
+  EXPECT_THAT(test::error_of([&] { load(state, path); }),
+              HasSubstr("__0_0.distcp: file: expected the file as it was before it was opened"));
+  EXPECT_TRUE(has_replaced);
+}
+
 /// A store of a rank that is slow to read: it notes when it has read rank 0's answer.
 class SlowStore final : public c10d::PrefixStore {
  public:
