@@ -8,11 +8,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
+#include "base/forwarding_file_system.h"
 #include "formats/index_names.h"
 #include "formats/staging/own_files.h"
 #include "formats/staging/staged_destination.h"
@@ -202,6 +204,23 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
   object_store::forget(path);
 }
 
+/// Removes the side files of a checkpoint whose removal from an object store was interrupted: the
+/// checkpoint itself, which is removed first, is gone.
+void remove_orphans_from_store(FileSystem& fs, const std::string& path) {
+  class Files final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    void remove_all(const std::string& side_file) override {
+      object_store::remove_objects(side_file, object_store::list_objects(side_file),
+                                   [](const std::string&) { return true; });
+    }
+  };
+  Files files(fs);
+  for (const FormatDriver* driver : format_drivers()) {
+    if (driver->side_files() != nullptr) driver->side_files()->remove_orphans(files, path);
+  }
+}
+
 /// Whether a folder holds only files that Tessera's writers make, but no index. On an object store,
 /// an interrupted save or removal leaves such a folder.
 bool is_left_on_store(const FileSystem& fs, const std::string& path) {
@@ -276,9 +295,27 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
     const Numbered other(is_removing ? name.substr(0, name.size() - kRemovingSuffix.size()) : name);
     return name != newest && series.around_number && other.around_number == series.around_number;
   };
+  // For a name that begins with that of a checkpoint of the series, returns the rest.
+  const auto rest_of = [&](const std::string& name) -> std::string {
+    const Numbered other(name);
+    if (!series.around_number || !other.around_number) return {};
+    const auto& [front, end] = *series.around_number;
+    const auto& [its_front, its_end] = *other.around_number;
+    return its_front == front && its_end.starts_with(end) ? its_end.substr(end.size()) : "";
+  };
   const bool is_on_store = object_store::is_url(directory);
   int num_valid = newest.empty() ? 0 : 1;
-  for (const std::string& name : names_newest_first(fs, directory)) {
+  std::set<std::string>
+      gone;  // on an object store: paths of checkpoints that left files beside them
+  const std::vector<std::string> names = names_newest_first(fs, directory);
+  for (const std::string& name : names) {
+    if (const std::string rest = rest_of(name);
+        is_on_store && num_valid == num_kept && !rest.empty()) {
+      const std::string before = name.substr(0, name.size() - rest.size());
+      if (std::ranges::find(names, before) == names.end()) {
+        gone.insert(join_path(directory, before));
+      }
+    }
     if (!is_of_series(name)) continue;
     const std::string path = join_path(directory, name);
     if (is_unfinished(name) || !may_be_removed(fs, directory, name)) {
@@ -301,6 +338,7 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
       ++num_valid;
     }
   }
+  for (const std::string& path : gone) remove_orphans_from_store(fs, path);
   if (removed.empty()) return removed;
   if (is_on_store) {
     for (const std::string& path : removed) remove_from_store(fs, path);

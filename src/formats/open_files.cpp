@@ -1,5 +1,6 @@
 #include "formats/open_files.h"
 
+#include <pthread.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -57,6 +58,12 @@ class OpenFiles {
 
  private:
   using List = std::list<std::pair<const KeptFile*, OpenFile>>;
+
+  // If a thread held the mutex during a fork, it would stay locked in the child.
+  OpenFiles() {
+    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                     [] { of_process().mutex_.unlock(); });
+  }
 
   std::mutex mutex_;
   List newest_first_;

@@ -1,5 +1,6 @@
 #include "object_store/http_request.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,6 +64,12 @@ class ConnectionPool {
   }
 
  private:
+  // If a thread held the mutex during a fork, it would stay locked in the child.
+  ConnectionPool() {
+    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                     [] { of_process().mutex_.unlock(); });
+  }
+
   std::mutex mutex_;
   std::vector<curl::Share*> idle_;
   pid_t process_ = ::getpid();

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -14,15 +15,18 @@ RequestWorkers& RequestWorkers::of_process() {
   // Load libcurl first: objects are destroyed in reverse order, so the workers end before libcurl's
   // own exit handlers run.
   CurlLibrary::of_process();
-  static RequestWorkers workers;
-  return workers;
+  // In a child of fork(), which has none of the threads, the workers are not destroyed: to destroy
+  // the condition variable would be to wait for these threads forever.
+  struct DestroyInOwnProcess {
+    void operator()(RequestWorkers* workers) const {
+      if (workers->process_ == ::getpid()) delete workers;
+    }
+  };
+  static const std::unique_ptr<RequestWorkers, DestroyInOwnProcess> workers(new RequestWorkers);
+  return *workers;
 }
 
 RequestWorkers::~RequestWorkers() {
-  if (process_ != ::getpid()) {  // a child of fork(), which has none of the threads
-    for (std::thread& thread : threads_) thread.detach();
-    return;
-  }
   {
     const std::scoped_lock lock(mutex_);
     is_ending_ = true;
@@ -33,13 +37,11 @@ RequestWorkers::~RequestWorkers() {
 }
 
 void RequestWorkers::run(Turn turn, std::function<void()> task) {
-  std::unique_lock lock(mutex_);
-  if (process_ == 0) process_ = ::getpid();
-  if (process_ != ::getpid()) {
-    lock.unlock();
+  if (process_ != ::getpid()) {  // before the lock: a thread may have held it during the fork
     task();
     return;
   }
+  std::unique_lock lock(mutex_);
   if (turn == Turn::next) {
     tasks_.push_front(std::move(task));
   } else {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -26,7 +27,7 @@ class RequestWorkers {
   RequestWorkers& operator=(const RequestWorkers&) = delete;
 
   /// Runs `task`, which must not throw, on a worker. Runs it in this thread if no thread can be
-  /// started, or in a child that fork() made after the first call (it has no workers).
+  /// started, or in a child of fork() (it has no workers).
   void run(Turn turn, std::function<void()> task);
 
  private:
@@ -40,7 +41,7 @@ class RequestWorkers {
   std::vector<std::thread> threads_;
   std::size_t num_idle_ = 0;
   bool is_ending_ = false;
-  pid_t process_ = 0;
+  const pid_t process_ = ::getpid();
 };
 
 }  // namespace tessera::object_store

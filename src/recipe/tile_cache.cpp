@@ -38,7 +38,11 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
   // Removes old tiles first, so that the new tile can use their memory.
   while (nbytes_ + nbytes > kMaxNbytes && !tiles_.empty()) {
     nbytes_ -= tiles_.back()->nbytes;
-    if (tiles_.back().use_count() == 1) free_.push_back(std::move(tiles_.back()->buffer));
+    if (tiles_.back().use_count() == 1) {
+      // Counts up: this waits for what a thread read before it let go of the tile.
+      const std::shared_ptr<Tile> unused = tiles_.back();
+      free_.push_back(std::move(unused->buffer));
+    }
     tiles_.pop_back();
   }
   auto tile = std::make_shared<Tile>();

@@ -55,6 +55,7 @@ class LoadPlanner {
                         part_in_words(*source_.part));
     }
     plan_.destination.world_size = wanted_.world_size;
+    note_opening_findings();
     for (const TensorEntry& tensor : wanted_.tensors) plan_tensor(tensor);
     for (const ValueEntry& value : wanted_.values) plan_value(value);
     report_unexpected();
@@ -75,6 +76,18 @@ class LoadPlanner {
     for (const Alias& alias : wanted_.aliases) {
       wanted_names_.insert(alias.fqn);
       tied_names_.emplace(alias.target, alias.fqn);
+    }
+  }
+
+  /// Repeats the notes of the checkpoint's reader about what is loaded, such as which of several
+  /// differing replicas it reads.
+  void note_opening_findings() {
+    for (const formats::Finding& finding : source_.opening_findings) {
+      if (finding.severity != formats::Finding::Severity::note) continue;
+      const std::string name = renamed(finding.where.fqn, options_.renames);
+      const bool is_loaded = wanted_names_.contains(name) && options_.only.selects(name);
+      if (!finding.where.fqn.empty() && !is_loaded) continue;
+      report_.note_at(finding.where, finding.rule, finding.expected, finding.found);
     }
   }
 

@@ -255,6 +255,20 @@ def test_what_a_module_keeps_beside_tensors_is_there(tmp_path):
     assert found["values"]["model.down._extra_state"] == 4
 
 
+@pytest.mark.parametrize(("name", "counts", "steps"), [("zero1", {"global_steps": 5}, 5), ("zero3", {"global_steps": 5, "skipped_steps": 1}, 4),
+                                                       ("zero3", {"global_steps": 5, "skipped_steps": 3}, None),
+                                                       ("tensor_pipeline", {"global_steps": 3}, 3)])
+def test_a_note_says_that_the_optimizer_is_of_another_step(name, counts, steps, tmp_path, classes_of_deepspeed):
+    """Shows F2. The optimizer has taken two steps."""
+    copy = shutil.copytree(VALID / name, tmp_path / "copy", copy_function=shutil.copyfile)
+    for file in copy.glob("*/*mp_rank_*_model_states.pt"):
+        torch.save(torch.load(file, weights_only=False) | counts, file)
+    found = run("ckpt-inspect", "ls", copy).stderr
+    assert ("steps: expected optimizer state after" in found) == (steps is not None)
+    assert steps is None or f"expected optimizer state after {steps} steps, as " in found and ", found 2 steps in " in found
+    assert "steps: expected" not in run("ckpt-inspect", "ls", VALID / name).stderr
+
+
 @pytest.fixture
 def classes_of_deepspeed(monkeypatch):
     """Lets torch.load create objects of DeepSpeed's classes without DeepSpeed."""

@@ -1049,6 +1049,21 @@ def test_a_removal_by_keep_last_that_fails_leaves_no_checkpoint_and_is_continued
     assert {key.split("/")[2] for key in names(keys, "new/removed")} == {"step-3"}
 
 
+def test_a_values_file_that_an_interrupted_removal_left_is_removed(proxy, keys, jobs, tmp_path, bucket):  # noqa: F811
+    url = "s3://checkpoints/new/values/step-%d.safetensors"
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "DELETE" and request.path.endswith(".values.json") else None
+    for folder in ("1", "2"):
+        (tmp_path / folder).mkdir()
+    save(proxy, jobs, tmp_path / "1", "safetensors", [[url % 1, 1, {}, None], [url % 2, 2, {"keep_last": 1}, "s3:DeleteObject"]], 1)
+    assert "new/values/step-1.safetensors.values.json" in (left := names(keys, "new/values")) and "new/values/step-1.safetensors" not in left
+    proxy.refuse = None
+    for name in ("step-0.safetensors.values.json", "step-1.safetensors.txt", "step-9.safetensors.values.json"):
+        bucket.put_object(Bucket="checkpoints", Key="new/values/" + name, Body=b"a note")
+    save(proxy, jobs, tmp_path / "2", "safetensors", [[url % 3, 3, {"keep_last": 1}, None]], 1)
+    assert names(keys, "new/values") == [f"new/values/step-{name}" for name in (
+        "0.safetensors.values.json", "1.safetensors.txt", "3.safetensors", "3.safetensors.values.json", "9.safetensors.values.json")]
+
+
 def test_each_rank_saves_with_the_keys_of_the_moment(proxy, keys, jobs, tmp_path):  # noqa: F811
     run_job(environment(proxy, TMPDIR=str(tmp_path)), tmp_path, 2, jobs.save_with_new_keys, "s3://checkpoints/new/keys/step-%d")
     of_step = {step: {request.headers["Authorization"].split("Credential=")[1].split("/")[0] for request in writes(proxy)

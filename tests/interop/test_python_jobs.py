@@ -331,6 +331,20 @@ def test_a_checkpoint_that_is_replaced_during_a_load_is_refused(tmp_path, monkey
     assert raised.value.kind == "mismatch"
 
 
+def test_a_file_that_another_save_replaces_before_it_is_opened_is_noticed(tmp_path, monkeypatch):
+    for step in (1, 2):
+        tessera.save({"w": torch.full((100,), float(step))}, tmp_path / f"step-{step}", format="dcp")
+    num_threads = tessera._ranks.Ranks.num_threads
+
+    def replace(ranks):  # called after .metadata was read; DCP's save writes it last
+        os.rename(tmp_path / "step-2" / "__0_0.distcp", tmp_path / "step-1" / "__0_0.distcp")
+        return num_threads(ranks)
+
+    monkeypatch.setattr(tessera._ranks.Ranks, "num_threads", replace)
+    with pytest.raises(tessera.Error, match="__0_0.distcp: file: expected the file as it was before it was opened"):
+        tessera.load({"w": torch.zeros(100)}, tmp_path / "step-1")
+
+
 @pytest.mark.parametrize("way", ["state_dict", "StorageReader"])
 @pytest.mark.parametrize("format", ["dcp", "safetensors"])
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_refused(tmp_path, monkeypatch, format, way):

@@ -72,7 +72,9 @@ def test_a_fixture_holds_what_the_trainer_held(path):
         rows = {row["name"]: row for row in expected["tensors"]}
         rows |= {alias["name"]: rows[alias["target"]] | {"name": alias["name"]} for alias in expected.get("aliases", [])}
         tensors = {name: found for name, found in checkpoint.items() if isinstance(found, tessera.Tensor)}
-        assert {name: tensor_row(name, found.torch()) for name, found in tensors.items()} == rows
+        assert tensors.keys() == rows.keys()
+        # torch 2.4 lacks some dtypes.
+        assert all(tensor_row(name, found.torch()) == rows[name] for name, found in tensors.items() if hasattr(torch, found.dtype))
         for name, found in tensors.items():
             assert (found.dtype, list(found.shape)) == (rows[name]["dtype"], rows[name]["shape"])
             assert hashlib.sha256(found.tobytes()).hexdigest() == rows[name]["sha256"]
@@ -120,7 +122,7 @@ def test_tied_weights_are_one_tensor_under_two_names():
 
 def test_a_value_that_is_never_read_does_not_keep_the_others(tmp_path):
     state = {"a": 1, "args": argparse.Namespace(lr=0.1), "w": torch.ones(2), "z": {"deep": [3]}}
-    dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path / "dcp")
     checkpoint = tessera.open(tmp_path / "dcp")
     found = dict(checkpoint.items())
     assert list(found) == list(checkpoint) == ["a", "args", "w", "z.deep"] and len(checkpoint.values()) == 4
@@ -163,7 +165,7 @@ def test_one_part_of_a_checkpoint_says_so_and_is_moved_only_as_it_is(tmp_path):
 
 
 def test_values_of_dcp_are_dicts_too(tmp_path):
-    dcp.save({"args": argparse.Namespace(lr=0.1), "w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"args": argparse.Namespace(lr=0.1), "w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp")
     checkpoint = tessera.open(tmp_path / "dcp", as_dict="argparse.Namespace")
     assert checkpoint["args"] == {"lr": 0.1} and checkpoint.opened_classes == {"argparse.Namespace": 1}
 
@@ -182,7 +184,7 @@ def test_a_move_reads_objects_of_named_classes_as_the_tool_does(verb, tmp_path):
 
 
 def test_a_damaged_value_does_not_end_an_iterator(tmp_path):
-    dcp.save({"a": "first" * 30, "b": "second" * 30}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"a": "first" * 30, "b": "second" * 30}, checkpoint_id=tmp_path / "dcp")
     [data] = (tmp_path / "dcp").glob("*.distcp")
     data.write_bytes(data.read_bytes().replace(b"first", b"fir\xffst"[:5]))
     items = iter(tessera.open(tmp_path / "dcp").items())
@@ -251,9 +253,9 @@ def states(tmp_path_factory):
     state = generated()
     torch.save(state, here / "state.pt")
     save_file(state, here / "state.safetensors")
-    dcp.save(state, checkpoint_id=here / "dcp", no_dist=True)
+    dcp.save(state, checkpoint_id=here / "dcp")
     loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    dcp.load(loaded, checkpoint_id=here / "dcp", no_dist=True)
+    dcp.load(loaded, checkpoint_id=here / "dcp")
     with safe_open(here / "state.safetensors", "pt") as file:
         in_safetensors = {name: file.get_tensor(name) for name in file.keys()}
     reshard(here / "dcp", here / "native", "--to", "native", "--world-size", 3, "--strategy", "dim0")
@@ -849,7 +851,7 @@ def test_what_was_saved_apart_is_merged(apart, tmp_path):
     loaded = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in weights.items()}
     loaded |= {f"optim.state.{number}.{name}": torch.zeros_like(state)
                for number, states in optim["state"].items() for name, state in states.items()}
-    dcp.load(loaded, checkpoint_id=moved / "merged", no_dist=True)
+    dcp.load(loaded, checkpoint_id=moved / "merged")
     for name, tensor in weights.items():
         assert bits(loaded[f"model.{name}"]) == bits(tensor)
     for number, states in optim["state"].items():
@@ -900,7 +902,7 @@ def test_pytorch_loads_what_is_split_off(tmp_path):
     tessera.split(ADAMW, tmp_path / "layer.safetensors", prefix=prefix)
     tessera.split(ADAMW, tmp_path / "dcp", prefix=prefix, to="dcp", ranks=2)
     loaded = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    dcp.load(loaded, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.load(loaded, checkpoint_id=tmp_path / "dcp")
     in_torch = dict(flatten(torch.load(tmp_path / "layer.pt", weights_only=True)))
     for state in (loaded, in_torch, load_file(tmp_path / "layer.safetensors")):
         assert {name: bits(tensor) for name, tensor in state.items()} == {
@@ -1187,7 +1189,7 @@ def test_the_extension_shows_its_own_symbol_alone():
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
     state = {"model": {"embedding.weight": torch.randn(100, 16), "head.weight": torch.randn(10, 16).bfloat16()}, "step": 1000}
     flat = dict(flatten(state))
-    dcp.save(flat, checkpoint_id=tmp_path / "step-1000", no_dist=True)
+    dcp.save(flat, checkpoint_id=tmp_path / "step-1000")
     torch.save({"embedding.weight": torch.zeros(100, 16)}, tmp_path / "old.pt")
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -227,7 +227,7 @@ def test_names_that_form_no_nested_dict_are_refused(state, rename, told, tmp_pat
                       "found 20000000"),
     ((900_000, 1_800_000), "a.1800000: position in a list: expected at most 1048577, because too many")])
 def test_a_list_with_too_many_holes_is_refused(tmp_path, positions, told):
-    torch_dcp.save({"a": [torch.ones(2), torch.ones(3)]}, checkpoint_id=tmp_path / "s", no_dist=True)
+    torch_dcp.save({"a": [torch.ones(2), torch.ones(3)]}, checkpoint_id=tmp_path / "s")
     path = tmp_path / "s" / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     names = {f"a.{i}": f"a.{position}" for i, position in enumerate(positions)}

@@ -9,6 +9,7 @@ import rank_files_peer
 import torch
 from ckpt_tools import FIXTURES, ROOT, assert_same_state, expectation, flip_a_bit, listing, reshard, run, succeed
 from on_ranks import run_function
+from python_package import tessera
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -213,6 +214,14 @@ def test_all_parts_come_from_the_first_of_replicas_that_differ(tmp_path):
         assert process.returncode == 0 and "model_world_size_4_rank_2.pt: model.w: replicas" in process.stderr, process.stderr
         dcp_to_torch_save(moved, tmp_path / "whole.pt")
         assert torch.load(tmp_path / "whole.pt")["model"]["w"][:, 0].tolist() == [0, 0, 1, 1], ranks
+    state = {"model": {"w": torch.empty(4, 2), "other": torch.empty(1)}}
+    loaded = tessera.load(state, saved, strict=False)
+    assert state["model"]["w"][:, 0].tolist() == [0, 0, 1, 1]
+    assert [(note.rule, note.tensor, note.expected) for note in loaded.notes] == [("replicas", "model.w", f"the bytes of rank {rank}")
+                                                                                   for rank in (0, 1)]
+    with pytest.raises(tessera.Error, match="other"):
+        tessera.load(state, saved)
+    assert tessera.load({"other": torch.empty(1)}, saved, strict=False).notes == []
 
 
 def save_equal_parts(folder):

@@ -31,6 +31,10 @@ class SharedContents {
     if (own_.use_count() != 1) {
       own_ = std::make_shared<CheckpointContents>(*contents_);
       contents_ = own_.get();
+    } else {
+      // Another thread may just have destroyed the last other copy. Reading the count does not wait
+      // for what that thread read before; counting up and down does.
+      const std::shared_ptr<CheckpointContents> counted = own_;
     }
     return *own_;
   }

@@ -1,6 +1,8 @@
 #include "formats/deepspeed/one_save.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <optional>
 
 #include "formats/deepspeed/family.h"
@@ -160,7 +162,38 @@ void require_no_experts(const File& optimizer) {
                         "only files of ZeRO", "a file of expert parallelism");
 }
 
+/// Returns the number in an entry: an integer, or a scalar of float32, as torch.optim counts steps.
+std::optional<std::int64_t> step_at(const File& file, const Entry& entry) {
+  if (entry.kind == Entry::Kind::value) return file.number_at(entry.path);
+  const TensorMeta& meta = file.tensor(entry);
+  if (!meta.shape.empty() || meta.dtype != DType::float32) return std::nullopt;
+  float step = 0;
+  const std::vector<std::byte> bytes = scalar(file, entry);
+  std::memcpy(&step, bytes.data(), sizeof step);
+  constexpr float kMax = 1e15F;  // also refuses NaN
+  if (!(step >= 0 && step < kMax)) return std::nullopt;
+  return static_cast<std::int64_t>(step);
+}
+
 }  // namespace
+
+std::optional<DifferingSteps> differing_steps(const File& model, const File& optimizer, int stage) {
+  const auto steps = model.number_at({"global_steps"});
+  std::optional<std::int64_t> of_optimizer;
+  for (const Entry* const entry : optimizer.below(path_of_state(optimizer, stage))) {
+    if (entry->path.back() != "step") continue;
+    const auto step = step_at(optimizer, *entry);
+    if (step) of_optimizer = std::max(of_optimizer.value_or(0), *step);
+  }
+  if (!steps || !of_optimizer) return std::nullopt;
+  const std::int64_t of_model = *steps - model.number_at({"skipped_steps"}).value_or(0);
+  if (of_model == *of_optimizer) return std::nullopt;
+  return DifferingSteps{.expected = "optimizer state after " + std::to_string(of_model) +
+                                    " steps, as " + model.name() + " counts",
+                        .found = std::to_string(*of_optimizer) + " steps in " + optimizer.name() +
+                                 " (files of two saves, or a run that began without the "
+                                 "optimizer's state?)"};
+}
 
 void require_one_save(const std::string& folder, const std::vector<const File*>& model,
                       const std::vector<const File*>& optimizer, int stage,

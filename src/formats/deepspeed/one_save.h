@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,5 +26,15 @@ void require_one_save(const std::string& folder, const std::vector<const File*>&
 /// optimizer. Throws: Error(corruption) naming `model` or `optimizer`, whichever differs.
 void require_one_save(const File& first_model, const File& first_optimizer, const File& model,
                       const File& optimizer, int stage);
+
+/// What a note says about step counts that differ.
+struct DifferingSteps {
+  std::string expected;
+  std::string found;
+};
+/// Compares how many steps the model states count (global_steps - skipped_steps) with the largest
+/// step of the optimizer's state. If they differ, the files may be of two saves, or a run went on
+/// from a checkpoint without its optimizer. Returns nothing if they agree, or one has no count.
+std::optional<DifferingSteps> differing_steps(const File& model, const File& optimizer, int stage);
 
 }  // namespace tessera::formats::deepspeed

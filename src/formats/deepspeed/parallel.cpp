@@ -132,7 +132,7 @@ class ParallelReader final : public ModelRanksReader {
     }
   }
 
-  void require_one_save_of_all() const {
+  void require_one_save_of_all() {
     const ModelRank& first = ranks_.front();
     const int stage = stage_of(*first.optimizer.front());
     if (stage == 3 && (num_stages() > 1 || !layers_.empty())) {
@@ -144,6 +144,9 @@ class ParallelReader final : public ModelRanksReader {
       require_one_save(folder(), rank.models, rank.optimizer, stage, ranks_.size());
       require_one_save(*first.model, *first.optimizer.front(), *rank.model, *rank.optimizer.front(),
                        stage);
+    }
+    if (auto steps = differing_steps(*first.model, *first.optimizer.front(), stage)) {
+      note("steps", std::move(steps->expected), std::move(steps->found));
     }
   }
 

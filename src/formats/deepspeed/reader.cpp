@@ -89,6 +89,9 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     open_files(deepspeed::find_files(fs.list_directory(this->folder()), this->folder()));
     const int stage = deepspeed::stage_of(*optimizer_.front());
     deepspeed::require_one_save(this->folder(), models(), optimizer_, stage);
+    if (auto steps = deepspeed::differing_steps(model(), *optimizer_.front(), stage)) {
+      note("steps", std::move(steps->expected), std::move(steps->found));
+    }
     partition_ = deepspeed::read_partition(
         model(), optimizer_, stage,
         [&](const std::string& name, std::int64_t /*numel*/) -> std::optional<Shape> {

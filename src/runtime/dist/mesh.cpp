@@ -57,8 +57,18 @@ Axes complete(Axes axes, int world_size) {
 
 class Connector {
  public:
-  Connector(c10::intrusive_ptr<c10d::Store> store, const MeshOptions& options)
-      : store_(std::move(store)), options_(options) {}
+  Connector(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+            const MeshOptions& options)
+      : options_(options) {
+    if (!store || (world_size == 1 && !options.transport.connects_one_rank)) return;
+    try {
+      store_ = store_of_new_mesh(store, rank, world_size);
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::io, {},
+                  "rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
+                      ": cannot reach the store: " + message_of(error));
+    }
+  }
 
   /// Connects this rank to the group's other ranks. `key` must be unique among the groups of the
   /// store.
@@ -78,12 +88,21 @@ class Connector {
                         "): cannot connect over " + transport.name + ": " + message_of(error));
       }
     };
-    return std::make_shared<Group>(name,
-                                   c10::make_intrusive<c10d::PrefixStore>("tessera/" + key, store_),
+    return std::make_shared<Group>(name, c10::make_intrusive<c10d::PrefixStore>(key, store_),
                                    connect, transport.device);
   }
 
  private:
+  /// Returns a store for one mesh, so that two meshes of one store do not read each other's
+  /// messages. Each rank counts its meshes in the store itself, because a job may connect to one
+  /// store through several objects.
+  static c10::intrusive_ptr<c10d::Store> store_of_new_mesh(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+    const std::string prefix = "tessera/" + std::to_string(world_size) + "/";
+    const std::int64_t number = store->add(prefix + "meshes of rank " + std::to_string(rank), 1);
+    return c10::make_intrusive<c10d::PrefixStore>(prefix + std::to_string(number), store);
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
   const MeshOptions& options_;
 };
@@ -117,7 +136,7 @@ Mesh connect(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_s
   }
   const Axes axes = complete(options.axes, world_size);
   if (store) store->setTimeout(options.timeout);
-  const Connector connector(store, options);
+  const Connector connector(store, rank, world_size, options);
   if (axes.size() == 1) {
     const auto world = connector.connect(axes[0].first, axes[0].first, rank, world_size);
     return {world, {{axes[0].first, world}}};

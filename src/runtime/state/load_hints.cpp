@@ -4,6 +4,8 @@
 #include <set>
 #include <string_view>
 
+#include "runtime/state/sharded_state_dict.h"
+
 namespace tessera::state {
 namespace {
 
@@ -92,6 +94,19 @@ bool has_state_by_number(const std::vector<Finding>& problems, const std::string
     return end != 0 && end != std::string::npos && rest[end] == '.' &&
            rest.find('.', end + 1) == std::string::npos;
   });
+}
+
+std::vector<std::string> hints_for_hooks(const std::vector<Finding>& problems,
+                                         torch::nn::Module& module) {
+  const Names missing = names_of(problems, "missing");
+  const Names unexpected = names_of(problems, "unexpected");
+  if (missing.empty() && unexpected.empty()) return {};
+  const StateDict own = sharded_state_dict(module);
+  const auto is_own = [&](const std::string& name) { return own.contains(name); };
+  if (std::ranges::all_of(missing, is_own) && std::ranges::none_of(unexpected, is_own)) return {};
+  return {
+      "a state dict post hook of the module renames or removes entries: add a load pre hook that "
+      "undoes this (registry::add_load_state_dict_pre_hook)"};
 }
 
 std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,

@@ -35,8 +35,7 @@ class LoadWalk {
   LoadWalk(StateDict& state_dict, LoadReport& report) : state_dict_(state_dict), report_(report) {}
 
   void visit(Module& module, const std::string& prefix) {
-    const auto hooks = registry::find<registry::StateDictHooks>(module);
-    if (hooks) {
+    if (const auto hooks = registry::find<registry::StateDictHooks>(module)) {
       for (const auto& [number, hook] :
            std::map(hooks->load_pre)) {  // a copy, because a hook may remove itself
         hook(module, state_dict_, prefix, report_);
@@ -51,7 +50,6 @@ class LoadWalk {
     for (const auto& child : module.named_children()) {
       visit(*child.value(), prefix + child.key() + ".");
     }
-    if (hooks && !hooks->load_post.empty()) to_finish_.push_back({&module, hooks});
   }
 
   void report_unexpected() {
@@ -63,9 +61,6 @@ class LoadWalk {
 
   void assign() {
     for (Assignment& each : assignments_) each.to.detach().copy_(each.from);
-    for (const auto& [module, hooks] : to_finish_) {
-      for (const auto& [number, hook] : std::map(hooks->load_post)) hook(*module);
-    }
   }
 
  private:
@@ -100,7 +95,6 @@ class LoadWalk {
   std::unordered_set<std::string> wanted_;
   std::vector<Assignment> assignments_;
   std::unordered_map<const at::TensorImpl*, std::size_t> assigned_;  // index in assignments_
-  std::vector<std::pair<Module*, std::shared_ptr<registry::StateDictHooks>>> to_finish_;
 };
 
 using FoundTensors = std::unordered_map<std::string, const StateTensor*>;
@@ -193,6 +187,14 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
 
 }  // namespace
 
+void state::run_load_post_hooks(Module& module) {
+  for (const auto& child : module.named_children()) run_load_post_hooks(*child.value());
+  const auto hooks = registry::find<registry::StateDictHooks>(module);
+  if (!hooks) return;
+  // Iterates over a copy, because a hook may remove itself.
+  for (const auto& [number, hook] : std::map(hooks->load_post)) hook(module);
+}
+
 void load_state_dict(Module& module, const StateDict& state_dict,
                      const LoadStateDictOptions& options) {
   const at::NoGradGuard no_grad;
@@ -201,10 +203,14 @@ void load_state_dict(Module& module, const StateDict& state_dict,
   LoadWalk walk(work, report);
   walk.visit(module, "");
   walk.report_unexpected();
-  state::refuse_problems("state dict for " + module.name(), report.problems,
-                         state::hints_for_state_dict(state_dict, module, options),
+  std::vector<std::string> hints = state::hints_for_state_dict(state_dict, module, options);
+  for (std::string& hint : state::hints_for_hooks(report.problems, module)) {
+    hints.push_back(std::move(hint));
+  }
+  state::refuse_problems("state dict for " + module.name(), report.problems, hints,
                          state::kStateDictOfModule);
   walk.assign();
+  state::run_load_post_hooks(module);
 }
 
 }  // namespace tessera

@@ -93,6 +93,7 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
                   "rank " + std::to_string(rank_) + ": " + what +
                       ": rank 0 sent no answer: " + dist::message_of(error));
     }
+    if (store_->add(prefix + "read", 1) == size_ - 1) store_->set(prefix + "all read", "+");
     ++number_;
     if (answer.front() == kFailed) throw Error(ErrorKind::io, {}, answer.substr(1));
     return split(answer.substr(1));
@@ -125,6 +126,17 @@ std::vector<std::string> Rendezvous::all_gather(const std::string& what,
   return all;
 }
 
+/// Waits until the other ranks have read rank 0's answer: the store may be in the process of rank
+/// 0, which may end as soon as its save returns.
+void Rendezvous::wait_until_read(const std::string& prefix) const {
+  constexpr std::chrono::milliseconds kLongest = std::chrono::seconds(10);
+  try {
+    store_->wait({prefix + "all read"}, std::min(timeout_, kLongest));
+  } catch (const std::exception&) {
+    // Ignored: if a rank has died, the next exchange says so.
+  }
+}
+
 /// Rank 0's part of `exchange`: collects the texts, and sends them to all ranks.
 std::vector<std::string> Rendezvous::collect(const std::string& prefix, const std::string& own,
                                              const std::string& what) {
@@ -144,11 +156,12 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
     }
   }
   store_->set(prefix + "all", bytes_of(kSaid + join(texts)));
+  wait_until_read(prefix);
   // The keys of the previous exchange can be deleted: all ranks have sent a message for this one,
   // so they have read the previous answer.
   if (number_ > 0) {
     const std::string before = name_ + std::to_string(number_ - 1) + "/";
-    store_->deleteKey(before + "all");
+    for (const char* const key : {"all", "read", "all read"}) store_->deleteKey(before + key);
     for (int rank = 1; rank < size_; ++rank) store_->deleteKey(before + std::to_string(rank));
   }
   ++number_;

@@ -37,6 +37,7 @@ class Rendezvous {
 
  private:
   std::string get(const std::string& key) const;
+  void wait_until_read(const std::string& prefix) const;
   std::vector<std::string> collect(const std::string& prefix, const std::string& own,
                                    const std::string& what);
 

@@ -77,8 +77,7 @@ class TrainState::Impl {
 
   // --- saving
   struct SaveMessage;
-  SaveMessage prepare_save(reshard::RankSave& save, const SaveOptions& options, StateDict& all,
-                           SaveReport& report);
+  SaveMessage prepare_save(reshard::RankSave& save, const SaveOptions& options, StateDict& all);
   StateDict tensors_and_fields(const SaveOptions& options) const;
   bool plan_if_changed(const StateDict& all, formats::Format format_of_parts);
   std::string stage(reshard::RankSave& save);

@@ -76,12 +76,6 @@ std::optional<std::string> key_under(const std::string& name, const std::string&
   return key.substr(name.size() + 1);
 }
 
-std::vector<std::string> keys_of(const StateDict& state_dict) {
-  std::vector<std::string> keys;
-  for (const StateDict::Item& item : state_dict) keys.push_back(item.fqn);
-  return keys;
-}
-
 /// Throws if `only` selects some of a parameter's optimizer state but not all of it, or some fields
 /// of the parameter groups but not all. An optimizer cannot use incomplete state.
 void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
@@ -136,9 +130,20 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
   return tensors;
 }
 
-/// Returns, under keys without `model.`, the model's entries that are copies, not its own memory: a
-/// hook has converted them, or they were not contiguous. Throws if a model tensor is on meta.
-StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
+/// Returns the model's tensors in `all`, under keys without `model.`.
+StateDict model_entries(const StateDict& all) {
+  StateDict entries;
+  for (const StateDict::Item& item : all) {
+    const auto key = key_under(kModelName, item.fqn);
+    if (key && std::holds_alternative<StateTensor>(item.entry)) entries.set(*key, item.entry);
+  }
+  return entries;
+}
+
+/// Returns the keys of entries that are copies on this rank, not the model's memory: a hook has
+/// converted them, or they were not contiguous. Throws if a model tensor is on meta. `entries`: of
+/// model_entries.
+std::set<std::string> copied_keys(const torch::nn::Module& model, const StateDict& entries) {
   std::set<const at::StorageImpl*> live;
   for (const at::Tensor& tensor : model.parameters()) {
     if (tensor.defined() && tensor.has_storage()) {
@@ -150,23 +155,21 @@ StateDict copied_entries(const torch::nn::Module& model, const StateDict& all) {
       live.insert(tensor.storage().unsafeGetStorageImpl());
     }
   }
-  StateDict copies;
-  for (const StateDict::Item& item : all) {
-    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
-    const auto key = key_under(kModelName, item.fqn);
-    if (tensor == nullptr || !key) continue;
-    for (const LocalShard& local : tensor->local_shards) {
+  std::set<std::string> copied;
+  for (const StateDict::Item& item : entries) {
+    const auto& shards = std::get<StateTensor>(item.entry).local_shards;
+    for (const LocalShard& local : shards) {
       if (!local.tensor.is_meta()) continue;
-      throw Error::expected(ErrorKind::invalid_argument, {.fqn = *key}, "tensor to load into",
+      throw Error::expected(ErrorKind::invalid_argument, {.fqn = item.fqn}, "tensor to load into",
                             "a tensor with memory", "a tensor on the meta device");
     }
-    const bool is_live = std::ranges::all_of(tensor->local_shards, [&](const LocalShard& local) {
+    const bool is_live = std::ranges::all_of(shards, [&](const LocalShard& local) {
       return local.tensor.numel() == 0 ||
              live.contains(local.tensor.storage().unsafeGetStorageImpl());
     });
-    if (!is_live) copies.set(*key, item.entry);
+    if (!is_live) copied.insert(item.fqn);
   }
-  return copies;
+  return copied;
 }
 
 /// Returns the index of the source's tensor by renamed name, for all names that are selected.
@@ -214,8 +217,12 @@ class TrainState::Impl::Load {
   OpenedCheckpoint opened() const;
   /// Reads the tensors.
   void read();
-  /// Applies the values, and the tensors that `read` did not read in place.
-  void take_over();
+  /// Returns, as JSON, the keys of the model's entries that this rank did not read in place.
+  /// Requires: `read`.
+  std::string copied() const;
+  /// Applies the values, and the model's entries that some rank did not read in place. `by_rank`:
+  /// what `copied` returned on each rank.
+  void take_over(const std::vector<std::string>& by_rank);
   LoadSummary summary() &&;
 
  private:
@@ -230,6 +237,7 @@ class TrainState::Impl::Load {
   };
 
   LiveState want();
+  std::set<std::string> keys_read(const std::string& name) const;
   void want_other_names(StateDict& all);
   void check_other_names() const;
   void want_values();
@@ -263,7 +271,8 @@ class TrainState::Impl::Load {
   ValueTree tree_;  // the selected values of the checkpoint
   CheckpointContents wanted_;
   std::vector<std::vector<LocalShard>> local_shards_;  // memory to read into, by tensor of the plan
-  StateDict copies_;  // copies of model entries; `take_over` loads them into the model
+  StateDict model_entries_;            // the model's tensors, as the state dict shows them
+  std::set<std::string> copied_keys_;  // of entries that `take_over` loads into the model
   std::vector<OtherName> other_names_;
 };
 
@@ -273,6 +282,9 @@ void TrainState::Impl::Load::prepare() {
   object_store::forget(path_);
   const bool is_own = object_store::is_url(path_) || options_.file_system == &FileSystem::posix();
   reader_ = formats::open_checkpoint(is_own ? files_.file_system() : *options_.file_system, path_);
+  // Looks at all files at once, so that read() notices those that another save replaces before they
+  // are opened. One rank does, because there may be as many files as ranks.
+  if (is_own && state_.mesh_.rank() == 0) files_.states_of(*reader_);
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;
@@ -294,7 +306,8 @@ LiveState TrainState::Impl::Load::want() {
   const CheckpointContents& source = reader_->contents();
   StateDict all;
   state::add_under(kModelName, state::sharded_state_dict(*state_.model_), all);
-  copies_ = copied_entries(*state_.model_, all);
+  model_entries_ = model_entries(all);
+  copied_keys_ = copied_keys(*state_.model_, model_entries_);
   want_other_names(all);
   if (state_.has_optimizer_state()) {
     optimizer_load_.emplace(*state_.model_, state_.optimizer_);
@@ -567,18 +580,41 @@ void TrainState::Impl::Load::read() {
   check_other_names();
 }
 
-void TrainState::Impl::Load::take_over() {
-  std::set<std::string> filled;   // keys of optimizer state that were read
-  std::set<std::string> is_read;  // keys of the model that were read
+/// Returns the keys under `name.` of the tensors that were read, without this prefix. They are
+/// equal on all ranks.
+std::set<std::string> TrainState::Impl::Load::keys_read(const std::string& name) const {
+  std::set<std::string> keys;
   for (const formats::TensorEntry& tensor : plan_.destination.tensors) {
-    if (const auto key = key_under(kModelName, tensor.meta.fqn)) is_read.insert(*key);
-    if (const auto key = key_under(kOptimizerName, tensor.meta.fqn)) filled.insert(*key);
+    if (const auto key = key_under(name, tensor.meta.fqn)) keys.insert(*key);
   }
+  return keys;
+}
+
+std::string TrainState::Impl::Load::copied() const {
+  const std::set<std::string> is_read = keys_read(kModelName);
+  Value::List copied;
+  for (const std::string& key : copied_keys_) {
+    if (is_read.contains(key)) copied.emplace_back(key);
+  }
+  return value_to_json(copied);
+}
+
+void TrainState::Impl::Load::take_over(const std::vector<std::string>& by_rank) {
+  const std::set<std::string> filled = keys_read(kOptimizerName);
   if (optimizer_load_) optimizer_load_->check_steps(filled);
-  for (const std::string& fqn : keys_of(copies_)) {
-    if (!is_read.contains(fqn)) copies_.erase(fqn);
+  StateDict copied;  // on any rank, so that all ranks call the same hooks
+  for (const std::string& keys : by_rank) {
+    const Value list = state::parse_message(keys);
+    for (const Value& key : *list.get_if<Value::List>()) {
+      const std::string fqn = key.get<std::string>();
+      if (const StateEntry* const entry = model_entries_.find(fqn)) copied.set(fqn, *entry);
+    }
   }
-  if (!copies_.empty()) load_state_dict(*state_.model_, copies_, {.allow_missing = true});
+  if (!copied.empty()) {
+    load_state_dict(*state_.model_, copied, {.allow_missing = true});
+  } else if (!keys_read(kModelName).empty()) {
+    state::run_load_post_hooks(*state_.model_);
+  }
   if (optimizer_load_) {
     for (const std::string& name : optimizer_load_->find_incomplete(filled)) {
       note("incomplete", std::string(kOptimizerName) + "." + name,
@@ -634,14 +670,14 @@ LoadSummary TrainState::Impl::load(const std::string& path_given, const LoadOpti
     return mesh_.world_size() == 1 ? std::string() : to_json(load.opened());
   });
   check_same_checkpoint(opened);
-  rendezvous_.all_gather("reading " + path, [&] {
+  const auto copied = rendezvous_.all_gather("reading " + path, [&] {
     load.read();
-    return std::string();
+    return load.copied();
   });
   // `take_over` begins only when all ranks have read. So if a rank fails to read, everything that
   // is not read in place stays unchanged on all ranks.
   rendezvous_.all_gather("applying " + path, [&] {
-    load.take_over();
+    load.take_over(copied);
     return std::string();
   });
   return std::move(load).summary();

@@ -1,9 +1,12 @@
 #include <torch/types.h>
 
 #include <chrono>
+#include <set>
 
 #include "base/json.h"
 #include "object_store/files.h"
+#include "runtime/registry/parameter_shards.h"
+#include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/per_rank.h"
 #include "runtime/state/sharded_state_dict.h"
 #include "runtime/state/train_state_impl.h"
@@ -19,9 +22,76 @@ using state::LiveState;
 using state::SaveJob;
 using state::ValueTree;
 
+namespace {
+
+/// Returns the keys in `all` of the model's parameters of which each rank has a copy of its own,
+/// such as those in `ignored_states`.
+std::set<std::string> own_copies(const torch::nn::Module& model, const StateDict& all) {
+  std::set<std::string> unsharded;
+  for (const auto& each : model.named_parameters()) {
+    if (each.value().defined() && !registry::find_shard(each.value())) unsharded.insert(each.key());
+  }
+  std::set<std::string> own;
+  for (const StateDict::Item& item : all) {
+    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor != nullptr && tensor->parameter.empty() && unsharded.contains(tensor->module_fqn) &&
+        tensor->layout == state::layout_of_own_copies(tensor->shape)) {
+      own.insert(item.fqn);
+    }
+  }
+  return own;
+}
+
+/// Moves the optimizer's state of `parameters` out of `all`.
+StateDict take_state_of(const std::set<std::string>& parameters, StateDict& all) {
+  StateDict own;
+  for (const StateDict::Item& item : all) {
+    const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+    if (tensor != nullptr && parameters.contains(tensor->parameter)) {
+      own.set(item.fqn, item.entry, item.key_path);
+    }
+  }
+  for (const StateDict::Item& item : own) all.erase(item.fqn);
+  return own;
+}
+
+/// Returns everything about the tensors of a state dict but their elements.
+std::string tensors_to_json(const StateDict& state_dict) {
+  Value::List entries;
+  for (const StateDict::Item& item : state_dict) {
+    const auto& tensor = std::get<StateTensor>(item.entry);
+    entries.push_back(Value::List{item.fqn, formats::key_path_to_value(item.key_path),
+                                  std::string(dtype_name(tensor.dtype)),
+                                  Value::List(tensor.shape.begin(), tensor.shape.end()),
+                                  static_cast<std::int64_t>(tensor.kind), tensor.parameter});
+  }
+  return value_to_json(entries);
+}
+
+/// Adds what only rank 0 holds, as entries without elements. `json`: of tensors_to_json on rank 0.
+void add_tensors_of_rank0(const std::string& json, StateDict& all) {
+  const Value entries = state::parse_message(json);
+  for (const Value& each : *entries.get_if<Value::List>()) {
+    const auto& fields = *each.get_if<Value::List>();
+    StateTensor tensor;
+    tensor.dtype = *parse_dtype(fields[2].get<std::string>());
+    for (const Value& size : *fields[3].get_if<Value::List>()) {
+      tensor.shape.push_back(size.get<std::int64_t>());
+    }
+    tensor.kind = static_cast<formats::StateKind>(fields[4].get<std::int64_t>());
+    tensor.parameter = fields[5].get<std::string>();
+    tensor.layout = state::layout_of_own_copies(tensor.shape);
+    all.set(fields[0].get<std::string>(), std::move(tensor),
+            *formats::key_path_from_value(fields[1]));
+  }
+}
+
+}  // namespace
+
 /// The message that each rank sends to the others before a save.
 struct TrainState::Impl::SaveMessage {
-  std::string digest;       // layout_digest of the tensors
+  std::string digest;       // layout_digest of the tensors, except the state of own copies
+  std::string own_state;    // of rank 0: tensors_to_json of the state of its own copies
   std::string directory;    // path of the staging directory, set by rank 0
   std::string values;       // this rank's values as JSON, see values_to_json
   std::string value_names;  // names of the values, with policies
@@ -33,6 +103,7 @@ struct TrainState::Impl::SaveMessage {
   std::string to_json() const {
     Value::Dict dict;
     dict.emplace_back("digest", digest);
+    dict.emplace_back("own_state", own_state);
     dict.emplace_back("directory", directory);
     dict.emplace_back("values", values);
     dict.emplace_back("value_names", value_names);
@@ -45,6 +116,7 @@ struct TrainState::Impl::SaveMessage {
     const Value dict = state::parse_message(text);
     const auto field = [&](const char* name) { return dict.at(name).get<std::string>(); };
     return {.digest = field("digest"),
+            .own_state = field("own_state"),
             .directory = field("directory"),
             .values = field("values"),
             .value_names = field("value_names"),
@@ -189,21 +261,27 @@ std::string TrainState::Impl::stage(reshard::RankSave& save) {
   return save.stage();
 }
 
-/// Collects the state, plans how to write it and, on rank 0, makes the staging directory. Returns
-/// this rank's message to the others. Not collective.
+/// Collects the state and, on rank 0, makes the staging directory. Returns this rank's message to
+/// the others. Not collective.
 TrainState::Impl::SaveMessage TrainState::Impl::prepare_save(reshard::RankSave& save,
                                                              const SaveOptions& options,
-                                                             StateDict& all, SaveReport& report) {
+                                                             StateDict& all) {
   if (options.timeout) rendezvous_.set_timeout(*options.timeout);
   state::check_file_system(options.file_system);
   check_mesh();
   all = tensors_and_fields(options);
-  report.has_planned = plan_if_changed(all, reshard::format_of_parts(options.format));
+  const StateDict own = take_state_of(own_copies(*model_, all), all);
+  const std::string digest =
+      state::layout_digest(all, mesh_.world_size(), reshard::format_of_parts(options.format));
+  if (mesh_.rank() == 0) {
+    for (const StateDict::Item& item : own) all.set(item.fqn, item.entry, item.key_path);
+  }
   if (options.keep_last < 0) {
     throw Error::expected(ErrorKind::invalid_argument, {}, "keep_last", "0 or more",
                           std::to_string(options.keep_last));
   }
-  return {.digest = digest_,
+  return {.digest = digest,
+          .own_state = mesh_.rank() == 0 ? tensors_to_json(own) : "[]",
           .directory = mesh_.rank() == 0 ? stage(save) : std::string(),
           .values = values_to_json(),
           .value_names = names_of_values(),
@@ -232,7 +310,7 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   StateDict all;
   SaveMessage own;
   const auto texts = rendezvous_.all_gather("saving " + path, [&] {
-    own = prepare_save(save, options, all, report);
+    own = prepare_save(save, options, all);
     return own.to_json();
   });
   std::vector<SaveMessage> by_rank;
@@ -241,9 +319,13 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
     by_rank.push_back(SaveMessage::from_json(text));
     own.check_same_save(mesh_.rank(), by_rank.back(), rank, path);
   }
-  job->live = live_;
-  job->plan = plan_;
   job->hold_failure([&] {
+    // Of own copies, rank 0's are saved with its state: other ranks may have state of others.
+    if (mesh_.rank() != 0) add_tensors_of_rank0(by_rank.front().own_state, all);
+    report.has_planned = plan_if_changed(all, reshard::format_of_parts(options.format));
+    job->live = live_;
+    job->plan = plan_;
+    report.nbytes_written = plan_->nbytes_to_write;
     job->held = state::held_by(all, live_->contents);
     formats::CheckpointContents contents = live_->contents;
     std::vector<Value> values;
@@ -257,13 +339,15 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
       return std::string();
     });
   }
-  report.nbytes_written = plan_->nbytes_to_write;
   if (!options.async) {
     job->run(rendezvous_);
     report.nbytes_linked = save.linked_nbytes();
     report.nbytes_written -= report.nbytes_linked;
   } else {
-    job->hold_failure([&] { background_save_.copy_tensors(*job); });
+    job->hold_failure([&] {
+      job->raise_failure();
+      background_save_.copy_tensors(*job);
+    });
     background_save_.start(job, rendezvous_);
   }
   report.stalled = std::chrono::steady_clock::now() - begin;

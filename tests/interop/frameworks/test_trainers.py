@@ -279,6 +279,33 @@ def test_transformers_refuses_to_keep_one_folder(tmp_path):
         trainer.train()
 
 
+def test_transformers_saves_each_trial_of_a_search_beside_its_model(tmp_path, monkeypatch):
+    import transformers.integrations
+    from transformers.trainer_utils import HPSearchBackend
+
+    import tessera.transformers
+
+    class Trial:  # as Optuna's
+        number = 4
+        params: dict = {}
+
+    monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial.params)
+
+    def trainer(hp_name):
+        made = trainer_of_transformers(tmp_path, 3, tessera.transformers.SaveCallback(), save_only_model=True)
+        # As hyperparameter_search sets them, which needs Optuna.
+        made.hp_search_backend, made.hp_name, made._trial = HPSearchBackend.OPTUNA, hp_name, Trial()
+        made.hp_space, made.model_init = lambda trial: {}, lambda: made.model
+        return made
+
+    with pytest.raises(ValueError, match="hyperparameter_search: expected hp_name"):
+        trainer(None).train(trial=Trial())
+    assert not list(tmp_path.rglob("checkpoint-*"))
+    trainer(lambda trial: f"trial-{trial.number}").train(trial=Trial())
+    assert tessera.transformers.latest(tmp_path / "trial-4") == str(tmp_path / "trial-4" / "checkpoint-3")
+    assert [path.name for path in tmp_path.iterdir()] == ["trial-4"]
+
+
 def test_transformers_resumes_with_its_gradient_scaler(tmp_path):
     """Of fp16=True, here on the CPU."""
     import tessera.transformers

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include "runtime/support/ranks.h"
 #include "tessera/base/error.h"
 
@@ -44,6 +46,23 @@ TEST(MeshTest, AxesThatDoNotMakeUpTheWorldAreRefused) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("one of shard"));
   }
+}
+
+TEST(MeshTest, MeshesOfOneStoreDoNotReadEachOthersMessages) {
+  test::on_ranks(2, [](const Mesh& first) {
+    auto* const store = dynamic_cast<c10d::PrefixStore*>(first.world()->store().get());
+    ASSERT_NE(store, nullptr);
+    MeshOptions options;
+    options.transport = gloo("lo");
+    const Mesh second = connect(store->getUnderlyingNonPrefixStore(), first.rank(), 2, options);
+    first.world()->store()->set("message of rank " + std::to_string(first.rank()), "of the first");
+    at::Tensor sum = torch::ones({1});
+    first.world()->all_reduce(sum, "x").wait();  // both have set their message
+    EXPECT_TRUE(first.world()->store()->check({"message of rank 0", "message of rank 1"}));
+    EXPECT_FALSE(second.world()->store()->check({"message of rank 0"}));
+    second.world()->all_reduce(sum, "x").wait();
+    EXPECT_EQ(sum.item<float>(), 4);
+  });
 }
 
 TEST(MeshTest, CollectivesRunAlongEachAxis) {

@@ -1,10 +1,16 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
 
+#include "runtime/state/rendezvous.h"
 #include "runtime/state/saved_states.h"
 #include "runtime/state/small_trainer.h"
 #include "runtime/state/value_tree.h"
@@ -214,6 +220,154 @@ struct RenamedTrainer {
   test::Mlp model;
   std::unique_ptr<torch::optim::AdamW> optimizer;
 };
+
+// Shows C1.
+TEST(HostileStateTest, LoadHooksRunOnceOnEveryRank) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  // Where the entry is a copy: on no rank, so that everything is read in place, or only on rank 1.
+  for (const bool has_copy : {false, true}) {
+    SCOPED_TRACE(has_copy);
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      test::Mlp model = test::seeded<test::Mlp>();
+      fully_shard(*model, {.mesh = mesh});
+      registry::add_state_dict_post_hook(*model, [&, has_copy](torch::nn::Module&, StateDict& state,
+                                                               const std::string&,
+                                                               const StateDictOptions&) {
+        if (!has_copy || mesh.rank() != 1) return;
+        for (LocalShard& local : std::get<StateTensor>(*state.find("down.weight")).local_shards) {
+          local.tensor = local.tensor.clone();
+        }
+      });
+      int num_pre = 0;
+      int num_post = 0;
+      registry::add_load_state_dict_pre_hook(
+          *model->down,
+          [&](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+            ++num_pre;
+            EXPECT_TRUE(state.contains(prefix + "weight"));
+          });
+      registry::add_load_state_dict_post_hook(*model->down,
+                                              [&](torch::nn::Module&) { ++num_post; });
+      const StateDict saved = state_dict(*model);
+      TrainState state(model);
+      save(state, path, {.overwrite = OverwritePolicy::replace});
+      for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+      load(state, path);
+      EXPECT_EQ(num_pre, has_copy ? 1 : 0);
+      EXPECT_EQ(num_post, 1);
+      test::expect_same_state(state_dict(*model), saved, "loaded");
+      load_state_dict(*model, mesh.rank() == 0 ? saved : StateDict(), {.rank0_only = true});
+      EXPECT_EQ(num_pre, has_copy ? 2 : 1);
+      EXPECT_EQ(num_post, 2);
+    });
+  }
+}
+
+/// Adds a hook that renames in state dicts, without the load hook that undoes this.
+void call_weight_kernel(torch::nn::Module& module) {
+  registry::add_state_dict_post_hook(
+      module,
+      [](torch::nn::Module&, StateDict& state, const std::string& prefix, const StateDictOptions&) {
+        const StateEntry entry = *state.find(prefix + "weight");
+        state.erase(prefix + "weight");
+        state.set(prefix + "kernel", entry);
+      });
+}
+
+// Shows C3.
+TEST(HostileStateTest, AHookThatRenamesWithoutALoadHookIsNamedAsTheCause) {
+  torch::nn::Conv2d model(3, 4, 2);
+  call_weight_kernel(*model);
+  const StateDict saved = state_dict(*model);
+  const auto names_the_hook = HasSubstr("add a load pre hook that undoes this");
+  for (const LoadStateDictOptions& options :
+       {LoadStateDictOptions(), LoadStateDictOptions{.allow_missing = true},
+        LoadStateDictOptions{.allow_unexpected = true}}) {
+    EXPECT_THAT(test::error_of([&] { load_state_dict(*model, saved, options); }), names_the_hook);
+  }
+  StateDict other = saved;
+  other.set("more", StateTensor::whole(torch::ones({2})));
+  registry::add_load_state_dict_pre_hook(
+      *model, [](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+        if (!state.contains(prefix + "kernel")) return;
+        state.set(prefix + "weight", *state.find(prefix + "kernel"));
+        state.erase(prefix + "kernel");
+      });
+  load_state_dict(*model, saved);
+  EXPECT_THAT(test::error_of([&] { load_state_dict(*model, other); }),
+              testing::Not(names_the_hook));
+}
+
+// Shows C3.
+TEST(HostileStateTest, ARenamedEntryThatIsACopyNeedsALoadHook) {
+  const test::TemporaryDirectory directory;
+  torch::nn::Conv2d model(3, 4, 2);
+  model->weight.set_data(torch::rand({4, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+  call_weight_kernel(*model);
+  TrainState state(model.ptr());
+  save(state, directory.path() + "/a");
+  EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }),
+              HasSubstr("add a load pre hook that undoes this"));
+}
+
+// Shows C9.
+TEST(HostileStateTest, AnotherSaveThatReplacesFilesBeforeTheyAreOpenedIsNoticed) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  const std::string other = directory.path() + "/other";
+  torch::nn::Linear model(3, 2);
+  TrainState state(model.ptr());
+  save(state, path, {.format = formats::Format::dcp});
+  save(state, other, {.format = formats::Format::dcp});
+  bool has_replaced = false;
+  registry::add_state_dict_post_hook(
+      *model, [&](torch::nn::Module&, StateDict&, const std::string&, const StateDictOptions&) {
+        // The load has read .metadata, but no file of elements. A save writes .metadata last.
+        if (std::exchange(has_replaced, true)) return;
+        std::filesystem::rename(other + "/__0_0.distcp", path + "/__0_0.distcp");
+      });
+  EXPECT_THAT(test::error_of([&] { load(state, path); }),
+              HasSubstr("__0_0.distcp: file: expected the file as it was before it was opened"));
+  EXPECT_TRUE(has_replaced);
+}
+
+/// A store of a rank that is slow to read: it notes when it has read rank 0's answer.
+class SlowStore final : public c10d::PrefixStore {
+ public:
+  SlowStore(const c10::intrusive_ptr<c10d::Store>& store, std::atomic<int>& num_read)
+      : PrefixStore("", store), num_read_(num_read) {}
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<SlowStore>(getUnderlyingStore(), num_read_);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    if (!key.ends_with("/all")) return PrefixStore::get(key);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    auto answer = PrefixStore::get(key);
+    ++num_read_;
+    return answer;
+  }
+
+ private:
+  std::atomic<int>& num_read_;
+};
+
+// Shows C10.
+TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadItsLastMessage) {
+  std::atomic<int> num_read = 0;
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    auto* const store = dynamic_cast<c10d::PrefixStore*>(mesh.world()->store().get());
+    ASSERT_NE(store, nullptr);
+    dist::MeshOptions options;
+    options.transport = dist::gloo("lo");
+    const dist::Mesh slow =
+        dist::connect(c10::make_intrusive<SlowStore>(store->getUnderlyingStore(), num_read),
+                      mesh.rank(), 3, options);
+    state::Rendezvous rendezvous(slow);
+    rendezvous.exchange("own", "test");
+    EXPECT_TRUE(mesh.rank() != 0 || num_read == 2) << "now the process of rank 0 may end";
+  });
+}
 
 // Shows C3.
 TEST(HostileStateTest, OptimizerStateFollowsParametersThatHooksRename) {

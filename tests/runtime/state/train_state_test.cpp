@@ -1360,6 +1360,86 @@ TEST(TrainStateTest, OfParametersThatReplicateIgnoresRankZerosAreSaved) {
   });
 }
 
+// Shows E13.
+TEST(TrainStateTest, OfStateThatOnlySomeRanksHaveOfIgnoredParametersRankZerosIsSaved) {
+  const test::TemporaryDirectory directory;
+  for (const int rank_with_state : {0, 1}) {
+    SCOPED_TRACE(rank_with_state);
+    const std::string path = directory.path() + "/" + std::to_string(rank_with_state);
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      test::Mlp model = test::seeded<test::Mlp>();
+      replicate(*model, {.mesh = mesh, .ignored_states = model->middle->parameters()});
+      torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+      const auto step = [&] {
+        model->middle->forward(torch::ones({1, 13})).pow(2).sum().backward();
+        optimizer.step();
+      };
+      const auto moment = [&] {
+        const StateDict own = optim_state_dict(*model, optimizer, {.type = LOCAL});
+        const bool is_there = own.contains("state.middle.weight.exp_avg");
+        return is_there ? own.tensor("state.middle.weight.exp_avg").clone() : at::Tensor();
+      };
+      if (mesh.rank() == rank_with_state) step();
+      at::Tensor expected = rank_with_state == 0 && mesh.rank() == 0
+                                ? moment()
+                                : torch::zeros_like(model->middle->weight.detach());
+      mesh.world()->broadcast(expected, 0, "rank 0's").wait();
+      TrainState state(model, optimizer);
+      for (const bool async : {false, true}) {
+        save(state, path, {.overwrite = OverwritePolicy::replace, .async = async});
+      }
+      EXPECT_EQ(moment().defined(), mesh.rank() == rank_with_state) << "a save changes nothing";
+      for (int number = 0; number < 2; ++number) {
+        load(state, path);
+        if (rank_with_state == 0) {
+          EXPECT_TRUE(moment().defined() && moment().equal(expected));
+        } else {
+          EXPECT_FALSE(moment().defined());
+        }
+        step();
+      }
+    });
+  }
+}
+
+/// Two models, side by side in one module, that share a layer.
+struct TwoModelsImpl : torch::nn::Module {
+  TwoModelsImpl() {
+    const torch::nn::Linear shared(3, 3);
+    first = register_module("first", torch::nn::Sequential(shared, torch::nn::Linear(3, 2)));
+    second = register_module("second", torch::nn::Sequential(shared, torch::nn::Linear(3, 5)));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return first->forward(x).sum() + second->forward(x).sum();
+  }
+  torch::nn::Sequential first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoModels);
+
+// Shows C2.
+TEST(TrainStateTest, ALayerThatTwoShardedModelsShareIsSavedOnce) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    TwoModels model = test::seeded<TwoModels>();
+    fully_shard(*model->first, {.mesh = mesh});
+    fully_shard(*model->second, {.mesh = mesh});
+    torch::optim::AdamW optimizer(parameters(*model), torch::optim::AdamWOptions(0.1));
+    const StateDict saved = state_dict(*model);
+    TrainState state(model, optimizer);
+    save(state, path);
+    if (mesh.rank() == 0) {
+      const auto reader = formats::open_checkpoint(FileSystem::posix(), path);
+      EXPECT_NE(reader->contents().find_tensor("model.first.0.weight"), nullptr);
+      EXPECT_EQ(reader->contents().find_tensor("model.second.0.weight"), nullptr);
+      EXPECT_EQ(reader->contents().aliases.size(), 2U);
+    }
+    for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+    load(state, path);
+    test::expect_same_state(state_dict(*model), saved, "loaded");
+  });
+}
+
 // Shows C2.
 TEST(TrainStateTest, AModuleThatStandsInTheTreeTwiceComesBack) {
   struct TwiceInATrainerImpl : torch::nn::Module {

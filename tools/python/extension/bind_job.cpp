@@ -422,6 +422,9 @@ class Load {
     options.renames = rules_of(renames);
     {
       const nb::gil_scoped_release without_gil;
+      // Looks at all files at once, so that read() notices those that another save replaces before
+      // they are opened. One rank does, because there may be as many files as ranks.
+      if (rank == 0) files_.states_of(*reader_);
       const CheckpointContents contents = reshard::share_out(job.state(), {});
       CheckpointContents wanted =
           reshard::held_contents(contents, regions_of(contents, held), rank);

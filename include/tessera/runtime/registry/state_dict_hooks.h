@@ -89,11 +89,11 @@ using StateDictPreHook = std::function<void(torch::nn::Module& module, const std
 using StateDictPostHook =
     std::function<void(torch::nn::Module& module, StateDict& state_dict, const std::string& prefix,
                        const StateDictOptions& options)>;
-/// Runs before the entries of `module` are loaded. May replace all entries under `prefix`, because
-/// `state_dict` is a copy. Must not write into the tensors of entries, which may be the caller's.
+/// Runs before the entries of `module` are loaded; `load` runs it only for entries that it cannot
+/// read in place (docs/state.md). May replace all entries under `prefix`: `state_dict` is a copy.
 using LoadPreHook = std::function<void(torch::nn::Module& module, StateDict& state_dict,
                                        const std::string& prefix, LoadReport& report)>;
-/// Runs after the module and its children have been loaded.
+/// Runs on every rank after `load_state_dict` or `load` has loaded the module and its children.
 using LoadPostHook = std::function<void(torch::nn::Module& module)>;
 
 /// Adds a hook to a module. Hooks of one module run in the order they were added. Pre hooks of a
@@ -103,7 +103,7 @@ using LoadPostHook = std::function<void(torch::nn::Module& module)>;
 HookHandle add_state_dict_pre_hook(torch::nn::Module& module, StateDictPreHook hook);
 /// As add_state_dict_pre_hook, but runs after entries are collected.
 HookHandle add_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook);
-/// As add_state_dict_pre_hook, but runs before entries are loaded.
+/// As add_state_dict_pre_hook, but runs before entries are loaded. Must not write into tensors.
 HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook hook);
 /// As add_state_dict_pre_hook, but runs after entries are loaded.
 HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook);

@@ -36,6 +36,7 @@ class Loaded(NamedTuple):
     missing: list[str]  # names that the checkpoint lacks; they kept their values (strict=False)
     unexpected: list[str]  # names that the state dict lacks; they were not read (strict=False)
     underflows: dict[str, int]  # by tensor: how many elements of this rank a cast made zero (allow_cast=True)
+    notes: list[Problem]  # of the checkpoint's reader, such as which of several differing replicas was read
 
 
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
@@ -166,6 +167,7 @@ class _Load:
             raise refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ")
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
+        self.notes = [problem for problem in problems if problem.rule not in ("missing", "unexpected")]
 
     def _may_be_missing(self, name: str) -> bool:
         per_rank = self.state.per_rank.get(name)
@@ -249,7 +251,7 @@ class _Load:
 
     def report(self) -> Loaded:
         return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected,
-                      self.underflows)
+                      self.underflows, self.notes)
 
 
 def _in_short(text: str) -> str:

@@ -48,6 +48,10 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
         if args.save_total_limit == 1:
             raise ValueError("TrainingArguments: expected save_total_limit=2 or more, or None, beside tessera's SaveCallback, "
                              "found 1 (the Trainer would remove the last checkpoint before the new one is complete)")
+        if state.trial_params is not None and state.trial_name is None:
+            raise ValueError("hyperparameter_search: expected hp_name, a function that names the trial's folder, beside tessera's "
+                             "SaveCallback, found none (the callback cannot see the names that the Trainer gives: "
+                             'hp_name=lambda trial: f"run-{trial.number}" gives those of Optuna)')
         if state.global_step:
             self._load(_folder(args, state), kwargs)
 
@@ -130,7 +134,11 @@ def latest(output_dir: PathLike) -> str | None:
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    """Returns the folder of the Trainer's checkpoint. In a hyperparameter search, each trial has a folder in output_dir."""
+    folder = Path(args.output_dir)
+    if state.trial_params is not None:
+        folder /= state.trial_name
+    return folder / f"checkpoint-{state.global_step}"
 
 
 def _optimizer(kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,73 @@
+#include "object_store/request_workers.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+namespace tessera::object_store {
+namespace {
+
+/// Runs `body` in a child of fork(). Returns its exit status; -1 if it does not end in time.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(1);
+  }
+  int status = 0;
+  for (int wait = 0; wait < 2000; ++wait) {
+    if (::waitpid(child, &status, WNOHANG) == child) {
+      return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  return -1;
+}
+
+TEST(RequestWorkersTest, AForkedChildRunsTasksItselfAndEnds) {
+  RequestWorkers& workers = RequestWorkers::of_process();
+  std::atomic<bool> has_run = false;
+  workers.run(RequestWorkers::Turn::last, [&] { has_run = true; });
+  while (!has_run) std::this_thread::yield();
+  // exit() destroys static objects. The worker threads that wait are not in the child.
+  EXPECT_EQ(status_of_child([&] {
+              bool runs = false;
+              workers.run(RequestWorkers::Turn::last, [&] { runs = true; });
+              std::exit(runs ? 7 : 8);
+            }),
+            7);
+}
+
+TEST(RequestWorkersTest, AForkWhileAnotherThreadAddsTasksDoesNotBlockTheChild) {
+  RequestWorkers& workers = RequestWorkers::of_process();
+  std::atomic<bool> is_over = false;
+  std::atomic<int> num_pending = 0;
+  std::thread busy([&] {
+    while (!is_over) {
+      ++num_pending;
+      workers.run(RequestWorkers::Turn::last, [&] { --num_pending; });
+    }
+  });
+  int num_ended = 0;
+  while (num_ended < 100 && status_of_child([&] {
+                              workers.run(RequestWorkers::Turn::last, [] { ::_exit(7); });
+                            }) == 7) {
+    ++num_ended;
+  }
+  is_over = true;
+  busy.join();
+  while (num_pending != 0) std::this_thread::yield();
+  EXPECT_EQ(num_ended, 100);
+}
+
+}  // namespace
+}  // namespace tessera::object_store
