@@ -32,6 +32,14 @@ inline std::optional<mode_t> mode_of_name(const std::string& path) {
   return status.st_mode;
 }
 
+/// Returns the inode number of the object at `path` (of a link itself, not of its target). Stays
+/// the same when the object is renamed. Returns nothing if nothing is there.
+inline std::optional<ino_t> inode_of_name(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
+  return status.st_ino;
+}
+
 /// Returns the path at which `FileSystem::exchange` keeps one of the two objects for a moment if
 /// the file system cannot exchange in one step. For a staging path and its destination, in any
 /// order, this is `DST.partial.old`, and the object is the replaced checkpoint.

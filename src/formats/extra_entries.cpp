@@ -9,12 +9,17 @@
 namespace tessera::formats {
 namespace {
 
+/// Returns `name` without the suffix of a staging path, or of a replaced checkpoint.
 std::string without_partial(const std::string& name) {
-  constexpr std::string_view kSuffix = StagedDestination::kSuffix;
-  return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
+  for (const std::string& suffix :
+       {StagedDestination::staging_path_of(""), StagedDestination::old_path_of("")}) {
+    if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
+  }
+  return name;
 }
 
-/// Whether a file of this name, with or without `.partial`, can belong to a checkpoint.
+/// Whether a file of this name, with or without `.partial` or `.partial.old`, can belong to a
+/// checkpoint.
 bool is_checkpoint_name(const std::string& directory, const std::string& name) {
   // PEFT's adapter_model.bin is recognized only beside its configuration.
   const std::vector<std::string> names{name, "adapter_config.json"};
@@ -32,10 +37,14 @@ bool is_journal(const FileSystem& fs, const std::string& path) {
 }
 
 /// Whether an entry is a journal, or a file or directory with a journal beside it. A writer of
-/// Tessera writes there, or died while it wrote there.
+/// Tessera writes there, or died while it wrote there or replaced a checkpoint.
 bool is_work(const FileSystem& fs, const std::string& directory, const std::string& name) {
   const std::string path = join_path(directory, name);
-  return is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(path));
+  const bool is_old = name.ends_with(StagedDestination::old_path_of(""));
+  const std::string staging_path =
+      is_old ? StagedDestination::staging_path_of(join_path(directory, without_partial(name)))
+             : path;
+  return is_journal(fs, path) || is_journal(fs, StagedDestination::journal_path_of(staging_path));
 }
 
 ExtraEntry entry_at(const std::string& directory, const std::string& name) {

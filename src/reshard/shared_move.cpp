@@ -154,16 +154,7 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
 void SharedMove::finish(SharedMoveOutcome& outcome, const std::stop_token& stop) {
   const auto lock = work_.lock(stop);
   if (!work_.is_begun()) {
-    // Another worker has finished the move while this worker waited for the lock. If that worker
-    // was killed before its last step, it has left the replaced checkpoint.
-    if (formats::StagedDestination::left_over_at(fs_, destination_)) {
-      try {
-        formats::StagedDestination::remove_left_over(fs_, destination_);
-      } catch (const Error&) {
-        // Ignored, because the destination is complete. It may hold a file of another program.
-      }
-    }
-    work_.remove();
+    work_.clean_up();  // another worker has finished the move while this one waited for the lock
     outcome.is_finished = fs_.kind_of(destination_).has_value();
     return;
   }

@@ -306,6 +306,19 @@ TEST_F(MegatronFolderTest, StateInAnUnknownOrderIsNoErrorOfACheck) {
   EXPECT_THAT(errors_in(*open(kMegatron + "invalid/vectors_of_older_version")), testing::IsEmpty());
 }
 
+TEST_F(MegatronFolderTest, ACheckFindsWhatIsMissingBehindStateInAnUnknownOrder) {
+  stdfs::copy(kMegatron + "invalid/vectors_of_older_version", directory_.path(),
+              stdfs::copy_options::recursive);
+  stdfs::remove(directory_ / "mp_rank_01/distrib_optim.pt");
+  EXPECT_THAT(errors_in(*open(directory_.path())),
+              ElementsAre(HasSubstr("mp_rank_01/model_optim_rng.pt: the state is in no file")));
+}
+
+TEST_F(MegatronFolderTest, AStateInNoRanksFileIsAnErrorOfACheck) {
+  EXPECT_THAT(errors_in(*open(kMegatron + "invalid/vectors_empty")),
+              ElementsAre(HasSubstr("found no state of 'decoder.final_layernorm.weight'")));
+}
+
 TEST_F(MegatronFolderTest, WithoutTheDistributedOptimizersFilesTheWeightsAreRead) {
   copy("tp2_pp2_distributed_bf16");
   for (const char* const rank : {"00_000", "00_001", "01_000", "01_001"}) {

@@ -874,6 +874,13 @@ TEST_F(SafetensorsTest, ValuesThatAWriterHadReplacedWhenItDiedAreRead) {
   std::filesystem::copy_file(tmp_ / "b.safetensors.values.json",
                              tmp_ / "a.safetensors.values.json");
   EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
+  // The first two steps of an exchange in steps.
+  std::filesystem::rename(tmp_ / "a.safetensors.values.json.partial",
+                          tmp_ / "a.safetensors.values.json.partial.old");
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
+  std::filesystem::rename(tmp_ / "a.safetensors.values.json",
+                          tmp_ / "a.safetensors.values.json.partial");
+  EXPECT_EQ(open(tmp_ / "a.safetensors")->read_value(0), Value("old"));
   // A writer that does not commit leaves them unchanged.
   for (const bool has_values : {true, false}) {
     const MemoryCheckpoint source = has_values ? make_rich_checkpoint() : MemoryCheckpoint();

@@ -124,6 +124,58 @@ def test_a_replacement_that_dies_in_the_middle_is_undone_or_finished(nfs, pair, 
     assert died == 1
 
 
+@pytest.mark.parametrize("has_values", [True, False])
+def test_the_old_tensors_have_their_values_until_they_are_replaced(nfs, tmp_path, has_values):
+    old = FIXTURES / "torch_zip" / "valid" / "lists.pt"
+    new = tmp_path / "new.safetensors"
+    move(SOURCE, new)
+    if has_values:
+        move(FIXTURES / "torch_zip" / "valid" / "training_state.pt", new, "--overwrite")
+    destination = tmp_path / "d.safetensors"
+    died = 0
+    for number in range(1, 8):
+        move(old, destination, "--overwrite")
+        dies = nfs | {"DIES_AFTER_RENAME": str(number)}
+        process = run("ckpt-reshard", new, destination, "--overwrite", environment=dies)
+        if process.returncode == 0:
+            break
+        assert process.returncode == 99, process.stderr
+        died += 1
+        if not destination.exists():
+            refused = run("ckpt-reshard", new, destination, environment=nfs)  # puts it back
+            assert refused.returncode == 2 and "destination exists" in refused.stderr
+        is_old = run("ckpt-inspect", "diff", old, destination).returncode == 0
+        assert is_old or run("ckpt-inspect", "diff", new, destination).returncode == 0
+        move(new, destination, "--overwrite", "--resume", environment=nfs)
+        assert run("ckpt-inspect", "diff", new, destination).returncode == 0
+        assert names(tmp_path) == ["d.safetensors", "d.safetensors.values.json"][: 1 + has_values]
+    assert died == (6 if has_values else 3)
+
+
+@pytest.mark.parametrize("option", [None, "--discard"])
+def test_the_work_of_several_workers_is_finished_or_discarded(nfs, pair, tmp_path, option):
+    old, new = pair
+    destination = tmp_path / "d"
+    arguments = [new, destination, "--to", "native", "--overwrite"]
+    missing = 0
+    for number in range(1, 8):
+        move(old, destination, "--to", "native")
+        move(*arguments, "--part", "0/2", environment=nfs)
+        process = run("ckpt-reshard", *arguments, "--part", "1/2", environment=nfs | {"DIES_AFTER_RENAME": str(number)})
+        if process.returncode == 0:
+            break
+        assert process.returncode == 99, process.stderr
+        missing += not destination.exists()
+        is_new = run("ckpt-inspect", "diff", new, destination).returncode == 0
+        process = run("ckpt-reshard", "finish", destination, *([option] if option else []), environment=nfs)
+        assert process.returncode == 0, process.stderr
+        expected = old if option and not is_new else new
+        assert run("ckpt-inspect", "diff", expected, destination).returncode == 0
+        assert names(tmp_path) == ["d"]
+        shutil.rmtree(destination)
+    assert missing == 1
+
+
 def test_a_replacement_never_replaces_another_file(nfs, pair, tmp_path):
     old, new = pair
     destination = tmp_path / "d.pt"

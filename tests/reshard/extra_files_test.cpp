@@ -85,11 +85,15 @@ TEST_F(ExtraFilesTest, OrdinaryFilesAreCarriedAndTheOthersAreNamed) {
 
 TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
   write_file(tmp_ / "source/index.h5.partial", "");
+  write_file(tmp_ / "source/model.safetensors.values.json.partial.old", "");
   write_file(tmp_ / "source/other.partial", "");
+  write_file(tmp_ / "source/other.partial.old", "");
   write_file(tmp_ / "source/other.partial.journal", "tessera-journal 1\n");
   EXPECT_EQ(carried(plan()), FileNames{});
-  EXPECT_EQ(left(plan()), FileNames{"index.h5.partial: has the name of a checkpoint file, but the "
-                                    "checkpoint does not list it"});
+  EXPECT_EQ(left(plan()),
+            (FileNames{"index.h5.partial: has the name of a checkpoint file, but the checkpoint "
+                       "does not list it",
+                       "model.safetensors.values.json.partial.old: looks like a checkpoint file"}));
   write_file(tmp_ / "source/notes.partial", "");
   write_file(tmp_ / "source/notes.partial.journal", "my journal");
   EXPECT_EQ(carried(plan()), (FileNames{"notes.partial", "notes.partial.journal"}));

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "base/forwarding_file_system.h"
+#include "base/named_object.h"
 #include "formats/native_checkpoint.h"
+#include "formats/staging/shared_work.h"
 #include "support/counting_reader.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
@@ -211,6 +213,8 @@ MemoryCheckpoint small_source(float first) {
   return source;
 }
 
+using Files = std::map<std::string, std::string>;  // key: path below the test's folder
+
 /// Two workers replace a checkpoint; one of them dies.
 class DyingWorkerTest : public SharedMoveTest {
  protected:
@@ -226,6 +230,11 @@ class DyingWorkerTest : public SharedMoveTest {
     return move_share(planned(), source_, fs, path(), create, {.share = share, .num_shares = 2},
                       {.num_threads = 1});
   }
+  SharedMoveOutcome finish() {
+    formats::CreateOptions create = create_options();
+    create.overwrite = OverwritePolicy::replace;
+    return finish_shares(planned(), source_, quick_, path(), create);
+  }
   /// Returns the files of the destination.
   std::map<std::string, std::string> destination_files() const {
     auto files = all_files();
@@ -233,6 +242,16 @@ class DyingWorkerTest : public SharedMoveTest {
         files, [](const auto& file) { return file.first.find(".partial") != std::string::npos; });
     return files;
   }
+  /// Returns all files without an empty journal, which the next writer uses.
+  Files files_but_journal() const {
+    Files files = all_files();
+    if (!FileSystem::posix().kind_of(path() + ".partial")) {
+      files.erase("/" + GetParam().file + ".partial.journal");
+    }
+    return files;
+  }
+  void expect_new_wherever_the_last_worker_dies(const Files& old, const Files& expected,
+                                                bool is_stepwise);
   void remove_everything() const {
     for (const auto& entry : std::filesystem::directory_iterator(tmp_.path())) {
       std::filesystem::remove_all(entry.path());
@@ -242,15 +261,79 @@ class DyingWorkerTest : public SharedMoveTest {
   FaultFileSystem quick_{FileSystem::posix(), tmp_.path()};  // fails nothing, and does not sync
 };
 
-INSTANTIATE_TEST_SUITE_P(Formats, DyingWorkerTest,
-                         ::testing::Values(SharedDestination{"native", "c", Format::native, 2},
-                                           SharedDestination{"dcp", "c", Format::dcp, 2},
-                                           SharedDestination{"torch_zip", "c.pt",
-                                                             Format::torch_zip}),
-                         [](const auto& each) { return each.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, DyingWorkerTest,
+    ::testing::Values(SharedDestination{"native", "c", Format::native, 2},
+                      SharedDestination{"dcp", "c", Format::dcp, 2},
+                      SharedDestination{"safetensors", "c", Format::safetensors},
+                      SharedDestination{"torch_zip", "c.pt", Format::torch_zip}),
+    [](const auto& each) { return each.param.name; });
+
+/// A file system that cannot exchange two names in one step, such as NFS.
+class StepwiseFileSystem final : public ForwardingFileSystem {
+ public:
+  using ForwardingFileSystem::ForwardingFileSystem;
+
+  void exchange(const std::string& a, const std::string& b) override {
+    const std::string aside = tessera::detail::path_in_exchange(a, b);
+    rename(b, aside);
+    rename(a, b);
+    rename(aside, a);
+  }
+};
 
 // The last worker also finishes the move, so it also dies during the finishing steps.
-TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies) {
+TEST_P(DyingWorkerTest, TheNewCheckpointAppearsWhereverTheLastWorkerDies) {
+  const auto expected = by_one_process(source_);
+  write_old();
+  const auto old = destination_files();
+  for (const bool is_stepwise : {false, true}) {
+    SCOPED_TRACE(is_stepwise ? "an exchange in steps" : "an exchange");
+    expect_new_wherever_the_last_worker_dies(old, expected, is_stepwise);
+  }
+}
+
+void DyingWorkerTest::expect_new_wherever_the_last_worker_dies(const Files& old,
+                                                               const Files& expected,
+                                                               bool is_stepwise) {
+  bool has_died = true;
+  for (std::int64_t operation = 0; has_died; operation += kSampleStep) {
+    SCOPED_TRACE(operation);
+    remove_everything();
+    write_old();
+    replace(quick_, 0, KeptWork::refuse);
+    FaultFileSystem fs(FileSystem::posix(), tmp_.path());
+    fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
+    StepwiseFileSystem stepwise(fs);
+    try {
+      replace(is_stepwise ? static_cast<FileSystem&>(stepwise) : fs, 1, KeptWork::refuse);
+    } catch (const Error&) {
+      EXPECT_TRUE(fs.has_failed());
+    }
+    has_died = fs.has_failed();
+    const Files left = destination_files();
+    ASSERT_TRUE(left == old || left == expected || (is_stepwise && left.empty()));
+    SharedMoveOutcome outcome = finish();
+    if (!outcome.is_finished) {
+      ASSERT_EQ(outcome.missing.size(), 1U);
+      ASSERT_EQ(outcome.missing.at(0).index, 1);
+      outcome = replace(quick_, 1, KeptWork::resume);
+    }
+    EXPECT_TRUE(outcome.is_finished);
+    ASSERT_TRUE(files_but_journal() == expected);
+  }
+}
+
+TEST_P(DyingWorkerTest, WorkThatIsNowhereIsNotTakenForFinished) {
+  write_old();
+  replace(quick_, 0, KeptWork::refuse);
+  formats::SharedWork(quick_, path()).begin_exchange();
+  std::filesystem::remove_all(path() + ".partial");
+  EXPECT_THAT([&] { finish(); },
+              ThrowsError(ErrorKind::mismatch, "shared work: expected the new checkpoint here"));
+}
+
+TEST_P(DyingWorkerTest, DiscardedWorkLeavesTheCheckpointWhereverTheLastWorkerDies) {
   const auto expected = by_one_process(source_);
   write_old();
   const auto old = destination_files();
@@ -262,22 +345,15 @@ TEST_P(DyingWorkerTest, TheOldOrTheNewCheckpointIsThereWhereverTheLastWorkerDies
     replace(quick_, 0, KeptWork::refuse);
     FaultFileSystem fs(FileSystem::posix(), tmp_.path());
     fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
+    StepwiseFileSystem stepwise(fs);
     try {
-      replace(fs, 1, KeptWork::refuse);
+      replace(stepwise, 1, KeptWork::refuse);
     } catch (const Error&) {
       EXPECT_TRUE(fs.has_failed());
     }
     has_died = fs.has_failed();
-    ASSERT_TRUE(destination_files() == old || destination_files() == expected);
-    // If a worker dies just before the exchange, the work of both is lost, as for one writer.
-    for (int share = 0; share < 2 && destination_files() == old; ++share) {
-      replace(quick_, share, KeptWork::resume);
-    }
-    const SharedMoveOutcome outcome =
-        finish_shares(planned(), source_, quick_, path(), create_options());
-    EXPECT_TRUE(outcome.is_finished);
-    ASSERT_TRUE(destination_files() == expected);
-    EXPECT_FALSE(FileSystem::posix().kind_of(path() + ".partial.shares").has_value());
+    formats::SharedWork(quick_, path()).discard();
+    ASSERT_TRUE(files_but_journal() == old || files_but_journal() == expected);
   }
 }
 

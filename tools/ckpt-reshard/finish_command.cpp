@@ -43,7 +43,7 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
     const auto lock = work.lock();
     if (!work.is_begun()) {
       work.refuse_while_compared();
-      work.remove();
+      work.clean_up();
     }
     terminal.print(options.destination + ": nothing to finish\n");
     return ExitCode::done;

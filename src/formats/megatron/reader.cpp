@@ -100,12 +100,12 @@ class MegatronReader final : public EntryReader {
   void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
                    PartOfCheck& part) const override {
     EntryReader::verify_part(sink, progress, num_threads, part);
-    if (!part.takes(0) || !is_damaged_) return;
+    if (!part.takes(0) || damage_.empty()) return;
     sink({.severity = Finding::Severity::error,
           .rule = "structure",
           .where = {.path = folder(), .fqn = "optim"},
           .expected = "the optimizer state of the model's parameters",
-          .found = problem_});
+          .found = damage_});
   }
 
  private:
@@ -265,6 +265,7 @@ class MegatronReader final : public EntryReader {
   bool has_optimizer() const { return std::ranges::any_of(optimizers_, &RankOptimizer::is_there); }
 
   void read_optimizers() {
+    const bool is_other_optimizer = !problem_.empty();  // whose state is in other files
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       std::vector<std::size_t> trained;
       std::vector<Parameter> parameters;
@@ -274,9 +275,11 @@ class MegatronReader final : public EntryReader {
         parameters.push_back(ranks_[i].tensors[t]);
       }
       RankOptimizer optimizer = megatron::read_optimizer(*files_[i], vectors_[i], parameters);
-      if (!optimizer.problem.empty() && optimizer.is_there && problem_.empty()) {
-        problem_ = "state of unknown parameters in " + files_[i]->name() + ": " + optimizer.problem;
-        is_damaged_ = optimizer.is_damaged;
+      if (!optimizer.problem.empty() && optimizer.is_there && !is_other_optimizer) {
+        const std::string problem =
+            "state of unknown parameters in " + files_[i]->name() + ": " + optimizer.problem;
+        if (problem_.empty()) problem_ = problem;
+        if (optimizer.is_damaged && damage_.empty()) damage_ = problem;
       }
       std::map<std::size_t, PartState> parts;
       for (auto& [number, part] : optimizer.parts) parts.emplace(trained[number], std::move(part));
@@ -291,8 +294,9 @@ class MegatronReader final : public EntryReader {
     for (RankOptimizer& optimizer : optimizers_) optimizer.parts.clear();
   }
 
-  /// Sets `problem_` if the distributed optimizer's files lack the state of a parameter. They have
-  /// that of all, because a frozen parameter would change the lengths of the vectors.
+  /// Sets `problem_` and `damage_` if the distributed optimizer's files lack the state of a
+  /// parameter. They have that of all, because a frozen parameter would change the lengths of the
+  /// vectors.
   void require_state_of_all() {
     const auto has_state = [&](const Part& part) { return state_of(part) != nullptr; };
     if (std::ranges::all_of(vectors_, [](const File* file) { return file == nullptr; })) return;
@@ -309,6 +313,7 @@ class MegatronReader final : public EntryReader {
           problem_ += (part.rank == same.front().rank ? "" : ", ") +
                       join_path(folders_.names[part.rank], std::string(megatron::kOptimizerFile));
         }
+        damage_ = problem_;
         return;
       }
     }
@@ -672,7 +677,7 @@ class MegatronReader final : public EntryReader {
   std::vector<RankModel> ranks_;
   std::vector<RankOptimizer> optimizers_;  // indexed by rank
   std::string problem_;                    // why optimizer state is not read; empty: it is read
-  bool is_damaged_ = false;                // whether `problem_` is the fault of the files
+  std::string damage_;                     // the first problem that is the fault of the files
   std::size_t num_copies_ = 0;
   // Tensors of which all tensor ranks have the same; only while opening.
   std::vector<std::string> without_rule_;

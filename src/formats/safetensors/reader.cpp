@@ -829,7 +829,11 @@ class SafetensorsReader final : public DividedReader {
                             "give the path of one file");
     }
     const std::string path = detail::values_path_of(model_path);
-    if (fs_.kind_of(path) != FileKind::regular) {
+    if (fs_.kind_of(path) == FileKind::regular) {
+      detail::require_in_checkpoint(fs_, set.directory, last_component(path));
+    }
+    const auto text = detail::read_values_file(fs_, path, *digest);
+    if (!text) {
       contents_.missing_files.push_back(path);
       findings_.push_back({.severity = Finding::Severity::error,
                            .rule = "structure",
@@ -838,9 +842,7 @@ class SafetensorsReader final : public DividedReader {
                            .found = "no such file (was it not copied with the tensors?)"});
       return;
     }
-    detail::require_in_checkpoint(fs_, set.directory, last_component(path));
-    detail::apply_values_file(detail::read_values_file(fs_, path, *digest), path, contents_,
-                              values_);
+    detail::apply_values_file(*text, path, contents_, values_);
   }
 
   const FileSystem& fs_;

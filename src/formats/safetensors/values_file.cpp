@@ -318,14 +318,17 @@ std::optional<std::string> text_of_digest(const FileSystem& fs, const std::strin
 
 }  // namespace
 
-std::string read_values_file(const FileSystem& fs, const std::string& path,
-                             const std::string& digest) {
-  std::string text = read_file(fs, path, kMaxValuesNbytes);
+std::optional<std::string> read_values_file(const FileSystem& fs, const std::string& path,
+                                            const std::string& digest) {
+  const bool is_there = fs.kind_of(path) == FileKind::regular;
+  std::string text = is_there ? read_file(fs, path, kMaxValuesNbytes) : "";
   const std::string found = values_digest(text);
-  if (found == digest) return text;
-  if (auto replaced = text_of_digest(fs, StagedDestination::staging_path_of(path), digest)) {
-    return *std::move(replaced);
+  if (is_there && found == digest) return text;
+  for (const std::string& replaced :
+       {StagedDestination::staging_path_of(path), StagedDestination::old_path_of(path)}) {
+    if (auto replaced_text = text_of_digest(fs, replaced, digest)) return replaced_text;
   }
+  if (!is_there) return std::nullopt;
   throw Error::expected(ErrorKind::corruption, {.path = path}, "checksum", digest, found,
                         "are these the values of other tensors, or was the file edited?");
 }

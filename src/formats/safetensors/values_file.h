@@ -62,13 +62,15 @@ void apply_values_file(std::string_view text, const std::string& path, Checkpoin
 std::string values_digest(std::string_view text);
 
 /// [Note: Replaced values] The values beside a single tensor file are replaced before the tensors.
-/// If the writer dies in between, the values of the old tensors are at `<values>.partial`: readers
-/// find them there, and the next writer restores them.
+/// If the writer dies in between, the values of the old tensors are at `<values>.partial`, or at
+/// `<values>.partial.old` ([Note: Exchange in steps]): readers find them there, and the next writer
+/// restores them.
 
-/// Returns the text with this digest: that of `path`, which must exist, or else the replaced
-/// values. Throws: Error(corruption) if neither has the digest, or the file at `path` is too large.
-std::string read_values_file(const FileSystem& fs, const std::string& path,
-                             const std::string& digest);
+/// Returns the text with this digest: that of `path`, or else the replaced values. Returns nothing
+/// if there are no such replaced values, and no file at `path`. Throws: Error(corruption) if the
+/// file at `path` has another digest, or is too large.
+std::optional<std::string> read_values_file(const FileSystem& fs, const std::string& path,
+                                            const std::string& digest);
 
 /// If the tensor file at `destination` has the digest of the replaced values ([Note: Replaced
 /// values]), restores these. Requires: no other writer uses the destination.

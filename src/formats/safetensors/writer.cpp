@@ -152,9 +152,11 @@ StagedDestination::LeftOver judge_staged_values(const FileSystem& fs,
 }
 
 /// Says whether a writer died between its last two steps: the values file is already at its final
-/// path, but the tensor file is still at the staging path.
+/// path, but the tensor file is still at the staging path. In the middle of an exchange ([Note:
+/// Exchange in steps]), they belong to the destination, which will be there again.
 bool are_values_of_work(const FileSystem& fs, const std::string& destination) {
   return !fs.kind_of(destination) &&
+         !StagedDestination::is_in_exchange(fs, destination, DestinationKind::file) &&
          detail::names_values(fs, StagedDestination::staging_path_of(destination),
                               detail::values_path_of(destination));
 }
@@ -173,7 +175,11 @@ bool check_single_file(FileSystem& fs, const std::string& destination,
                   "(remove or rename it)");
     }
     const bool is_own = has_left_values || (is_resumed && has_text(fs, path, values_text));
-    if (work.overwrite == OverwritePolicy::refuse && !is_own) {
+    // In the middle of an exchange, the values belong to the old or the new checkpoint of the
+    // destination. The writer finishes the exchange, and then says that the destination exists.
+    const bool is_in_exchange =
+        StagedDestination::is_in_exchange(fs, destination, DestinationKind::file);
+    if (work.overwrite == OverwritePolicy::refuse && !is_own && !is_in_exchange) {
       throw Error(
           ErrorKind::already_exists, {.path = path},
           "values: this file has the values of another checkpoint (move it beside its tensors)");

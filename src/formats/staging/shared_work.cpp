@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@ namespace tessera::formats {
 namespace {
 
 using tessera::detail::FileDescriptor;
+using tessera::detail::inode_of_name;
 using tessera::detail::LockResult;
 using tessera::detail::mode_of_name;
 
@@ -28,7 +31,8 @@ constexpr std::string_view kSuffix = ".shares";  // after the staging path
 constexpr const char* kLockName = "lock";
 constexpr const char* kWorkName = "work";
 constexpr const char* kCommandName = "command";
-constexpr const char* kEndedName = "work.ended";
+constexpr const char* kExchangeName = "exchange";
+constexpr const char* kEndedName = "work.ended";  // made by earlier releases
 constexpr std::string_view kSharePrefix = "share-";
 constexpr std::string_view kComparisonPrefix = "base-";
 constexpr std::string_view kDoneSuffix = ".done";
@@ -78,7 +82,8 @@ ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
 
 /// Returns whether workers create a file of this name in the folder of shared work.
 bool is_own_name(std::string_view name) {
-  if (name == kLockName || name == kCommandName || name == kEndedName) return true;
+  if (name == kLockName || name == kCommandName || name == kExchangeName) return true;
+  if (name == kEndedName) return true;
   if (name == kWorkName || name == std::string(kWorkName) + ".new") return true;
   const bool is_of_comparison = name.starts_with(kComparisonPrefix);
   if (!is_of_comparison && !name.starts_with(kSharePrefix)) return false;
@@ -87,6 +92,28 @@ bool is_own_name(std::string_view name) {
   const std::string_view suffix = name.substr(digits);
   return digits > 0 && (suffix.empty() || suffix == ".lock" ||
                         suffix == (is_of_comparison ? kNewSuffix : kDoneSuffix));
+}
+
+/// Returns the inode number in the file `exchange` of shared work; nothing if there is none, or if
+/// its line is torn, because then the checkpoints have not swapped paths.
+std::optional<ino_t> recorded_inode(const FileSystem& fs, const std::string& folder) {
+  constexpr std::size_t kMaxNbytes = 32;
+  const std::string text =
+      read_begin(fs, join_path(folder, kExchangeName), kMaxNbytes).value_or("");
+  ino_t inode = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), inode);
+  const bool is_whole =
+      error == std::errc() && std::string_view(end, text.data() + text.size()) == "\n";
+  return is_whole ? std::optional(inode) : std::nullopt;
+}
+
+/// Whether the object at a staging path is that of shared work which has begun. After the new
+/// checkpoint and the old one have swapped paths, it is the old one.
+bool is_shared_work(const FileSystem& fs, const std::string& staging_path) {
+  const std::string folder = staging_path + std::string(kSuffix);
+  if (!mode_of_name(join_path(folder, kWorkName))) return false;
+  const auto inode = inode_of_name(staging_path);
+  return inode && recorded_inode(fs, folder).value_or(*inode) == *inode;
 }
 
 std::optional<std::string> text_of(const ResumeIdentity& identity, const std::string& name) {
@@ -131,18 +158,13 @@ SharedWork::SharedWork(FileSystem& fs, const std::string& destination)
       path_(StagedDestination::staging_path_of(destination_) + std::string(kSuffix)) {}
 
 bool SharedWork::is_begun() const {
-  return mode_of_name(path_in(kWorkName)).has_value() &&
-         mode_of_name(StagedDestination::staging_path_of(destination_)).has_value();
+  return is_shared_work(fs_, StagedDestination::staging_path_of(destination_));
 }
 
 bool SharedWork::is_begun_at(const FileSystem& fs, const std::string& path) {
-  const auto has_work = [](std::string staging_path) {
-    const std::string work = (staging_path += kSuffix) + "/" + std::string(kWorkName);
-    return mode_of_name(work).has_value();
-  };
-  if (has_work(without_trailing_slashes(path))) return true;
+  if (is_shared_work(fs, without_trailing_slashes(path))) return true;
   const auto kind = fs.kind_of(path);
-  return kind && kind != FileKind::other && has_work(fs.resolve_links(path));
+  return kind && kind != FileKind::other && is_shared_work(fs, fs.resolve_links(path));
 }
 
 ResumeIdentity SharedWork::identity() const {
@@ -220,6 +242,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
 }
 
 void SharedWork::clear() {
+  fs_.remove_all(path_in(kWorkName));  // first: without `exchange`, it would describe other work
   for (const std::string& name : names()) {
     if (name != kLockName && !name.starts_with(kComparisonPrefix)) fs_.remove_all(path_in(name));
   }
@@ -379,17 +402,51 @@ JournalContents SharedWork::all_blocks() const {
   return all;
 }
 
-void SharedWork::end() {
-  fs_.rename(path_in(kWorkName), path_in(kEndedName));
+void SharedWork::begin_exchange() {
+  const auto inode = inode_of_name(StagedDestination::staging_path_of(destination_));
+  TESSERA_CHECK(inode.has_value());
+  fs_.remove_all(path_in(kExchangeName));  // left by a process that died before the exchange
+  write_text(fs_, path_in(kExchangeName), std::to_string(*inode) + "\n");
   fs_.sync_directory(path_);
 }
 
-void SharedWork::undo_end() noexcept {
+void SharedWork::undo_exchange() noexcept {
   try {
-    fs_.rename(path_in(kEndedName), path_in(kWorkName));
+    fs_.remove_all(path_in(kExchangeName));
   } catch (...) {
-    // Ignored. The work cannot be resumed then, as if the process had been killed here.
+    // Ignored: while the staging path stays the same object, the file does no harm.
   }
+}
+
+/// Whether the new checkpoint has left the staging path, but is not at the destination.
+bool SharedWork::is_lost() const {
+  if (is_begun() || !mode_of_name(path_in(kWorkName))) return false;
+  const auto inode = recorded_inode(fs_, path_);
+  return inode && inode_of_name(destination_) != inode;
+}
+
+void SharedWork::remove_replaced() {
+  try {
+    StagedDestination::finish_exchange(fs_, destination_, DestinationKind::directory);
+    if (StagedDestination::left_over_at(fs_, destination_)) {
+      StagedDestination::remove_left_over(fs_, destination_);
+    }
+  } catch (const Error&) {
+    // Ignored, because the destination is complete. The replaced checkpoint may hold a file of
+    // another program.
+  }
+}
+
+void SharedWork::clean_up() {
+  if (is_lost()) {
+    throw Error::expected(ErrorKind::mismatch, {.path = destination_}, "shared work",
+                          "the new checkpoint here or at " +
+                              printable(StagedDestination::staging_path_of(destination_)) +
+                              ", between which a worker moved it and died",
+                          "other objects, which were made later", Remedy{Remedy::Action::discard});
+  }
+  remove_replaced();
+  remove();
 }
 
 void SharedWork::remove() {
@@ -413,15 +470,20 @@ void SharedWork::discard() {
   if (!mode_of_name(path_)) return;
   const FileDescriptor whole = lock();
   refuse_while_compared();
+  if (!is_begun()) {
+    if (!is_lost()) remove_replaced();
+    remove();
+    return;
+  }
   std::vector<FileDescriptor> shares;
-  const int number = is_begun() ? num_shares() : 0;
+  const int number = num_shares();
   for (int share = 0; share < number; ++share) {
     auto held = try_lock_share(share);
     if (!held) refuse_held(share);
     shares.push_back(std::move(*held));
   }
   fs_.remove_all(path_in(kWorkName));
-  if (number > 0) StagedDestination::remove_left_over(fs_, destination_);
+  StagedDestination::remove_left_over(fs_, destination_);
   remove();
 }
 

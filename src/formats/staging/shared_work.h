@@ -20,6 +20,8 @@ namespace tessera::formats {
 //     lock           is locked by a process that begins or finishes the work
 //     work           the identity of the work, which must be equal in all processes
 //     command        a text of the process that began the work
+//     exchange       the inode number of the new checkpoint, once it is about to swap paths with
+//                    the one that it replaces
 //     share-I        the journal of share I
 //     share-I.lock   is locked by the process that writes share I, and names that process
 //     share-I.done   says "complete" once share I is complete and synced
@@ -31,7 +33,9 @@ namespace tessera::formats {
 // staging path, and records them in the journal of its share. When all shares are complete, one
 // process takes over the blocks that these journals list, without reading them, and commits as a
 // single writer does. It removes the folder of shared work after the checkpoint has appeared. If it
-// dies in between, this folder stays, and the staging path is gone.
+// dies in between, this folder stays, and the staging path is gone, or is the replaced checkpoint:
+// then its inode number is not that in `exchange`. If it dies before the two swap paths, the next
+// process that finishes the work makes the new checkpoint appear.
 //
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
@@ -42,7 +46,8 @@ class SharedWork {
   SharedWork(FileSystem& fs, const std::string& destination);
 
   const std::string& path() const { return path_; }
-  /// Whether a process has begun shared work, and nobody has finished or discarded it.
+  /// Whether a process has begun shared work, and nobody has finished or discarded it. If so, the
+  /// staging path is that of the work, not a replaced checkpoint.
   bool is_begun() const;
   /// Whether `path` is, or links to, the staging path of shared work that has begun.
   static bool is_begun_at(const FileSystem& fs, const std::string& path);
@@ -112,14 +117,19 @@ class SharedWork {
   /// process can resume them all. Requires: is_begun().
   JournalContents all_blocks() const;
 
-  /// Marks the work as ended, just before the new checkpoint and the one that it replaces swap
+  /// Records which object is the new checkpoint, just before it and the one that it replaces swap
   /// paths. From then on, the staging path may hold the replaced checkpoint, and no process may
   /// take this for unfinished work. Requires: `lock` is held.
-  void end();
-  /// Undoes `end`, if the checkpoints could not swap paths. Ignores failures.
-  void undo_end() noexcept;
+  void begin_exchange();
+  /// Undoes `begin_exchange`, if the checkpoints could not swap paths. Ignores failures.
+  void undo_exchange() noexcept;
   /// Removes the folder. Requires: `lock` is held.
   void remove();
+  /// Removes the folder of finished work, and the replaced checkpoint that a dead worker may have
+  /// left at the staging path. Requires: `lock` is held, and is_begun() is false.
+  /// Throws: Error(mismatch) if the new checkpoint is neither at the destination nor at the staging
+  /// path.
+  void clean_up();
   /// Removes the folder and, if work has begun, the staging path. Does nothing without a folder.
   /// Throws: Error(already_exists) if a process is writing a share or compares with a base.
   void discard();
@@ -129,6 +139,8 @@ class SharedWork {
   /// Returns the names in the folder; none if there is no folder, such as when another worker has
   /// just finished the work and removed it.
   std::vector<std::string> names() const;
+  bool is_lost() const;
+  void remove_replaced();
   bool has_done_text(const std::string& name) const;
   std::string comparison_path(int share) const;
   std::optional<tessera::detail::FileDescriptor> try_lock(const std::string& path) const;

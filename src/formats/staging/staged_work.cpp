@@ -1,7 +1,5 @@
 #include "formats/staging/staged_work.h"
 
-#include <sys/stat.h>
-
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -14,6 +12,8 @@
 
 namespace tessera::formats {
 namespace {
+
+using tessera::detail::inode_of_name;
 
 /// Returns the identity with today's names of options. Older journals name options as on a command
 /// line: `plan, --only`.
@@ -103,14 +103,6 @@ void require_own_files(FileSystem& fs, const std::string& directory, const OwnFi
       require_own_file(fs, directory, path, own);
     }
   }
-}
-
-/// Returns the inode number of the object at `path` (of a link itself, not of its target). Stays
-/// the same when the object is renamed. Returns nothing if there is no object.
-std::optional<ino_t> inode_of_name(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return status.st_ino;
 }
 
 }  // namespace
@@ -296,14 +288,14 @@ void StagedWork::publish_in_exchange() {
       read_file(fs_, staged_->journal_path(), std::numeric_limits<std::uint64_t>::max());
   const auto staged_inode = inode_of_name(staging_path());
   try {
-    if (shared_) shared_->end();
+    if (shared_) shared_->begin_exchange();
     staged_->reset_journal_for_exchange();
     staged_->publish();
   } catch (...) {
     const bool is_staged =
         staged_inode && inode_of_name(staging_path()) == staged_inode &&
         !tessera::detail::mode_of_name(StagedDestination::old_path_of(destination_));
-    if (shared_ && is_staged) shared_->undo_end();
+    if (shared_ && is_staged) shared_->undo_exchange();
     if (!is_staged || !put_back_journal(text)) journal_.reset();
     throw;
   }
