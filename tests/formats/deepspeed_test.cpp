@@ -190,7 +190,7 @@ constexpr Refusal kRefusals[] = {
      "none"},
     {"state_short", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: "
-     "optim.state.0.weight.exp_avg: parts of ranks: expected a vector as "
+     "optim.state.0.bias.exp_avg: parts of ranks: expected a vector as "
      "long as the fp32 weights, found a tensor of shape [6]"},
     {"zero3_padding", ErrorKind::corruption,
      "/zero_pp_rank_1_mp_rank_00_optim_states.pt: 0.bias: fp32 weights: "

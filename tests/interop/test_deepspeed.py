@@ -726,7 +726,7 @@ def test_state_of_another_size_on_one_rank_does_not_hide_the_weights(tmp_path, c
     result = run("ckpt-reshard", copy, tmp_path / "all.pt")
     assert result.returncode == 3 and ".exp_avg: parts of ranks: expected a vector as long as the fp32 weights" in result.stderr
     result = run("ckpt-inspect", "verify", copy)
-    assert result.returncode == 1 and "another length on some rank" in result.stdout
+    assert result.returncode == 1 and "error: " in result.stdout and "expected a vector as long as the fp32 weights" in result.stdout
     moved, source = (load_file(reshard(path, tmp_path / f"{path.name}.safetensors", "--only", "model")) for path in (copy, VALID / "zero2_bf16"))
     assert moved.keys() == source.keys() and all(torch.equal(moved[name], source[name]) for name in source)
 

@@ -99,23 +99,6 @@ std::variant<VectorForm, Error> ModelStatesReader::state_form(
   return form;
 }
 
-void ModelStatesReader::add_refused_state(const Path& path, const Error& refusal) {
-  const bool is_damaged = refusal.kind() == ErrorKind::corruption;
-  if (is_damaged && damaged_state_.empty()) damaged_state_ = spell(text_keys(path));
-  add_refused(text_keys(path), refusal);
-}
-
-void ModelStatesReader::verify_part(const FindingSink& sink, const ProgressSink& progress,
-                                    int num_threads, PartOfCheck& part) const {
-  EntryReader::verify_part(sink, progress, num_threads, part);
-  if (!part.takes(0) || damaged_state_.empty()) return;
-  sink({.severity = Finding::Severity::error,
-        .rule = "structure",
-        .where = {.path = folder(), .fqn = damaged_state_},
-        .expected = "state of one length on all ranks, that of the fp32 weights",
-        .found = "another length on some rank"});
-}
-
 void ModelStatesReader::open_model_states(const std::vector<std::string>& names) {
   std::vector<const File*> models;
   for (const std::string& name : names) models.push_back(&open_file(name));

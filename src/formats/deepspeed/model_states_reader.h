@@ -82,9 +82,6 @@ class ModelStatesReader : public EntryReader {
                                              const std::vector<const File*>& optimizer,
                                              const Slice& slice, const Path& name,
                                              const std::string& fqn);
-  /// Adds state that cannot be read, as `add_refused` does. For a check, it is damage if the error
-  /// says so (a corruption).
-  void add_refused_state(const Path& path, const Error& refusal);
   using NamesInVector = std::function<std::optional<std::vector<std::string>>(std::int64_t)>;
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
@@ -128,10 +125,6 @@ class ModelStatesReader : public EntryReader {
   /// state was added, as for SGD without momentum. PyTorch's optimizers look for this key.
   void add_state_without_items(const File& file, const Path& path);
 
- public:
-  void verify_part(const FindingSink& sink, const ProgressSink& progress, int num_threads,
-                   PartOfCheck& part) const override;
-
  private:
   /// Returns the entry's place in the order of keys: below `optim` the next place; else `order`. If
   /// `order` is 0 (a joined tensor): the place of its name in the module; the next place if none.
@@ -154,7 +147,6 @@ class ModelStatesReader : public EntryReader {
   std::map<std::string, std::uint32_t> places_in_module_;  // in the order of keys, by name
   std::set<std::string> left_out_;                         // members of the model states
   std::map<std::tuple<const Partition*, std::string, Path>, VectorForm> forms_;  // by vector, state
-  std::string damaged_state_;  // the first state that is refused as a corruption; empty: none
   bool is_written_by_tessera_ = false;
 };
 

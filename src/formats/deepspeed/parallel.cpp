@@ -333,7 +333,7 @@ class ParallelReader final : public ModelRanksReader {
                                 spell(text_keys(target)));
             }
             if (const auto* const refusal = std::get_if<Error>(&form)) {
-              return add_refused_state(target, *refusal);
+              return add_refused(text_keys(target), *refusal);
             }
             forms.push_back(std::get<VectorForm>(form));
           }

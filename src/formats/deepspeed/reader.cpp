@@ -191,7 +191,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
               const auto form =
                   state_form(partition_, optimizer_, first, name, spell(text_keys(target)));
               if (const auto* const refusal = std::get_if<Error>(&form)) {
-                return add_refused_state(target, *refusal);
+                return add_refused(text_keys(target), *refusal);
               }
               add_sliced(text_keys(target), parameter, path_of, std::get<VectorForm>(form));
             });

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "base/size_text.h"
 #include "formats/drivers.h"
 #include "formats/megatron.h"
@@ -455,7 +456,7 @@ class MegatronReader final : public EntryReader {
     std::int64_t num_rows = 0;
     if (megatron::is_of_module(name, "linear_q_down_proj")) num_rows = argument("q_lora_rank");
     if (megatron::is_of_module(name, "linear_kv_down_proj")) {
-      num_rows = argument("kv_lora_rank") + argument("qk_pos_emb_head_dim");
+      num_rows = checked_add(argument("kv_lora_rank"), argument("qk_pos_emb_head_dim")).value_or(0);
     }
     return !part.empty() && part[0] < num_rows &&
            part[0] == num_rows / static_cast<std::int64_t>(folders_.sizes.tensor);
