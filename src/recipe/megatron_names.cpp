@@ -18,6 +18,8 @@ namespace {
 
 using formats::CheckpointContents;
 using formats::megatron::kLayers;
+using formats::megatron::kMtpModule;
+using formats::megatron::kMtpStored;
 using formats::megatron::kShard;
 using formats::megatron::kStackedExperts;
 
@@ -85,6 +87,10 @@ Place place_of(const std::string& name, std::size_t num_dims) {
   unstack_layers(place);
   unstack_experts(place);
   if (place.operations.size() > num_dims) return {name};
+  const std::size_t mtp = place.name.find(kMtpModule);
+  if (mtp != std::string::npos && find_component(place.name, "mtp.layers.") < mtp) {
+    place.name.replace(mtp, kMtpModule.size(), kMtpStored);
+  }
   for (const Spelling& norm : kNorms) {
     const std::size_t at = find_component(place.name, norm.stored);
     if (at == std::string::npos) continue;

@@ -394,10 +394,17 @@ TEST(MegatronNamesTest, NumbersOfLayersAndExpertsAreFound) {
 }
 
 TEST(MegatronNamesTest, APartThatCannotBeCutSoIsRefused) {
-  EXPECT_FALSE(megatron::join(Cut::second_dimension, false, 2, {4}));
-  EXPECT_FALSE(megatron::join(Cut::first_dimension, true, 2, {3, 4}));
-  EXPECT_FALSE(megatron::join(Cut::first_dimension, false, 4, {std::int64_t{1} << 62, 4}));
-  EXPECT_EQ(megatron::join(Cut::first_dimension, false, 3, {4, 5})->whole, (Shape{12, 5}));
+  EXPECT_FALSE(megatron::join(Cut::second_dimension, 1, 2, {4}));
+  EXPECT_FALSE(megatron::join(Cut::first_dimension, 2, 2, {3, 4}));
+  EXPECT_FALSE(megatron::join(Cut::first_dimension, 1, 4, {std::int64_t{1} << 62, 4}));
+  EXPECT_EQ(megatron::join(Cut::first_dimension, 1, 3, {4, 5})->whole, (Shape{12, 5}));
+}
+
+TEST(MegatronNamesTest, EachRankHasAPartOfEachMatrix) {
+  const auto pieces = megatron::join(Cut::first_dimension, 3, 2, {6, 4})->pieces_of(1);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_EQ(pieces[2].region, (Box{{10, 0}, {2, 4}}));
+  EXPECT_EQ(pieces[2].begin, 16);
 }
 
 TEST(MegatronNamesTest, FoldersOfRanksAreInOrder) {

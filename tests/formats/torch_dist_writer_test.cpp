@@ -78,6 +78,20 @@ TEST(TorchDistNamesTest, LayersThatDifferKeepTheirNumbers) {
                           "mtp.layers.0.eh_proj._extra_state/shard_0_1"));
 }
 
+TEST(TorchDistNamesTest, LayersThatAreAlikeCanKeepTheirNumbers) {
+  const std::string first = "decoder.layers.0.mlp.experts.linear_fc1.weight";
+  std::map<std::string, TensorMeta> metas;
+  for (const std::string number : {"0", "1"}) {
+    metas[first + number] = {first + number, DType::float32, {4, 2}};
+  }
+  const TorchDistNames names(metas, "there", megatron::LayerNames::numbered);
+  EXPECT_FALSE(names.are_layers_stacked());
+  const auto& place = names.places_of(first + "1").front();
+  EXPECT_EQ(place.key, "decoder.layers.0.mlp.experts.experts.linear_fc1.weight");
+  EXPECT_THAT(place.index, ElementsAre(1));
+  EXPECT_THAT(place.stacked, ElementsAre(2));
+}
+
 TEST(TorchDistNamesTest, ExpertsAreStackedUnderBothOfTheirNames) {
   const std::string layer = "decoder.layers.0.mlp.experts.";
   const auto sequential = names_of(

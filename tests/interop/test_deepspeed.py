@@ -698,6 +698,89 @@ def test_weights_that_are_not_flat_are_refused_with_their_shape(tmp_path, classe
                                        "found a tensor of shape [2, 3]") in result.stderr, result.stderr
 
 
+def add_momentum_of_whole_parameters(folder):
+    """Adds state as DeepSpeed's Muon has it in stages 1 and 2: on each rank, that of all parameters of which the rank has a part, one
+    after the other. Its numbers are those of the weights."""
+    for model in sorted(folder.glob("*/mp_rank_*_model_states.pt")):
+        files = sorted(model.parent.glob(f"*_pp_rank_*_{model.name.removesuffix('_model_states.pt')}_optim_states.pt"))
+        states = [torch.load(file, weights_only=False) for file in files]
+        for group, shapes in enumerate(torch.load(model, weights_only=False)["param_shapes"]):
+            vectors = [state["optimizer_state_dict"]["single_partition_of_fp32_groups"][group] for state in states]
+            whole, begin = torch.cat(vectors), 0
+            ends = torch.tensor([shape.numel() for shape in shapes.values()]).cumsum(0).tolist()
+            for state, vector in zip(states, vectors):
+                touched = [(first, end) for first, end in zip([0, *ends], ends) if first < begin + len(vector) and end > begin]
+                momentum = whole[touched[0][0]:touched[-1][1]].clone() if touched else torch.ones(3)
+                state["optimizer_state_dict"]["base_optimizer_state"]["state"][group]["momentum_buffer"] = momentum
+                begin += len(vector)
+        for file, state in zip(files, states):
+            torch.save(state, file)
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2_bf16", "autotp"])
+def test_momentum_of_whole_parameters_is_cut_by_parameters(name, tmp_path, classes_of_deepspeed):
+    """Shows F2. Also if the state of some rank is as long as its fp32 weights."""
+    copy = shutil.copytree(VALID / name, tmp_path / "run", copy_function=shutil.copyfile)
+    add_momentum_of_whole_parameters(copy)
+    whole = torch.load(reshard(copy, tmp_path / "whole.pt"), weights_only=True)
+    assert len(whole["optim"]["state"]) > 5
+    for parameter, state in whole["optim"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], whole["model"][parameter]), parameter
+
+
+def test_state_of_another_size_on_one_rank_does_not_hide_the_weights(tmp_path, classes_of_deepspeed):
+    """Shows F2, E3. The state is refused, and a check finds damage."""
+    copy = shutil.copytree(VALID / "zero2_bf16", tmp_path / "run", copy_function=shutil.copyfile)
+
+    def shorten(state):
+        of_vector = state["optimizer_state_dict"]["base_optimizer_state"]["state"][0]
+        of_vector["exp_avg"] = of_vector["exp_avg"][1:]
+
+    edit(sorted(copy.glob("*/*_optim_states.pt"))[0], shorten)
+    result = run("ckpt-reshard", copy, tmp_path / "all.pt")
+    assert result.returncode == 3 and ".exp_avg: parts of ranks: expected a vector as long as the fp32 weights" in result.stderr
+    result = run("ckpt-inspect", "verify", copy)
+    assert result.returncode == 1 and "error: " in result.stdout and "expected a vector as long as the fp32 weights" in result.stdout
+    moved, source = (load_file(reshard(path, tmp_path / f"{path.name}.safetensors", "--only", "model")) for path in (copy, VALID / "zero2_bf16"))
+    assert moved.keys() == source.keys() and all(torch.equal(moved[name], source[name]) for name in source)
+
+
+def test_frozen_codes_without_scales_are_refused(tmp_path, classes_of_deepspeed):
+    """Shows F2, E3. Stage 3 with zero_quantized_nontrainable_weights saves int8 codes of frozen parameters."""
+    copy = shutil.copytree(VALID / "zero3", tmp_path / "run", copy_function=shutil.copyfile)
+
+    def quantize(state):
+        state["ds_config"]["zero_optimization"]["zero_quantized_nontrainable_weights"] = True
+        fragments = state.get("frozen_param_fragments") or {}
+        fragments.update({name: (part * 100).round().to(torch.int8) for name, part in fragments.items()})
+
+    for file in copy.glob("*/*_states.pt"):
+        edit(file, quantize)
+    result = run("ckpt-reshard", copy, tmp_path / "all.pt")
+    assert result.returncode == 3 and "frozen.bias: " in result.stderr and "whose scales DeepSpeed saves in no file" in result.stderr
+    moved = load_file(reshard(copy, tmp_path / "model.safetensors", "--only", "model", "--only", "!model.frozen"))
+    source = load_file(reshard(VALID / "zero3", tmp_path / "source.safetensors", "--only", "model", "--only", "!model.frozen"))
+    assert moved.keys() == source.keys() and all(torch.equal(moved[name], source[name]) for name in source)
+
+
+def test_newer_copies_of_zenflow_are_named(tmp_path, classes_of_deepspeed):
+    """Shows F2, E13. With ZenFlow, the module is newer than the fp32 weights in selected columns."""
+    copy = shutil.copytree(VALID / "zero2_bf16", tmp_path / "run", copy_function=shutil.copyfile)
+
+    def change(state):
+        state["ds_config"]["zero_optimization"]["zenflow"] = {"topk_ratio": 0.1}
+        if "module" in state:
+            state["module"]["up.weight"] += 1
+
+    for file in copy.glob("*/*_states.pt"):
+        edit(file, change)
+    result = run("ckpt-inspect", "verify", copy)
+    assert "the master weights are read, but with ZenFlow the module's copies are newer" in result.stdout, result.stdout
+    file = next(copy.glob("*/mp_rank_00_model_states.pt"))
+    model = load_file(reshard(file, tmp_path / "model.safetensors", "--as-is", "--only", "module", "--rename", "module.="))
+    assert torch.equal(model["up.weight"], torch.load(file, weights_only=False)["module"]["up.weight"])
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero3", "autotp"])
 def test_state_of_another_size_than_the_weights_is_listed_and_left_out(name, tmp_path, classes_of_deepspeed):
     """Shows F2, E3, E7. 8-bit Adam keeps a table of 256 numbers for each parameter."""
@@ -973,3 +1056,27 @@ def test_verify_names_functions_that_are_not_deepspeeds(tmp_path):
             outputs[-1].write_text(succeed("ckpt-inspect", "verify", tmp_path / "universal", "--part", f"{part}/{parts}", "--json"))
         joined = succeed("ckpt-inspect", "verify", tmp_path / "universal", *(word for output in outputs for word in ("--join", output)))
         assert joined.count("builtins.exec") == 1, joined
+
+
+def test_experts_of_a_universal_checkpoint_have_the_shape_of_their_file(tmp_path, classes_of_deepspeed):
+    """Shows F2. With AutoEP, `param_shapes` has the experts of one rank, and the parameter's file has all experts."""
+    folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")
+    (states,) = folder.glob("*/mp_rank_00_model_states.pt")
+    (weights,) = folder.glob("*/zero/up.weight")
+
+    def halve(state):
+        state["module"].pop("up.weight", None)
+        for shapes in state["param_shapes"]:
+            if "up.weight" in shapes:
+                shapes["up.weight"] = torch.Size([shapes["up.weight"][0] // 2, *shapes["up.weight"][1:]])
+
+    for file in (states, states.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt")):
+        edit(file, halve)
+    result = run("ckpt-inspect", "ls", folder)
+    assert result.returncode == 3 and "elements, for [5, 5]" in result.stderr, result.stderr
+    for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+        edit(weights / f"{kind}.pt", lambda state: state.update(is_expert_param=True, ep_num_experts=len(state["param"])))
+    moved, source = (torch.load(reshard(path, tmp_path / f"{path.name}.pt"), weights_only=True) for path in (folder, VALID / "zero1"))
+    for name, state in {"model": moved["model"], **moved["optim"]["state"]}.items():
+        expected = source["model"] if name == "model" else source["optim"]["state"][name]
+        assert state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in expected), name

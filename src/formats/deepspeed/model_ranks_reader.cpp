@@ -236,6 +236,7 @@ void ModelRanksReader::add_frozen_of_stage_3() {
 }
 
 void ModelRanksReader::add_frozen_fragments(const std::string& name) {
+  if (is_quantized_frozen(model_of(0, 0), name)) return add_quantized_frozen(model_of(0, 0), name);
   std::vector<Shape> shapes;
   for (std::size_t tensor = 0; tensor < num_tensor_; ++tensor) {
     const auto sizes = model_of(0, tensor).value_at({"frozen_param_shapes", name});

@@ -11,7 +11,6 @@
 #include "base/size_text.h"
 #include "formats/deepspeed/client_state.h"
 #include "formats/deepspeed/cut_rules.h"
-#include "formats/deepspeed/partition.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::deepspeed {
@@ -86,6 +85,18 @@ bool is_consumed_member(std::string_view member) {
 
 bool is_member_of_deepspeed(std::string_view member) {
   return contains(kOfDeepSpeed, member);
+}
+
+std::variant<VectorForm, Error> ModelStatesReader::state_form(
+    const Partition& partition, const std::vector<const File*>& optimizer, const Slice& slice,
+    const Path& name, const std::string& fqn) {
+  const auto known = forms_.find({&partition, slice.vector, name});
+  if (known != forms_.end()) return known->second;
+  auto form = form_of_state(partition, optimizer, slice, name, fqn);
+  if (const auto* const found = std::get_if<VectorForm>(&form)) {
+    forms_.emplace(std::tuple(&partition, slice.vector, name), *found);
+  }
+  return form;
 }
 
 void ModelStatesReader::open_model_states(const std::vector<std::string>& names) {
@@ -171,6 +182,7 @@ void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
     const auto target = model().value_of(*entry);
     const auto* const name = target ? target->get_if<std::string>() : nullptr;
     if (entry->path.size() != 2 || name == nullptr || !known.contains(*name)) continue;
+    if (is_quantized_frozen(model(), *name)) continue;  // there is no tensor to be tied to
     const Shape shape = known.at(*name);
     if (known.emplace(entry->path[1], shape).second) add_alias(entry->path[1], *name);
   }
@@ -217,6 +229,10 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
     }
     const std::string& name = entry->path[1];
     if (!known.emplace(name, *shape).second) continue;
+    if (is_quantized_frozen(model(), name)) {
+      add_quantized_frozen(model(), name);
+      continue;
+    }
     Tensor tensor = named(text_keys({"model", name}));
     tensor.entry.meta.shape = *shape;
     const std::vector<Run> runs = runs_of_frozen(name, tensor.entry.meta.numel());
@@ -230,6 +246,23 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
     }
     add(std::move(tensor));
   }
+}
+
+bool ModelStatesReader::is_quantized_frozen(const File& file, const std::string& name) {
+  const Entry* const part = file.find({"frozen_param_fragments", name});
+  const auto option = file.value_at(
+      {std::string(kConfig), "zero_optimization", "zero_quantized_nontrainable_weights"});
+  return option && *option == Value(true) && part != nullptr && part->kind == Entry::Kind::tensor &&
+         file.tensor(*part).dtype == DType::int8;
+}
+
+void ModelStatesReader::add_quantized_frozen(const File& file, const std::string& name) {
+  add_refused(text_keys({"model", name}),
+              Error::expected(ErrorKind::unsupported,
+                              {.path = file.reader().path(), .fqn = spell({"model", name})},
+                              "frozen parameter", "its weights",
+                              "int8 codes (zero_quantized_nontrainable_weights), whose scales "
+                              "DeepSpeed saves in no file"));
 }
 
 std::vector<Run> ModelStatesReader::runs_of_frozen(const std::string& name,

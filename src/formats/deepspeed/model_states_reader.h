@@ -8,15 +8,16 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "formats/deepspeed/family.h"
+#include "formats/deepspeed/partition.h"
 #include "formats/torch_files/copies.h"
 
 namespace tessera::formats::deepspeed {
-
-using torch_files::Run;
 
 /// Returns whether the reader turns this member (an outermost key of a file of model states) into
 /// something else, such as `module` into tensors. It then shows no value with the member's name.
@@ -75,6 +76,12 @@ class ModelStatesReader : public EntryReader {
   void add_state_entry(const std::string& fqn, const Path& name, const File& file,
                        const Entry& entry, int rank,
                        const std::function<void(const Path& target)>& add_parts);
+  /// Does what `form_of_state` does. Remembers the forms, so that all parameters of a vector need
+  /// one look at the ranks' files.
+  std::variant<VectorForm, Error> state_form(const Partition& partition,
+                                             const std::vector<const File*>& optimizer,
+                                             const Slice& slice, const Path& name,
+                                             const std::string& fqn);
   using NamesInVector = std::function<std::optional<std::vector<std::string>>(std::int64_t)>;
   /// Adds the parameter groups that are at `path` in the file. A group of DeepSpeed lists the
   /// numbers of flat vectors where a group of torch lists parameters; `names(i)` returns the
@@ -106,6 +113,11 @@ class ModelStatesReader : public EntryReader {
   /// of it. Throws Error(corruption) if a rank has no part, or one of another size or dtype.
   std::vector<Run> runs_of_frozen(const std::string& name, std::int64_t numel) const;
   void note_without_elements(const std::vector<std::string>& names);
+  /// Whether the file has a frozen parameter of stage 3 as int8 codes
+  /// (zero_quantized_nontrainable_weights). DeepSpeed saves the codes' scales in no file.
+  static bool is_quantized_frozen(const File& file, const std::string& name);
+  /// Adds such a parameter as one that cannot be read.
+  void add_quantized_frozen(const File& file, const std::string& name);
   /// Returns whether the file's name is of ZeRO stage 3. Parameters in it then have no elements.
   bool is_partitioned() const { return is_partitioned(model()); }
   static bool is_partitioned(const File& model);
@@ -134,6 +146,7 @@ class ModelStatesReader : public EntryReader {
   bool has_state_ = false;           // whether state of a parameter was added
   std::map<std::string, std::uint32_t> places_in_module_;  // in the order of keys, by name
   std::set<std::string> left_out_;                         // members of the model states
+  std::map<std::tuple<const Partition*, std::string, Path>, VectorForm> forms_;  // by vector, state
   bool is_written_by_tessera_ = false;
 };
 

@@ -241,11 +241,14 @@ class ParallelReader final : public ModelRanksReader {
       has_refused_ = true;
       return;
     }
-    add_joined(whole, {"model", whole.fqn}, [&](const ModelRank& rank, const Slice& slice) {
-      Path path = path_of_weights(rank.partition.stage);
-      path.push_back(slice.vector);
-      return path;
-    });
+    add_joined(
+        whole, {"model", whole.fqn},
+        [&](const ModelRank& rank, const Slice& slice) {
+          Path path = path_of_weights(rank.partition.stage);
+          path.push_back(slice.vector);
+          return path;
+        },
+        std::vector<VectorForm>(num_tensor(), VectorForm::like_weights));
     add_state(whole);
     std::vector<std::vector<Run>> parts;
     for (std::size_t tensor = 0; tensor < num_tensor(); ++tensor) {
@@ -270,28 +273,28 @@ class ParallelReader final : public ModelRanksReader {
   /// ModelRank and a Slice, and returns the path of the vector with the slice's elements.
   template <class PathOf>
   std::vector<VectorPart> parts_of(const Whole& whole, std::size_t tensor, const std::string& name,
-                                   const PathOf& path_of) const {
+                                   const PathOf& path_of, VectorForm form) const {
     const ModelRank& rank = at(whole.stage, tensor);
     std::vector<VectorPart> parts;
     for (const Slice& slice : rank.partition.slices_of(*whole.parts[tensor])) {
       const File& file = *rank.optimizer[slice.rank];
-      const std::size_t vector =
-          vector_at(file, rank.partition.stage, path_of(rank, slice), slice, name);
+      const InVector in = vector_at(file, rank.partition, path_of(rank, slice), slice, name, form);
       parts.push_back(
-          {&file, vector, slice.begin, slice.numel, rank_of(whole.stage, slice.rank, tensor)});
+          {&file, in.tensor, in.begin, slice.numel, rank_of(whole.stage, slice.rank, tensor)});
     }
     return parts;
   }
 
-  /// Adds a tensor of a parameter's shape.
+  /// Adds a tensor of a parameter's shape. `forms`: of the vectors, by tensor rank.
   template <class PathOf>
-  void add_joined(const Whole& whole, const Path& name, const PathOf& path_of) {
+  void add_joined(const Whole& whole, const Path& name, const PathOf& path_of,
+                  const std::vector<VectorForm>& forms) {
     Tensor tensor = named(text_keys(name));
     tensor.entry.meta.shape = whole.joint->whole;
     tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::vector<std::vector<VectorPart>> all;
     for (std::size_t t = 0; t < num_tensor(); ++t) {
-      all.push_back(parts_of(whole, t, tensor.entry.meta.fqn, path_of));
+      all.push_back(parts_of(whole, t, tensor.entry.meta.fqn, path_of, forms[t]));
       add_pieces(tensor, *whole.joint, t, all.back());
     }
     if (whole.joint->kind == Joint::Kind::averaged) {
@@ -323,10 +326,21 @@ class ParallelReader final : public ModelRanksReader {
                                slice.vector, name);
         };
         add_state_entry(whole.fqn, name, file, *entry, of_rank, [&](const Path& target) {
-          const auto refusal = refusal_of_state(rank.optimizer, rank.partition.stage,
-                                                slices.front(), name, spell(text_keys(target)));
-          if (refusal) return add_refused(text_keys(target), *refusal);
-          add_joined(whole, target, path_of);
+          std::vector<VectorForm> forms;
+          for (std::size_t t = 0; t < num_tensor(); ++t) {
+            const ModelRank& other = at(whole.stage, t);
+            const auto& of_other = other.partition.slices_of(*whole.parts[t]);
+            std::variant<VectorForm, Error> form = VectorForm::like_weights;
+            if (!of_other.empty()) {
+              form = state_form(other.partition, other.optimizer, of_other.front(), name,
+                                spell(text_keys(target)));
+            }
+            if (const auto* const refusal = std::get_if<Error>(&form)) {
+              return add_refused(text_keys(target), *refusal);
+            }
+            forms.push_back(std::get<VectorForm>(form));
+          }
+          add_joined(whole, target, path_of, forms);
         });
       }
       return;

@@ -86,6 +86,15 @@ std::optional<std::int64_t> padding_at_end(const File& file, const std::string& 
   return number == nullptr ? std::nullopt : std::optional(*number);
 }
 
+/// Returns whether optimizer state with `numel` elements has one for each fp32 weight of a vector,
+/// and perhaps for the padding at its end.
+bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
+                          std::int64_t numel) {
+  const std::int64_t of_weights = numel_of_vector(optimizer, stage, vector);
+  const auto padded = checked_add(of_weights, padding_at_end(optimizer, vector).value_or(0));
+  return numel == of_weights || (padded && numel == *padded);
+}
+
 /// Returns the number of padding elements after each parameter of a vector (they align the next
 /// parameter). Returns an empty list if the vector has no such padding.
 std::vector<std::int64_t> paddings_between(const File& file, const std::string& vector) {
@@ -367,42 +376,57 @@ bool lists_parameters(const File& model) {
   return !model.below({"param_shapes"}).empty();
 }
 
-bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
-                          std::int64_t numel) {
-  const std::int64_t of_weights = numel_of_vector(optimizer, stage, vector);
-  const auto padded = checked_add(of_weights, padding_at_end(optimizer, vector).value_or(0));
-  return numel == of_weights || (padded && numel == *padded);
-}
-
-std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
-                      const Slice& slice, const std::string& fqn) {
+InVector vector_at(const File& file, const Partition& partition,
+                   const std::vector<std::string>& path, const Slice& slice, const std::string& fqn,
+                   VectorForm form) {
   const Entry* const vector = file.find(path);
+  const std::int64_t begin =
+      form == VectorForm::whole_parameters ? slice.begin_in_whole : slice.begin;
   if (is_vector(file, vector)) {
     const std::int64_t numel = file.tensor(*vector).numel();
-    if (numel >= slice.begin + slice.numel &&
-        has_length_of_vector(file, stage, slice.vector, numel)) {
-      return vector->index;
-    }
+    const bool is_whole = form == VectorForm::whole_parameters ||
+                          has_length_of_vector(file, partition.stage, slice.vector, numel);
+    if (is_whole && numel >= begin + slice.numel) return {vector->index, begin};
   }
   throw refusal(file, fqn, "parts of ranks", kLikeWeights, found_in_words(file, vector));
 }
 
-std::optional<Error> refusal_of_state(const std::vector<const File*>& optimizer, int stage,
-                                      const Slice& slice, const std::vector<std::string>& name,
-                                      const std::string& fqn) {
+std::variant<VectorForm, Error> form_of_state(const Partition& partition,
+                                              const std::vector<const File*>& optimizer,
+                                              const Slice& slice,
+                                              const std::vector<std::string>& name,
+                                              const std::string& fqn) {
+  const auto& numels = partition.whole_numel.at(slice.vector);
   const auto path_in = [&](const File& file) {
-    return path_in_state(file, stage, slice.vector, name);
+    return path_in_state(file, partition.stage, slice.vector, name);
   };
-  const auto is_like_weights = [&](const File* file) {
-    const Entry* const state = file->find(path_in(*file));
-    return is_vector(*file, state) &&
-           has_length_of_vector(*file, stage, slice.vector, file->tensor(*state).numel());
+  const auto length_on = [&](std::size_t rank) -> std::optional<std::int64_t> {
+    const File& file = *optimizer[rank];
+    const Entry* const state = file.find(path_in(file));
+    return is_vector(file, state) ? std::optional(file.tensor(*state).numel()) : std::nullopt;
   };
-  if (std::ranges::any_of(optimizer, is_like_weights)) return std::nullopt;
-  const File& file = *optimizer[slice.rank];
-  return Error::expected(ErrorKind::unsupported, {.path = file.reader().path(), .fqn = fqn},
-                         "state", kLikeWeights, found_in_words(file, file.find(path_in(file))),
-                         "an optimizer with 8-bit state?");
+  const auto is_like_weights = [&](const auto& of_rank) {
+    const auto numel = length_on(of_rank.first);
+    return numel &&
+           has_length_of_vector(*optimizer[of_rank.first], partition.stage, slice.vector, *numel);
+  };
+  const auto is_whole = [&](const auto& of_rank) {
+    return length_on(of_rank.first) == of_rank.second;
+  };
+  // One rank can have the length of both forms. All ranks have it only if no parameter is cut
+  // between ranks, and then the forms are the same.
+  const auto other = std::ranges::find_if_not(numels, is_like_weights);
+  if (other == numels.end()) return VectorForm::like_weights;
+  if (partition.stage != 3 && std::ranges::all_of(numels, is_whole)) {
+    return VectorForm::whole_parameters;
+  }
+  const bool is_of_some = std::ranges::any_of(numels, is_like_weights);
+  const File& file = *optimizer[other->first];
+  return Error::expected(
+      is_of_some ? ErrorKind::corruption : ErrorKind::unsupported,
+      {.path = file.reader().path(), .fqn = fqn}, is_of_some ? "parts of ranks" : "state",
+      kLikeWeights, found_in_words(file, file.find(path_in(file))),
+      is_of_some ? "files of different runs?" : "an optimizer with 8-bit state?");
 }
 
 const std::vector<Slice>& Partition::slices_of(const Parameter& parameter) const {
@@ -418,8 +442,8 @@ std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& pa
     const File& file = *optimizer[slice.rank];
     std::vector<std::string> path = path_of_weights(partition.stage);
     path.push_back(slice.vector);
-    const std::size_t vector = vector_at(file, partition.stage, path, slice, parameter.fqn);
-    runs.push_back({&file.reader(), vector, slice.begin, slice.numel});
+    const InVector at = vector_at(file, partition, path, slice, parameter.fqn);
+    runs.push_back({&file.reader(), at.tensor, at.begin, slice.numel});
   }
   return runs;
 }
@@ -455,8 +479,26 @@ int stage_of(const File& optimizer) {
                         "none");
 }
 
-Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
-                         const ShapeInModule& shape_in_module) {
+namespace {
+
+/// Sets `whole_numel`, and `begin_in_whole` of all slices. Each parameter of a rank counts as a
+/// whole, in the order of the parameters in the vector.
+void set_wholes(Partition& partition) {
+  for (const Parameter& parameter : partition.parameters) {
+    const auto slices = partition.slices.find(parameter.fqn);
+    if (slices == partition.slices.end()) continue;
+    std::int64_t begin = 0;  // of the slice in the parameter
+    for (Slice& slice : slices->second) {
+      std::int64_t& whole = partition.whole_numel[slice.vector][slice.rank];
+      slice.begin_in_whole = whole + begin;
+      whole += numel_of(parameter.shape);
+      begin += slice.numel;
+    }
+  }
+}
+
+Partition cut_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                        const ShapeInModule& shape_in_module) {
   Partition partition;
   partition.stage = stage;
   const bool has_slices = !optimizer.front()->below({kRoot, kSlices}).empty();
@@ -474,6 +516,15 @@ Partition read_partition(const File& model, const std::vector<const File*>& opti
     const bool records = !optimizer[rank]->below({kRoot, kSlices}).empty();
     if (records && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
   }
+  return partition;
+}
+
+}  // namespace
+
+Partition read_partition(const File& model, const std::vector<const File*>& optimizer, int stage,
+                         const ShapeInModule& shape_in_module) {
+  Partition partition = cut_partition(model, optimizer, stage, shape_in_module);
+  set_wholes(partition);
   return partition;
 }
 

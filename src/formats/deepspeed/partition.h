@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "formats/deepspeed/files.h"
@@ -30,6 +31,15 @@ struct Slice {
   std::string vector;  // the vector's number: the key of its state and of its fp32 weights
   std::int64_t begin;  // in the vector
   std::int64_t numel;
+  std::int64_t begin_in_whole = 0;  // in state of the form VectorForm::whole_parameters
+};
+
+/// What a rank's vector with optimizer state has an element for.
+enum class VectorForm {
+  like_weights,  // each fp32 weight of the rank, and perhaps the padding at the end
+  // Each element of all parameters of which the rank has a part, one parameter after the other,
+  // without padding: the momentum of DeepSpeed's Muon in stages 1 and 2 without CPU offload.
+  whole_parameters,
 };
 
 /// How ZeRO cut the parameters into the flat vectors of the ranks.
@@ -37,6 +47,8 @@ struct Partition {
   int stage = 0;                      // 2 or 3; 2 also for stage 1, whose files are the same
   std::vector<Parameter> parameters;  // in the optimizer's order
   std::map<std::string, std::vector<Slice>> slices;  // by fqn; sorted by rank, none empty
+  // By vector, then by rank: the elements of all parameters of which the rank has a part.
+  std::map<std::string, std::map<std::size_t, std::int64_t>> whole_numel{};
 
   /// Returns the slices of a parameter; none if it has no elements.
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
@@ -75,23 +87,28 @@ int stage_of(const File& optimizer);
 /// Returns a tuple of whole numbers as a shape; nothing if the value is anything else.
 std::optional<Shape> shape_in(const Value& value);
 
-/// Returns whether optimizer state with `numel` elements can belong to this vector of fp32 weights:
-/// it has one element for each weight. In stages 1 and 2 it may also have elements for the padding
-/// at the end, which DeepSpeed saves with the state but not with the weights.
-bool has_length_of_vector(const File& optimizer, int stage, const std::string& vector,
-                          std::int64_t numel);
-
-/// Returns the index of the tensor at `path`, a vector from which a slice of `fqn` is cut.
-/// Throws: Error(corruption) naming `fqn` if the vector is missing or not as long as the weights.
-std::size_t vector_at(const File& file, int stage, const std::vector<std::string>& path,
-                      const Slice& slice, const std::string& fqn);
-/// Returns an error if the state `name` of the parameter's vector cannot be cut into parameters: on
-/// no rank does it have one element for each weight (8-bit optimizers keep tables). Otherwise
-/// returns nothing. `optimizer`: files by rank; `slice`: the parameter's first one; `name`: the
-/// state's path below the vector; `fqn`: the parameter's name, for the error.
-std::optional<Error> refusal_of_state(const std::vector<const File*>& optimizer, int stage,
-                                      const Slice& slice, const std::vector<std::string>& name,
-                                      const std::string& fqn);
+/// Where the elements of a slice begin: in tensor number `tensor` of a file.
+struct InVector {
+  std::size_t tensor;
+  std::int64_t begin;
+};
+/// Returns where a slice of `fqn` is in the vector at `path`. Requires, for state: `form` is what
+/// `form_of_state` returned. Throws: Error(corruption) naming `fqn` if the vector is missing, or
+/// not as long as the weights.
+InVector vector_at(const File& file, const Partition& partition,
+                   const std::vector<std::string>& path, const Slice& slice, const std::string& fqn,
+                   VectorForm form = VectorForm::like_weights);
+/// Returns the form of the state `name` of a parameter's vector on all ranks; an error if the state
+/// cannot be cut into parameters: it has another length on some rank (8-bit optimizers keep
+/// tables). In stages 1 and 2 it may be longer than the weights by the padding at the end, which
+/// DeepSpeed saves with the state but not with the weights. `optimizer`: files by rank; `slice`:
+/// the parameter's first one; `name`: the state's path below the vector; `fqn`: the parameter's
+/// name, for the error.
+std::variant<VectorForm, Error> form_of_state(const Partition& partition,
+                                              const std::vector<const File*>& optimizer,
+                                              const Slice& slice,
+                                              const std::vector<std::string>& name,
+                                              const std::string& fqn);
 /// Returns the runs of elements that hold a parameter's fp32 weights. `optimizer`: files by rank.
 std::vector<Run> runs_of_weights(const Partition& partition, const Parameter& parameter,
                                  const std::vector<const File*>& optimizer);

@@ -32,6 +32,7 @@ using deepspeed::Path;
 using deepspeed::refuse;
 using deepspeed::Slice;
 using deepspeed::text_keys;
+using deepspeed::VectorForm;
 
 constexpr std::uint64_t kMaxLatestNbytes = 4096;
 
@@ -118,6 +119,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     for (const Parameter& parameter : partition_.parameters) {
       for (const std::string& name : names_in_module(parameter.fqn)) add_copy(parameter, name);
     }
+    copies_.set_advice(advice_about_copies());
     compare(copies_);
   }
 
@@ -145,18 +147,19 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
   }
 
   /// Adds a tensor of a parameter's shape. `path_of(slice)` returns the path of the vector that the
-  /// slice is cut from.
+  /// slice is cut from; `form`: of these vectors.
   template <class PathOf>
-  void add_sliced(KeyPath name, const Parameter& parameter, const PathOf& path_of) {
+  void add_sliced(KeyPath name, const Parameter& parameter, const PathOf& path_of,
+                  VectorForm form = VectorForm::like_weights) {
     Tensor tensor = named(std::move(name));
     tensor.entry.meta.shape = parameter.shape;
     tensor.entry.meta.dtype = DType::float32;  // if the parameter has no elements
     std::int64_t end = 0;
     for (const Slice& slice : partition_.slices_of(parameter)) {
       const File& file = *optimizer_[slice.rank];
-      const std::size_t vector = deepspeed::vector_at(file, partition_.stage, path_of(slice), slice,
-                                                      tensor.entry.meta.fqn);
-      const DType dtype = file.reader().contents().tensors[vector].meta.dtype;
+      const deepspeed::InVector at = deepspeed::vector_at(file, partition_, path_of(slice), slice,
+                                                          tensor.entry.meta.fqn, form);
+      const DType dtype = file.reader().contents().tensors[at.tensor].meta.dtype;
       if (!tensor.pieces.empty() && dtype != tensor.entry.meta.dtype) {
         refuse(file, tensor.entry.meta.fqn, "dtype",
                std::string(dtype_name(tensor.entry.meta.dtype)), std::string(dtype_name(dtype)));
@@ -164,7 +167,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
       tensor.entry.meta.dtype = dtype;
       tensor.entry.pieces.push_back(
           {FlatRange{end, end + slice.numel}, static_cast<int>(slice.rank)});
-      tensor.pieces.push_back({&file, vector, slice.begin});
+      tensor.pieces.push_back({&file, at.tensor, at.begin});
       end += slice.numel;
     }
     add(std::move(tensor));
@@ -185,13 +188,16 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
           return deepspeed::path_in_state(*optimizer_[slice.rank], partition_.stage, slice.vector,
                                           name);
         };
-        add_state_entry(parameter.fqn, name, file, *entry, static_cast<int>(first.rank),
-                        [&](const Path& target) {
-                          const auto refusal = deepspeed::refusal_of_state(
-                              optimizer_, partition_.stage, first, name, spell(text_keys(target)));
-                          if (refusal) return add_refused(text_keys(target), *refusal);
-                          add_sliced(text_keys(target), parameter, path_of);
-                        });
+        add_state_entry(
+            parameter.fqn, name, file, *entry, static_cast<int>(first.rank),
+            [&](const Path& target) {
+              const auto form =
+                  state_form(partition_, optimizer_, first, name, spell(text_keys(target)));
+              if (const auto* const refusal = std::get_if<Error>(&form)) {
+                return add_refused(text_keys(target), *refusal);
+              }
+              add_sliced(text_keys(target), parameter, path_of, std::get<VectorForm>(form));
+            });
       }
     }
   }
@@ -236,7 +242,8 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     if (copy != nullptr && copy->kind == Entry::Kind::tensor &&
         model().tensor(*copy).shape == weights->meta.shape) {
       runs.push_back({&model().reader(), copy->index, 0, numel});
-    } else if (is_partitioned() && model().find({"frozen_param_shapes", name})) {
+    } else if (is_partitioned() && model().find({"frozen_param_shapes", name}) &&
+               !is_quantized_frozen(model(), name)) {
       runs = runs_of_frozen(name, numel);
     }
     if (runs.empty()) return;
@@ -244,8 +251,18 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
         {name, deepspeed::runs_of_weights(partition_, parameter, optimizer_), std::move(runs)});
   }
 
+  /// Returns which of two copies of a weight is read. ZenFlow updates the module's copy of selected
+  /// columns in each step, but the fp32 weights only every few steps.
+  std::string advice_about_copies() const {
+    const std::string advice = "the master weights are read";
+    if (model().below({"ds_config", "zero_optimization", "zenflow"}).empty()) return advice;
+    return advice +
+           ", but with ZenFlow the module's copies are newer; they are the dict 'module' of " +
+           model().name();
+  }
+
   torch_files::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",
-                              "the master weights are read"};
+                              ""};
   std::vector<const File*> optimizer_;  // by rank
   Partition partition_;
 };

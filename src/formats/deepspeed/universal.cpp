@@ -156,7 +156,7 @@ class UniversalReader final : public ModelRanksReader {
     added_ = read_added(*optimizer_);
     if (!has_model_ranks) require_model_states();
     if (added_.groups) set_written_by_tessera();
-    for (const Parameter& parameter : parameters_) add_parameter(parameter);
+    for (Parameter& parameter : parameters_) add_parameter(parameter);
     require_state_of_groups();
     require_no_others();
     add_groups_and_members();
@@ -372,7 +372,7 @@ class UniversalReader final : public ModelRanksReader {
     return shapes;
   }
 
-  void add_parameter(const Parameter& parameter) {
+  void add_parameter(Parameter& parameter) {
     if (!is_plain_name(parameter.fqn)) {
       refuse(model(), parameter.fqn, "param_shapes", "a name that a folder can have",
              "'" + printable(parameter.fqn) + "'");
@@ -443,7 +443,19 @@ class UniversalReader final : public ModelRanksReader {
         join_path(std::string(kZero), file) + ", " + reason, "none", "not copied whole?");
   }
 
-  void add_file(const Parameter& parameter, const std::string& kind, const std::string& path) {
+  /// If the file has the parameter of all experts, and `param_shapes` that of one rank's experts,
+  /// sets the shape to that of the file. So DeepSpeed's script saves experts of AutoEP.
+  static void take_shape_of_experts(Parameter& parameter, const File& file, const Entry& tensor) {
+    const auto is_of_experts = file.value_at({"is_expert_param"});
+    const auto num_experts = file.number_at({"ep_num_experts"});
+    const Shape& found = file.tensor(tensor).shape;
+    Shape whole = parameter.shape;
+    if (is_of_experts != Value(true) || !num_experts || whole.empty()) return;
+    whole[0] = *num_experts;
+    if (found == whole) parameter.shape = found;
+  }
+
+  void add_file(Parameter& parameter, const std::string& kind, const std::string& path) {
     require_contained(fs_, folder(), path);
     const File file = look_at(path);
     const std::size_t small_file = add_small_file(path);
@@ -464,6 +476,7 @@ class UniversalReader final : public ModelRanksReader {
     }
     const Entry* const entry = tensor_of(file);
     note_members_of(file, entry);
+    if (entry != nullptr) take_shape_of_experts(parameter, file, *entry);
     const std::int64_t numel = numel_of(parameter.shape);
     const bool is_tensor = entry != nullptr;
     if (!is_tensor || file.tensor(*entry).numel() != numel) {

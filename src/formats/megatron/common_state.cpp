@@ -72,10 +72,13 @@ void CommonState::set_step(const std::string& name, double step) {
                         tessera::detail::float_to_text(step));
 }
 
-const Value* CommonState::find_arg(std::string_view name) const {
-  const KeyPath path{kArgs, std::string(name)};
+const Value* CommonState::find(const KeyPath& path) const {
   const auto found = std::ranges::find(entries_, path, &Entry::path);
   return found == entries_.end() ? nullptr : &found->value;
+}
+
+const Value* CommonState::find_arg(std::string_view name) const {
+  return find({kArgs, std::string(name)});
 }
 
 bool CommonState::Group::has(std::string_view name) const {
@@ -299,12 +302,10 @@ CommonState::Contents CommonState::completed_contents() const {
     contents.set({kArgs, "no_save_optim"}, true);
   }
   if (!contents.has({"iteration"})) add_iteration(contents);
-  if (!contents.has({kContentMetadata})) {
-    contents.add({kContentMetadata, "distrib_optim_sharding_type"}, "fully_reshardable");
-    contents.add({kContentMetadata, "non_homogeneous_layers"}, !are_layers_stacked_);
-    contents.add({kContentMetadata, "singleton_local_shards"}, false);
-    contents.add({kContentMetadata, "chained_optim_avoid_prefix"}, true);
-  }
+  add_missing({kContentMetadata, "distrib_optim_sharding_type"}, "fully_reshardable");
+  contents.set({kContentMetadata, "non_homogeneous_layers"}, !are_layers_stacked_);
+  add_missing({kContentMetadata, "singleton_local_shards"}, false);
+  add_missing({kContentMetadata, "chained_optim_avoid_prefix"}, true);
   return contents;
 }
 

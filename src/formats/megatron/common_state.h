@@ -58,6 +58,8 @@ class CommonState {
     has_experts_ = has_experts;
   }
   void set_layers_stacked(bool are_stacked) { are_layers_stacked_ = are_stacked; }
+  /// Returns the value at a path; null if the source has none there.
+  const Value* find(const KeyPath& path) const;
   /// Returns the value of the argument `name`; null if the source has none.
   const Value* find_arg(std::string_view name) const;
 

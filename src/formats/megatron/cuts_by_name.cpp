@@ -92,6 +92,7 @@ Cut cut_of(std::string_view name) {
   const bool is_bias = kind == "bias";
   if (contains(kFirst, module) && (is_weight || is_bias)) return Cut::first_dimension;
   if (module == "lm_head" && is_bias) return Cut::first_dimension;
+  if (parameter == "softmax_offset") return Cut::first_dimension;  // a number for each head
   if (contains(kSecond, module) || (module == "dense" && contains(kAttention, parent))) {
     if (is_weight) return Cut::second_dimension;
     if (is_bias) return Cut::whole;
@@ -117,6 +118,15 @@ std::optional<std::string> second_of_perceptron(std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+bool is_of_module(std::string_view name, std::string_view module) {
+  take_last(name);
+  return take_last(name) == module;
+}
+
+bool is_of_shared_expert(std::string_view name) {
+  return has_component(name, "shared_experts");
 }
 
 std::optional<NumberInName> layer_in(std::string_view name) {

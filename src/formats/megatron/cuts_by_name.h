@@ -29,6 +29,11 @@ Cut cut_of(std::string_view name);
 /// tensor-parallel rank has its part of the gate, followed by its part of the up projection.
 std::optional<std::string> second_of_perceptron(std::string_view name);
 
+/// Returns whether the tensor's module, the component before the last one, has this name.
+bool is_of_module(std::string_view name, std::string_view module);
+/// Whether the tensor belongs to the experts that all tokens use (`shared_experts`).
+bool is_of_shared_expert(std::string_view name);
+
 /// A number in a name: `<before><number><after>`.
 struct NumberInName {
   std::string before;

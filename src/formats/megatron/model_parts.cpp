@@ -65,11 +65,12 @@ RankModel read_rank_model(const File& file, const Place& place) {
   return model;
 }
 
-std::optional<Joint> join(Cut cut, bool is_gated, std::size_t num_parts, const Shape& part) {
-  Joint joint{cut, is_gated, num_parts, part, part};
+std::optional<Joint> join(Cut cut, std::int64_t num_matrices, std::size_t num_parts,
+                          const Shape& part) {
+  Joint joint{cut, num_matrices, num_parts, part, part};
   if (cut == Cut::whole) return joint;
   const std::size_t dimension = cut == Cut::first_dimension ? 0 : 1;
-  if (part.size() <= dimension || (is_gated && part[0] % 2 != 0)) return std::nullopt;
+  if (part.size() <= dimension || part[0] % num_matrices != 0) return std::nullopt;
   const auto size = checked_mul(part[dimension], static_cast<std::int64_t>(num_parts));
   if (!size) return std::nullopt;
   joint.whole[dimension] = *size;
@@ -82,16 +83,13 @@ std::vector<Joint::Piece> Joint::pieces_of(std::size_t tensor_rank) const {
   const std::size_t dimension = cut == Cut::first_dimension ? 0 : 1;
   const auto rank = static_cast<std::int64_t>(tensor_rank);
   Box box{Shape(part.size(), 0), part};
-  if (!is_gated) {
-    box.offsets[dimension] = rank * part[dimension];
-    return {{std::move(box), 0}};
+  box.sizes[dimension] = part[dimension] / num_matrices;
+  std::vector<Piece> pieces;
+  for (std::int64_t matrix = 0; matrix < num_matrices; ++matrix) {
+    box.offsets[dimension] =
+        matrix * (whole[dimension] / num_matrices) + rank * box.sizes[dimension];
+    pieces.push_back({box, matrix * box.numel()});
   }
-  const std::int64_t num_rows = part[0] / 2;
-  box.sizes[0] = num_rows;
-  std::vector<Piece> pieces(2, {box, 0});
-  pieces[0].region.offsets[0] = rank * num_rows;
-  pieces[1].region.offsets[0] = whole[0] / 2 + rank * num_rows;
-  pieces[1].begin = box.numel();
   return pieces;
 }
 

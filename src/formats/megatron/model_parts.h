@@ -45,7 +45,9 @@ std::string name_on_rank(const Path& path);
 /// How the parts of the tensor-parallel ranks make the whole tensor.
 struct Joint {
   Cut cut = Cut::whole;
-  bool is_gated = false;  // each rank has a part of the gate, then one of the up projection
+  // Several matrices are one tensor: each rank has a part of the first one (the gate of an MLP),
+  // then a part of the next (the up projection), and so on.
+  std::int64_t num_matrices = 1;
   std::size_t num_parts = 1;
   Shape part;
   Shape whole;
@@ -59,7 +61,9 @@ struct Joint {
 };
 
 /// Returns how `num_parts` parts of shape `part` make a whole tensor; nothing if `part` cannot be
-/// the result of the cut. Requires: `cut` is whole, first_dimension or second_dimension.
-std::optional<Joint> join(Cut cut, bool is_gated, std::size_t num_parts, const Shape& part);
+/// the result of the cut. Requires: `cut` is whole, first_dimension or second_dimension;
+/// `num_matrices` is 1 unless `cut` is first_dimension.
+std::optional<Joint> join(Cut cut, std::int64_t num_matrices, std::size_t num_parts,
+                          const Shape& part);
 
 }  // namespace tessera::formats::megatron

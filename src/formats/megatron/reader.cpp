@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/checked_math.h"
 #include "base/size_text.h"
 #include "formats/drivers.h"
 #include "formats/megatron.h"
@@ -87,6 +88,7 @@ class MegatronReader final : public EntryReader {
     add_rest();
     note_copies();
     note_without_rule();
+    note_order_of_rows();
     note_layers_without_tensors();
     note_values_beside_vectors();
     finish();
@@ -392,6 +394,7 @@ class MegatronReader final : public EntryReader {
     const bool is_grouped =
         folders_.sizes.expert > 1 && megatron::is_of_expert(name) && !megatron::expert_in(name);
     const bool is_one = num_parts == 1 && !is_grouped;
+    if (cut == Cut::no_rule && is_part_of_down_projection(name, shape)) cut = Cut::first_dimension;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
       reason = "a tensor with parts of several matrices, which Tessera does not join";
@@ -413,8 +416,9 @@ class MegatronReader final : public EntryReader {
       without_rule_.push_back(name);
       cut = Cut::whole;
     }
-    auto joint = megatron::join(cut, cut == Cut::first_dimension && is_gated(name, parts.front()),
-                                num_parts, shape);
+    const std::int64_t num_matrices =
+        cut == Cut::first_dimension ? num_matrices_in(name, parts.front()) : 1;
+    auto joint = megatron::join(cut, num_matrices, num_parts, shape);
     if (!joint) {
       reason = "parts of shape " + shape_to_string(shape) + ", which no cut among " +
                counted(num_parts, "tensor rank") + " gives";
@@ -441,10 +445,59 @@ class MegatronReader final : public EntryReader {
              return std::ranges::any_of(state->tensors, [&](const auto& each) {
                const auto same = first->tensors.find(each.first);
                if (same == first->tensors.end()) return true;
-               const Joint whole{Cut::whole, false, 1, tensor_of(part).meta().shape, {}};
+               const Joint whole{Cut::whole, 1, 1, tensor_of(part).meta().shape, {}};
                return !are_equal_parts(same->second, each.second, whole);
              });
            });
+  }
+
+  std::int64_t argument(const char* name) const {
+    return files_.front()->number_at({"args", name}).value_or(0);
+  }
+
+  /// Whether a tensor is a part of a down projection of latent attention. Megatron cuts it among
+  /// the tensor ranks or not, depending on the layers' implementation: `args` has the whole size.
+  bool is_part_of_down_projection(const std::string& name, const Shape& part) const {
+    std::int64_t num_rows = 0;
+    if (megatron::is_of_module(name, "linear_q_down_proj")) num_rows = argument("q_lora_rank");
+    if (megatron::is_of_module(name, "linear_kv_down_proj")) {
+      num_rows = checked_add(argument("kv_lora_rank"), argument("qk_pos_emb_head_dim")).value_or(0);
+    }
+    return !part.empty() && part[0] < num_rows &&
+           part[0] == num_rows / static_cast<std::int64_t>(folders_.sizes.tensor);
+  }
+
+  /// Returns the number of rows after which rows of the gate and of the up projection take turns in
+  /// the first layer of an expert's MLP; 0 if all rows of the gate come first.
+  std::int64_t num_interleaved_rows(const std::string& name) const {
+    if (!megatron::second_of_perceptron(name)) return 0;
+    if (megatron::is_of_expert(name)) return argument("moe_mlp_glu_interleave_size");
+    if (!megatron::is_of_shared_expert(name)) return 0;
+    return argument("moe_shared_expert_glu_interleave_size");
+  }
+
+  /// Returns the number of matrices of which each rank has a part, one after the other.
+  std::int64_t num_matrices_in(const std::string& name, const Part& part) const {
+    if (is_gated(name, part) && num_interleaved_rows(name) == 0) return 2;
+    return checkpoint_version() == 0 ? num_projections(name) : 1;
+  }
+
+  /// Returns the number of projections in a fused tensor of the attention of older versions, whose
+  /// rows have another order in each `checkpoint_version`: 3 for `query_key_value`, 2 for
+  /// `key_value`. 1 for all other tensors.
+  static std::int64_t num_projections(const std::string& name) {
+    if (megatron::is_of_module(name, "query_key_value")) return 3;
+    return megatron::is_of_module(name, "key_value") ? 2 : 1;
+  }
+  /// Returns the member `checkpoint_version`. As for Megatron, it is 0 if there is none.
+  double checkpoint_version() const {
+    const auto version = files_.front()->value_at({"checkpoint_version"});
+    if (!version) return 0;
+    if (const auto* const integer = version->get_if<std::int64_t>()) {
+      return static_cast<double>(*integer);
+    }
+    const auto* const real = version->get_if<double>();
+    return real == nullptr ? 0 : *real;
   }
 
   /// Whether a tensor is the first layer of a gated MLP (second_of_perceptron).
@@ -634,6 +687,30 @@ class MegatronReader final : public EntryReader {
              " without a rule, but equal on all tensor ranks, such as '" +
              printable(without_rule_.front()) + "'; read as the whole tensor");
     without_rule_ = {};
+  }
+
+  /// Notes tensors whose rows have another order than recipes expect.
+  void note_order_of_rows() {
+    std::vector<std::string> interleaved;
+    std::vector<std::string> fused;
+    for (const auto& [name, parts] : parts_) {
+      if (num_interleaved_rows(name) > 0) interleaved.push_back(name);
+      if (num_projections(name) > 1 && checkpoint_version() < 2) fused.push_back(name);
+    }
+    if (!interleaved.empty()) {
+      note("order of rows", "all rows of the gate before those of the up projection",
+           counted(interleaved.size(), "tensor") + " in which they take turns every " +
+               counted(static_cast<std::uint64_t>(num_interleaved_rows(interleaved.front())),
+                       "row") +
+               ", such as '" + printable(interleaved.front()) +
+               "'; the order is kept, and recipes do not expect it");
+    }
+    if (!fused.empty()) {
+      note("order of rows", "checkpoint_version 2 or later, as recipes do",
+           "version " + std::string(checkpoint_version() == 0 ? "0" : "1") + ", in which rows of " +
+               counted(fused.size(), "tensor") + " have another order, such as '" +
+               printable(fused.front()) + "'; the order is kept");
+    }
   }
 
   /// A layer without tensors, such as one that does nothing, leaves a gap in the model's numbers

@@ -79,11 +79,14 @@ class Sorter {
 
   TorchDistContents sort() && {
     find_weights();
-    const TorchDistNames names(weights_, destination_);
     for (const std::size_t v : values_in_order()) add_value(v);
+    const bool are_numbered = are_layers_numbered();
+    const TorchDistNames names(weights_, destination_,
+                               are_numbered ? LayerNames::numbered : LayerNames::stacked_if_alike);
     add_state(names);
     for (const auto& [name, meta] : weights_) add_weight(names, name);
     sorted_.common.set_layers_stacked(names.are_layers_stacked());
+    if (names.are_layers_stacked()) find_stacked_unasked();
     find_regrouped();
     if (!has_objects()) {
       for (std::string& name : names.extra_states()) {
@@ -100,6 +103,50 @@ class Sorter {
     return has_common_file_ || std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
              return value.name.find(kShard) != std::string::npos;
            });
+  }
+
+  /// Whether Megatron numbers the layers even if they are alike. It then does not find stacked
+  /// ones. Source: megatron-core 0.16, TransformerBlock.sharded_state_dict.
+  bool are_layers_numbered() const {
+    const auto is_true = [](const Value* value) {
+      const auto* const flag = value == nullptr ? nullptr : value->get_if<bool>();
+      return flag != nullptr && *flag;
+    };
+    for (const char* const name : {"moe_layer_freq", "linear_attention_freq"}) {
+      const Value* const frequency = sorted_.common.find_arg(name);
+      if (frequency == nullptr) continue;
+      if (frequency->is<Value::List>() || frequency->is<Value::Tuple>()) return true;
+      if (as_number(*frequency).value_or(1) > 1) return true;
+    }
+    for (const char* const name :
+         {"heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"}) {
+      const Value* const config = sorted_.common.find_arg(name);
+      const auto* const text = config == nullptr ? nullptr : config->get_if<std::string>();
+      if (text != nullptr && !text->empty()) return true;
+    }
+    // "hetereogenous" is how Megatron spells it.
+    for (const char* const name : {"hetereogenous_dist_checkpoint", "heterogeneous_block_specs"}) {
+      if (is_true(sorted_.common.find_arg(name))) return true;
+    }
+    for (const char* const name : {"non_homogeneous_layers", "singleton_local_shards"}) {
+      if (is_true(sorted_.common.find({"content_metadata", name}))) return true;
+    }
+    // A torch_dist source: the objects of its layers have the names of its tensors.
+    return std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
+      const std::string& name = value.name;
+      return name.find(kShard) != std::string::npos && !name.starts_with("mtp.") && layer_in(name);
+    });
+  }
+
+  void find_stacked_unasked() {
+    const bool is_known =
+        has_objects() || sorted_.common.find_arg("moe_layer_freq") != nullptr ||
+        sorted_.common.find({"content_metadata", "non_homogeneous_layers"}) != nullptr;
+    if (is_known) return;
+    const auto expert = std::ranges::find_if(weights_, [](const auto& weight) {
+      return is_of_expert(weight.first) && !weight.first.starts_with("mtp.");
+    });
+    if (expert != weights_.end()) sorted_.stacked_unasked.push_back(expert->second.fqn);
   }
 
   static bool is_of_optimizer(std::string_view name) { return take_optimizer(name); }
@@ -136,11 +183,27 @@ class Sorter {
         return weight.first.find(name) != std::string::npos;
       });
     });
+    if (!has_objects()) require_whole_matrices();
     if (weights_.empty() || has_megatron_names) return;
     throw Error::expected(
         ErrorKind::unsupported, {.path = destination_, .fqn = weights_.begin()->second.fqn},
         "names", "names of Megatron's models, such as decoder.layers.0.mlp.linear_fc1.weight",
         "none of them", "a recipe gives tensors Megatron's names: docs/from/megatron.md");
+  }
+
+  /// Throws if a weight is several matrices in one tensor: Megatron stores them in torch_dist as
+  /// several tensors, or with their elements in another order.
+  void require_whole_matrices() const {
+    for (const auto& [name, meta] : weights_) {
+      if (cut_of(name) != Cut::not_joined) continue;
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = destination_, .fqn = meta.fqn}, "layers",
+          "layers whose weights Megatron stores as they are in the model",
+          is_of_expert(name)
+              ? "experts in one matrix (GroupedMLP), which Megatron stores apart"
+              : "a state-space layer, whose in_proj and conv1d Megatron stores in parts",
+          "Tessera writes no such layers for Megatron");
+    }
   }
 
   /// Adds tensor `t` as a DCP tensor, or as one slice of a stacked one. `dtype`: of the whole DCP

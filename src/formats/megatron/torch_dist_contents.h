@@ -29,6 +29,9 @@ struct TorchDistContents {
   std::set<std::string> widened{};
   /// Weights that get the fields of another parameter group (CommonState::regrouped).
   std::vector<std::string> regrouped{};
+  /// The first weight of an expert if layers with experts are stacked, and the source does not say
+  /// whether Megatron numbers them. Otherwise empty.
+  std::vector<std::string> stacked_unasked{};
 };
 
 /// Sorts the entries of `contents`. Weights are `model.<name>`. If there are no such names, all
@@ -38,8 +41,9 @@ struct TorchDistContents {
 /// docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
 /// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's,
-/// two tensors would get one name, there are two optimizers, the optimizer has unequal steps or no
-/// state of a weight, or layers to be stacked differ in which state they have or in its dtype.
+/// one is of a kind that Megatron stores in parts (state-space layers, GroupedMLP), two tensors
+/// would get one name, there are two optimizers, the optimizer has unequal steps or no state of a
+/// weight, or layers to be stacked differ in which state they have or in its dtype.
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
                                       const std::string& destination, bool has_common_file);

@@ -73,6 +73,10 @@ ParsedName parse(const std::string& name) {
     parsed.rest = std::move(grouped->before);
     parsed.expert = grouped->number;
   }
+  const std::size_t mtp = parsed.rest.find(kMtpModule);
+  if (parsed.block.empty() && parsed.rest.starts_with("mtp.") && mtp != std::string::npos) {
+    parsed.rest.replace(mtp, kMtpModule.size(), kMtpStored);
+  }
   return parsed;
 }
 
@@ -145,7 +149,7 @@ Shape TorchDistPlace::shape_of(const Shape& weight) const {
 }
 
 TorchDistNames::TorchDistNames(const std::map<std::string, TensorMeta>& weights,
-                               const std::string& destination) {
+                               const std::string& destination, LayerNames layer_names) {
   std::map<std::string, ParsedName> parsed;
   // By block, layer and rest: the name of each expert, by its number.
   std::map<std::tuple<std::string, std::int64_t, std::string>, std::map<std::int64_t, std::string>>
@@ -175,6 +179,7 @@ TorchDistNames::TorchDistNames(const std::map<std::string, TensorMeta>& weights,
     }
   }
   are_layers_stacked_ =
+      layer_names != LayerNames::numbered &&
       std::ranges::all_of(blocks, [](const auto& block) { return are_alike(block.second); });
 
   for (const auto& [name, each] : parsed) {

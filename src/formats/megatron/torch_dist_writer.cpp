@@ -304,6 +304,10 @@ class MegatronFormatWriter final : public FormatWriter {
         "makes them",
         "another group for this weight",
         " (in Megatron it gets the learning rate and weight decay of Megatron's group)");
+    add("layers", sorted.stacked_unasked,
+        "args.moe_layer_freq, which says whether Megatron gives layers with experts numbers",
+        "none, so the layers are stacked",
+        " (a model whose moe_layer_freq is a list does not find them: docs/from/megatron.md)");
     return notes;
   }
 };

@@ -42,6 +42,8 @@ class Copies {
   Copies(std::string rule, std::string expected, std::string advice)
       : rule_(std::move(rule)), expected_(std::move(expected)), advice_(std::move(advice)) {}
 
+  /// Replaces the end of each note's text.
+  void set_advice(std::string advice) { advice_ = std::move(advice); }
   void add(Copy copy) { copies_.push_back(std::move(copy)); }
   /// Adds a name whose copies are not compared. A note says so, with the reason.
   void add_not_compared(std::string fqn, const std::string& reason) {

@@ -1,0 +1,154 @@
+"""Megatron's folders of ranks whose tensors are cut, or named, in ways that need more than the tensor's own name.
+
+The tests write small folders as Megatron-LM's checkpointing.py does. What the whole model has follows from its code.
+"""
+
+import argparse
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ckpt_tools import reshard, run
+
+EMBEDDING = {"embedding.word_embeddings.weight": torch.arange(8.0).reshape(4, 2)}
+EXPERTS = {f"decoder.layers.{layer}.mlp.experts.linear_fc{fc}.weight{expert}": torch.full((4, 2), 10.0 * layer + 2.0 * fc + expert)
+           for layer in range(2) for fc in (1, 2) for expert in range(2)}
+
+
+def save(folder, models, version=3.0, **args):
+    """Saves the models of the tensor ranks. `version`: None for a file without `checkpoint_version`."""
+    for rank, model in enumerate(models):
+        of_rank = argparse.Namespace(tensor_model_parallel_size=len(models), rank=rank, **args)
+        state = {"iteration": 1, "model": model, "args": of_rank} | ({} if version is None else {"checkpoint_version": version})
+        path = folder / "iter_0000001" / f"mp_rank_{rank:02d}"
+        path.mkdir(parents=True)
+        torch.save(state, path / "model_optim_rng.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("1")
+    return folder
+
+
+def model_in(folder, tmp_path):
+    moved = reshard(folder, tmp_path / "moved.pt", "--to", "torch", "--only", "model")
+    return torch.load(moved, weights_only=True)["model"]
+
+
+def names_of(torch_dist):
+    return set(dcp.FileSystemReader(torch_dist).read_metadata().state_dict_metadata)
+
+
+def common_of(torch_dist):
+    return torch.load(torch_dist / "common.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("args, numbered", [
+    ({}, False), ({"moe_layer_freq": 1}, False), ({"moe_layer_freq": 2}, True), ({"moe_layer_freq": [1, 1]}, True),
+    ({"linear_attention_freq": [0, 0]}, True), ({"hetereogenous_dist_checkpoint": True}, True),
+    ({"heterogeneous_layers_config_path": "blocks.json"}, True), ({"heterogeneous_layers_config_path": None}, False)])
+def test_torch_dist_numbers_layers_for_the_arguments_for_which_megatron_does(args, numbered, tmp_path):
+    """Shows F3. See TransformerBlock.sharded_state_dict of megatron-core."""
+    folder = save(tmp_path / "run", [EMBEDDING | EXPERTS], num_experts=2, **args)
+    moved = reshard(folder, tmp_path / "moved", "--to", "megatron")
+    assert ("decoder.layers.1.mlp.experts.experts.linear_fc1.weight" in names_of(moved)) == numbered
+    assert ("decoder.layers.mlp.experts.experts.linear_fc1.weight" in names_of(moved)) != numbered
+    assert common_of(moved)["content_metadata"]["non_homogeneous_layers"] == numbered
+    again = reshard(moved, tmp_path / "again", "--to", "megatron")
+    assert names_of(again) == names_of(moved)
+
+
+def test_a_source_without_arguments_can_get_numbered_layers(tmp_path):
+    """Shows F3. The move that stacks layers of experts without knowing says so."""
+    torch.save(EMBEDDING | EXPERTS, tmp_path / "model.pt")
+    torch.save({"content_metadata": {"non_homogeneous_layers": True}}, tmp_path / "numbered.pt")
+    stacked = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "stacked", "--to", "megatron")
+    assert "layers: expected args.moe_layer_freq" in stacked.stderr and stacked.returncode == 0
+    numbered = run("ckpt-reshard", "merge", tmp_path / "model.pt", tmp_path / "numbered.pt", tmp_path / "moved", "--to", "megatron")
+    assert "moe_layer_freq" not in numbered.stderr and numbered.returncode == 0
+    assert "decoder.layers.1.mlp.experts.experts.linear_fc1.weight" in names_of(tmp_path / "moved")
+    metadata = common_of(tmp_path / "moved")["content_metadata"]
+    assert metadata["non_homogeneous_layers"] and metadata["distrib_optim_sharding_type"] == "fully_reshardable"
+
+
+@pytest.mark.parametrize("name, shape, reason", [
+    ("decoder.layers.0.mixer.in_proj.weight", (4, 2), "a state-space layer"),
+    ("decoder.layers.0.mlp.experts.weight1", (2, 8), "experts in one matrix (GroupedMLP)")])
+def test_weights_that_torch_dist_has_in_parts_are_refused(name, shape, reason, tmp_path):
+    """Shows F3, E13."""
+    torch.save(EMBEDDING | {name: torch.ones(shape)}, tmp_path / "model.pt")
+    moved = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved", "--to", "megatron")
+    assert moved.returncode == 3 and name in moved.stderr and reason in moved.stderr
+    assert not (tmp_path / "moved").exists()
+
+
+def test_layers_for_further_tokens_have_the_name_of_torch_dist(tmp_path):
+    """Shows F3. Newer versions call their module `mtp_model_layer`, in folders of ranks only."""
+    model = {"mtp.layers.0.enorm.weight": torch.ones(2), "mtp.layers.0.mtp_model_layer.self_attention.linear_qkv.weight": torch.ones(6, 2)}
+    moved = reshard(save(tmp_path / "run", [EMBEDDING | model]), tmp_path / "moved", "--to", "megatron")
+    assert "mtp.layers.0.transformer_layer.self_attention.linear_qkv.weight" in names_of(moved)
+    assert not any("mtp_model_layer" in name for name in names_of(moved))
+
+
+@pytest.mark.parametrize("owner, arg", [("experts", "moe_mlp_glu_interleave_size"), ("shared_experts", "moe_shared_expert_glu_interleave_size")])
+@pytest.mark.parametrize("size", [None, 2])
+def test_rows_of_gate_and_up_may_take_turns(owner, arg, size, tmp_path):
+    """Shows F3. Each rank then has whole blocks of both; without it, a part of the gate and a part of the up projection."""
+    number = "0" if owner == "experts" else ""
+    fc1, fc2 = (f"decoder.layers.0.mlp.{owner}.linear_fc{i}.weight{number}" for i in (1, 2))
+    gate, up = torch.arange(16.0).reshape(8, 2), torch.arange(16.0).reshape(8, 2) + 100
+    if size is None:
+        whole = torch.cat([gate, up])
+        parts = [torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]) for rank in range(2)]
+    else:
+        whole = torch.stack([gate.reshape(-1, size, 2), up.reshape(-1, size, 2)], 1).reshape(16, 2)
+        parts = whole.chunk(2)
+    columns = torch.arange(16.0).reshape(2, 8)
+    models = [EMBEDDING | {fc1: parts[rank].clone(), fc2: columns.chunk(2, 1)[rank].clone()} for rank in range(2)]
+    folder = save(tmp_path / "run", models, **{arg: size})
+    model = model_in(folder, tmp_path)
+    assert torch.equal(model[fc1], whole) and torch.equal(model[fc2], columns)
+    notes = run("ckpt-inspect", "verify", folder).stdout
+    assert ("1 tensor in which they take turns every 2 rows" in notes) == (size is not None)
+
+
+@pytest.mark.parametrize("version", [None, 0, 1.0, 3.0])
+@pytest.mark.parametrize("name, num", [("attention.query_key_value", 3), ("inter_attention.key_value", 2)])
+def test_older_versions_order_the_rows_of_fused_projections_otherwise(version, name, num, tmp_path):
+    """Shows F3. Version 0 has rows [3, heads, head_dim]; later ones have the heads first. Each tensor rank has some heads."""
+    name = f"language_model.transformer.layers.0.{name}.weight"
+    whole = torch.arange(num * 4 * 2 * 3.0).reshape(num, 4, 2, 3)  # projections, heads, head_dim, hidden
+    if version:
+        whole = whole.transpose(0, 1)
+    parts = [part.reshape(-1, 3).clone() for part in whole.chunk(2, 0 if version else 1)]
+    folder = save(tmp_path / "run", [{name: part} for part in parts], version)
+    model = torch.load(reshard(folder, tmp_path / "moved.pt", "--to", "torch", "--only", "!args"), weights_only=True)["model"]
+    assert torch.equal(model[name], whole.reshape(-1, 3))
+    notes = run("ckpt-inspect", "verify", folder).stdout
+    assert ("expected checkpoint_version 2 or later" in notes) == (version != 3.0)
+
+
+@pytest.mark.parametrize("offsets", [torch.zeros(4), torch.arange(4.0)])
+def test_each_rank_has_the_sinks_of_its_heads(offsets, tmp_path):
+    """Shows F3. Also if they are equal on all ranks, as at the beginning of a training."""
+    name = "decoder.layers.0.self_attention.core_attention.softmax_offset"
+    folder = save(tmp_path / "run", [EMBEDDING | {name: part.clone()} for part in offsets.chunk(2)])
+    assert torch.equal(model_in(folder, tmp_path)[name], offsets)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_down_projections_are_cut_or_whole_as_the_arguments_say(is_cut, tmp_path):
+    """Shows F3. The parts may be equal, such as moments that are zero."""
+    q, kv = (f"decoder.layers.0.self_attention.linear_{part}_down_proj.weight" for part in ("q", "kv"))
+    whole = {q: torch.zeros(4, 2), kv: torch.arange(12.0).reshape(6, 2)}
+    models = [EMBEDDING | {name: (each.chunk(2)[rank].clone() if is_cut else each) for name, each in whole.items()} for rank in range(2)]
+    folder = save(tmp_path / "run", models, q_lora_rank=4, kv_lora_rank=4, qk_pos_emb_head_dim=2)
+    model = model_in(folder, tmp_path)
+    assert all(torch.equal(model[name], each) for name, each in whole.items())
+
+
+def test_recipes_know_both_names_of_layers_for_further_tokens(tmp_path):
+    """Shows F3."""
+    torch.save({"mtp.layers.0.mtp_model_layer.mlp.linear_fc2.weight": torch.ones(2, 2)}, tmp_path / "model.pt")
+    recipe = {"schema": 1, "megatron": "from", "rules": [{"from": "mtp.layers.{M}.transformer_layer.mlp.linear_fc2.weight", "to": "next.{M}"}]}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    moved = reshard(tmp_path / "model.pt", tmp_path / "moved.pt", "--to", "torch", "--recipe", tmp_path / "recipe.json")
+    assert torch.equal(torch.load(moved, weights_only=True)["next.0"], torch.ones(2, 2))
