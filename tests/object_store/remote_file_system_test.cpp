@@ -11,6 +11,7 @@
 
 #include "object_store/curl_library.h"
 #include "object_store/web_server.h"
+#include "support/error_matchers.h"
 #include "tessera/base/error.h"
 
 namespace tessera::object_store {
@@ -60,6 +61,36 @@ TEST_F(RemoteFileSystemTest, OneThreadForgetsWhileOthersAskTheHub) {
   asking.join();
   ::unsetenv("HF_ENDPOINT");
   ::unsetenv("AWS_MAX_ATTEMPTS");
+}
+
+TEST_F(RemoteFileSystemTest, AFileThatMayNotBeReadIsNotMissing) {
+  RemoteFileSystem files;
+  std::string body;
+  const WebServer readable([](const std::string&) { return test::http_answer("200 OK", "", "x"); });
+  const WebServer refusing(
+      [&](const std::string&) { return test::http_answer("403 Forbidden", "", body); });
+  EXPECT_TRUE(files.kind_of(readable.url()));
+  body = "denied";
+  EXPECT_THAT([&] { files.kind_of(refusing.url()); },
+              test::ThrowsError(ErrorKind::io, "status 403"));
+  body = "<Error><Code>AccessDenied</Code></Error>";  // but no object of this host was read
+  EXPECT_THAT([&] { files.kind_of(refusing.url()); },
+              test::ThrowsError(ErrorKind::io, "status 403"));
+}
+
+/// S3 answers AccessDenied, not 404, if the user may not list the bucket.
+TEST_F(RemoteFileSystemTest, AnObjectBesideOneThatWasReadIsMissingIfS3DeniesAccess) {
+  RemoteFileSystem files;
+  const WebServer server([](const std::string& header) {
+    if (header.starts_with("GET /file.bin ")) return test::http_answer("200 OK", "", "x");
+    const bool is_of_s3 = header.starts_with("GET /file.bin.s3 ");
+    return test::http_answer("403 Forbidden", "",
+                             is_of_s3 ? "<Error><Code>AccessDenied</Code></Error>" : "denied");
+  });
+  EXPECT_TRUE(files.kind_of(server.url()));
+  EXPECT_FALSE(files.kind_of(server.url() + ".s3"));
+  EXPECT_THAT([&] { files.kind_of(server.url() + ".other"); },
+              test::ThrowsError(ErrorKind::io, "status 403"));
 }
 
 }  // namespace
