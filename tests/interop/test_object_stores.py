@@ -9,10 +9,12 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from pathlib import Path
 
@@ -494,6 +496,39 @@ def test_expired_keys_that_do_not_change_are_an_error(proxy, tmp_path):
     error = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"), AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "keys"), AWS_ACCESS_KEY_ID="",
                  AWS_SECRET_ACCESS_KEY="", AWS_SESSION_TOKEN="")
     assert "ExpiredToken" in error and "signed with profile 'default'" in error and len(proxy.requests) == 1
+
+
+# Ctrl-C while the server fails.
+@pytest.mark.parametrize("is_python", [False, True], ids=["tool", "python"])
+@pytest.mark.parametrize("is_silent", [False, True], ids=["503", "silent"])
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "write"])
+def test_an_interrupt_ends_a_move_while_the_server_fails(writes, is_silent, is_python, proxy, tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def refuse(request):
+        if request.method == "PUT" if writes else ".distcp" in request.path:
+            asked.set()
+            if is_silent:
+                ended.wait(60)
+            return s3_error(503, "SlowDown")
+
+    proxy.refuse = refuse
+    source, destination = (str(CHECKPOINTS["torch"]), "s3://checkpoints/stopped.pt") if writes else (url_of("dcp"), str(tmp_path / "moved"))
+    command = [BIN / "ckpt-reshard", source, destination]
+    if is_python:
+        command = [sys.executable, "-c", f"import tessera; tessera.reshard({source!r}, {destination!r})"]
+    variables = {"AWS_MAX_ATTEMPTS": "100", "PYTHONPATH": str(package_folder())}
+    with subprocess.Popen(command, env=environment(proxy, **variables), stderr=subprocess.PIPE, text=True) as process:
+        assert asked.wait(60)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, error = process.communicate(timeout=20)
+        finally:
+            ended.set()
+            process.kill()
+    assert "KeyboardInterrupt" in error if is_python else process.returncode == 130, (process.returncode, error)
+    assert "rror" not in error
 
 
 # Web servers and the hub.

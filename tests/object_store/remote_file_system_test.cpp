@@ -3,12 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <future>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "base/current_stop.h"
 #include "object_store/curl_library.h"
 #include "object_store/web_server.h"
 #include "support/error_matchers.h"
@@ -91,6 +95,26 @@ TEST_F(RemoteFileSystemTest, AnObjectBesideOneThatWasReadIsMissingIfS3DeniesAcce
   EXPECT_FALSE(files.kind_of(server.url() + ".s3"));
   EXPECT_THAT([&] { files.kind_of(server.url() + ".other"); },
               test::ThrowsError(ErrorKind::io, "status 403"));
+}
+
+TEST_F(RemoteFileSystemTest, AStopEndsARequestThatTheServerDoesNotAnswer) {
+  RemoteFileSystem files;
+  std::stop_source stop;
+  std::promise<void> has_ended;
+  std::shared_future<void> end(has_ended.get_future());
+  const WebServer server([&](const std::string&) {
+    stop.request_stop();
+    end.wait();
+    return test::http_answer("200 OK", "", "x");
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    const tessera::detail::CurrentStop current(stop.get_token());
+    EXPECT_THAT([&] { files.kind_of(server.url()); },
+                test::ThrowsError(ErrorKind::interrupted, "interrupted"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  has_ended.set_value();
 }
 
 }  // namespace
