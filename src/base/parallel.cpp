@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/current_stop.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
@@ -34,7 +35,10 @@ void parallel_for(std::int64_t num_tasks, int num_threads, std::stop_token stop,
     }
     failed = true;
   };
+  const std::stop_token current =
+      stop.stop_possible() ? stop : tessera::detail::CurrentStop::token();
   const auto work = [&] {
+    const tessera::detail::CurrentStop scope(current);
     while (!failed) {
       const std::int64_t index = next_task++;
       if (index >= num_tasks) return;

@@ -27,6 +27,7 @@ inline constexpr Option kReadFunction = 20012;
 inline constexpr Option kUserAgent = 10018;
 inline constexpr Option kLowSpeedLimit = 19;
 inline constexpr Option kLowSpeedTime = 20;
+inline constexpr Option kXferInfoData = 10057;
 inline constexpr Option kHttpHeader = 10023;
 inline constexpr Option kHeaderData = 10029;
 inline constexpr Option kCustomRequest = 10036;

@@ -11,8 +11,10 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <utility>
 
+#include "base/current_stop.h"
 #include "object_store/curl_library.h"
 #include "tessera/base/error.h"
 
@@ -23,6 +25,9 @@ namespace {
 constexpr std::size_t kMaxErrorBodyNbytes = std::size_t{64} << 10;
 constexpr std::size_t kMaxHeaderNbytes = std::size_t{64} << 10;
 constexpr long kConnectTimeoutSeconds = 10;
+/// After a stop, a transfer that moves bytes may end, for example so that a checkpoint appears
+/// completely. One that stalls for longer is ended.
+constexpr std::chrono::seconds kMaxStallAfterStop{5};
 
 std::atomic<bool> is_aborted = false;
 std::atomic<std::uint64_t> num_requests = 0;
@@ -82,6 +87,9 @@ struct Transfer {
   std::size_t header_nbytes = 0;
   std::span<const std::byte> body{};  // of the request
   std::size_t nbytes_sent = 0;        // of the body
+  std::stop_token stop{};
+  std::int64_t nbytes_moved = 0;  // sent and received
+  std::chrono::steady_clock::time_point last_move = std::chrono::steady_clock::now();
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -155,9 +163,17 @@ int seek_body(void* user, std::int64_t offset, int origin) noexcept {
   return 0;
 }
 
-/// Returns 1 if the transfer must end (abort_transfers), else 0. curl calls this often.
-int watch(void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t) noexcept {
-  return is_aborted ? 1 : 0;
+/// Returns 1 if the transfer must end (abort_transfers, or a stop while it stalls), else 0. curl
+/// calls this at least once per second.
+int watch(void* user, std::int64_t, std::int64_t received, std::int64_t,
+          std::int64_t sent) noexcept {
+  auto& transfer = *static_cast<Transfer*>(user);
+  const auto now = std::chrono::steady_clock::now();
+  if (std::exchange(transfer.nbytes_moved, received + sent) != received + sent) {
+    transfer.last_move = now;
+  }
+  const bool stalls = now - transfer.last_move > kMaxStallAfterStop;
+  return is_aborted || (stalls && transfer.stop.stop_requested()) ? 1 : 0;
 }
 
 const char* certificates() {
@@ -206,6 +222,7 @@ void set_options(const CurlLibrary& curl, curl::Handle* handle, const HttpReques
   curl.easy_setopt(handle, curl::kWriteFunction, &take_body);
   curl.easy_setopt(handle, curl::kWriteData, &transfer);
   curl.easy_setopt(handle, curl::kXferInfoFunction, &watch);
+  curl.easy_setopt(handle, curl::kXferInfoData, &transfer);
   curl.easy_setopt(handle, curl::kNoProgress, 0L);
   set_method(curl, handle, request, transfer);
 }
@@ -251,7 +268,8 @@ HttpResponse perform(const HttpRequest& request,
   curl::Handle* handle = curl.easy_init();
   if (handle == nullptr) throw Error(ErrorKind::io, {}, "libcurl cannot make a handle");
   curl::Share* share = ConnectionPool::of_process().take();
-  Transfer transfer{.response = {}, .begin_body = begin_body};
+  Transfer transfer{
+      .response = {}, .begin_body = begin_body, .stop = tessera::detail::CurrentStop::token()};
   char error_text[curl::kErrorNbytes] = "";
   set_options(curl, handle, request, transfer, error_text);
   curl.easy_setopt(handle, curl::kShare, share);
@@ -272,6 +290,9 @@ HttpResponse perform(const HttpRequest& request,
   curl.easy_cleanup(handle);
   curl.slist_free_all(headers);
   ConnectionPool::of_process().give_back(share);
+  if (response.curl_code == curl::kAbortedByCallback && transfer.stop.stop_requested()) {
+    throw Error(ErrorKind::interrupted, {}, "interrupted");
+  }
   return std::move(response);
 }
 

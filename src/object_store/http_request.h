@@ -45,7 +45,8 @@ struct HttpResponse {
 /// Makes one attempt at a request. Calls `begin_body` before the first byte of a successful
 /// response's body; it returns the function that receives the bytes. If either throws, the
 /// exception is lost, and the transfer fails. Keeps connections for later calls. Thread-safe. Does
-/// not throw if the server or the connection fails. Throws: Error(unsupported) without libcurl.
+/// not throw if the server or the connection fails. Throws: Error(unsupported) without libcurl;
+/// Error(interrupted) if this thread's work is stopped (CurrentStop) and the transfer stalls.
 HttpResponse perform(const HttpRequest& request,
                      const std::function<TakeBytes(const HttpResponse&)>& begin_body);
 

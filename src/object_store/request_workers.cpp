@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/current_stop.h"
 #include "object_store/curl_library.h"
 #include "object_store/http_request.h"
 
@@ -41,6 +42,11 @@ void RequestWorkers::run(Turn turn, std::function<void()> task) {
     task();
     return;
   }
+  // Requests of the task end when the work of this thread is stopped.
+  task = [stop = tessera::detail::CurrentStop::token(), task = std::move(task)] {
+    const tessera::detail::CurrentStop scope(stop);
+    task();
+  };
   std::unique_lock lock(mutex_);
   if (turn == Turn::next) {
     tasks_.push_front(std::move(task));

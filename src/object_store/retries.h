@@ -14,6 +14,7 @@ struct RetryPolicy {
   std::chrono::milliseconds first_wait{100};  // doubles with each attempt
   std::chrono::milliseconds max_wait{10'000};
   std::chrono::seconds deadline{120};  // since the first attempt, or the last byte that arrived
+  int max_attempts_after_stop = 3;     // if the work is stopped (CurrentStop)
   // The time that servers may ask for (Retry-After) in addition to `deadline`.
   std::chrono::milliseconds max_asked{300'000};
 
@@ -27,7 +28,9 @@ class Retries {
   explicit Retries(RetryPolicy policy) : policy_(policy) {}
 
   /// If the request may be tried again, waits and returns true. Returns false if it has failed for
-  /// good. A server can ask for a longer wait (Retry-After).
+  /// good. A server can ask for a longer wait (Retry-After). If this thread's work is stopped
+  /// (CurrentStop), does not wait. Throws: Error(interrupted) if it would then return false after a
+  /// failure that may pass.
   bool wait_after(const HttpResponse& response);
   /// Call it when bytes arrived. Both limits (attempts, time) start anew; num_attempts() does not.
   void note_progress();

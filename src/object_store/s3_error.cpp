@@ -67,6 +67,10 @@ std::string region_advice(const HttpResponse& response, const S3ErrorBody& body,
 
 }  // namespace
 
+bool is_outdated_token(std::string_view code) {
+  return code == "ExpiredToken" || code == "TokenRefreshRequired" || code == "InvalidToken";
+}
+
 Error s3_error(const std::string& url, const HttpResponse& response, const S3Settings& settings,
                const std::string& region, std::string_view permission) {
   const S3ErrorBody body = parse_s3_error(response.error_body);
@@ -76,8 +80,7 @@ Error s3_error(const std::string& url, const HttpResponse& response, const S3Set
   };
   if (response.status == 404) return missing(url, response, body, settings);
   if (body.code == "RequestTimeTooSkewed") return clock_error(url, response);
-  if (body.code == "ExpiredToken" || body.code == "TokenRefreshRequired" ||
-      body.code == "InvalidToken") {
+  if (is_outdated_token(body.code)) {
     return refused("a session token that is valid",
                    which_keys(settings) + "; sign in again and export the new keys");
   }

@@ -15,6 +15,9 @@ namespace {
 constexpr std::uint64_t kMaxPageNbytes = std::uint64_t{16} << 20;
 constexpr std::size_t kMaxEntries = 2'000'000;
 constexpr std::size_t kMaxListPages = 20'000;  // of a list; S3's have up to 1000 entries
+/// An answer to a request that was signed with the old keys comes at most this long after new ones
+/// were read.
+constexpr std::chrono::minutes kRenewalTime{5};
 constexpr const char* kDefaultRegion = "us-east-1";
 constexpr std::string_view kPermissionToRead = "to list and read (s3:ListBucket, s3:GetObject)";
 /// The signature has this text in place of the body's SHA-256. HTTPS and a checksum protect the
@@ -86,7 +89,8 @@ HttpRequest S3Server::signed_request(const std::string& url, const Call& call) c
                       .max_stall = call.max_stall};
   if (!call.query.empty()) request.url += "?" + canonical_query(call.query);
   std::map<std::string, std::string> headers = call.headers;
-  if (settings_.credentials) {
+  const std::optional<Credentials> credentials = settings().credentials;
+  if (credentials) {
     const std::time_t now = std::time(nullptr);
     std::string sha256(kEmptySha256);
     if (!call.body.empty() && address.origin.starts_with("https://")) {
@@ -98,13 +102,12 @@ HttpRequest S3Server::signed_request(const std::string& url, const Call& call) c
     }
     headers["x-amz-content-sha256"] = sha256;
     headers["x-amz-date"] = amz_date(now);
-    if (!settings_.credentials->session_token.empty()) {
-      headers["x-amz-security-token"] = settings_.credentials->session_token;
+    if (!credentials->session_token.empty()) {
+      headers["x-amz-security-token"] = credentials->session_token;
     }
     RequestToSign to_sign{call.method, address.path, call.query, headers};
     to_sign.headers["host"] = without_scheme(address.origin);
-    headers["Authorization"] =
-        authorization(to_sign, *settings_.credentials, {region, "s3", now}, sha256);
+    headers["Authorization"] = authorization(to_sign, *credentials, {region, "s3", now}, sha256);
   }
   for (const auto& [name, value] : headers) request.headers.push_back(name + ": " + value);
   return request;
@@ -154,10 +157,36 @@ S3Server::Answer S3Server::send(const std::string& url, const Call& call) {
 
 Error S3Server::error_of(const std::string& url, const Answer& answer,
                          std::string_view permission) const {
-  return s3_error(url, answer.response, settings_, region_of(parse_url(url).host), permission);
+  return s3_error(url, answer.response, settings(), region_of(parse_url(url).host), permission);
+}
+
+S3Settings S3Server::settings() const {
+  const std::scoped_lock lock(mutex_);
+  return settings_;
+}
+
+bool S3Server::renew_credentials() {
+  const std::scoped_lock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  try {
+    S3Settings found = read_s3_settings(environment_of_process());
+    if (found.credentials && found.credentials != settings_.credentials) {
+      settings_.credentials = std::move(found.credentials);
+      settings_.credentials_source = std::move(found.credentials_source);
+      renewed_ = now;
+    }
+  } catch (const Error&) {
+    // Ignored: the server's answer says more than that the settings cannot be read now.
+  }
+  // The request may have been signed before another thread has read the new keys.
+  return renewed_ && now - *renewed_ < kRenewalTime;
 }
 
 bool S3Server::learns_from(const std::string& url, const HttpResponse& response) {
+  if (response.status >= 400 && response.status <= 403 &&
+      is_outdated_token(parse_s3_error(response.error_body).code)) {
+    return renew_credentials();
+  }
   if (response.status != 301 && response.status != 307 && response.status != 400 &&
       response.status != 403) {
     return false;
@@ -173,7 +202,7 @@ bool S3Server::learns_from(const std::string& url, const HttpResponse& response)
 }
 
 Error S3Server::error_for(const std::string& url, const HttpResponse& response) {
-  return s3_error(url, response, settings_, region_of(parse_url(url).host), kPermissionToRead);
+  return s3_error(url, response, settings(), region_of(parse_url(url).host), kPermissionToRead);
 }
 
 std::optional<std::vector<Entry>> S3Server::list(const std::string& url) {

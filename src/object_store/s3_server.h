@@ -77,12 +77,19 @@ class S3Server final : public Server {
   Address address_of(const std::string& bucket, const std::string& key,
                      const std::string& region) const;
   std::string region_of(const std::string& bucket) const;
+  /// Reads the user's keys again. Returns whether they have changed now or shortly before.
+  bool renew_credentials();
+  S3Settings settings() const;
 
-  S3Settings settings_;
-  std::atomic<Crc32Support> crc32_support_ = Crc32Support::unknown;
   mutable std::mutex mutex_;
+  S3Settings settings_;  // only the credentials and their source change
+  std::optional<std::chrono::steady_clock::time_point> renewed_;  // when they changed
+  std::atomic<Crc32Support> crc32_support_ = Crc32Support::unknown;
   std::map<std::string, std::string> regions_;  // key: bucket; regions that servers have named
 };
+
+/// Whether an error's code says that the session token has expired or is no longer valid.
+bool is_outdated_token(std::string_view code);
 
 /// Returns the error for an answer of S3, with advice for the user. `permission`: the permission
 /// that the request needs.

@@ -7,6 +7,7 @@
 #include "base/text_parts.h"
 #include "object_store/curl_library.h"
 #include "object_store/retries.h"
+#include "object_store/url.h"
 
 namespace tessera::object_store {
 namespace {
@@ -61,6 +62,12 @@ ObjectVersion version_in(const HttpResponse& response, std::uint64_t nbytes) {
   return version;
 }
 
+std::optional<std::uint64_t> content_length(const HttpResponse& response) {
+  const std::string length = response.header("content-length");
+  std::string_view text = length;
+  return take_number(text);
+}
+
 HttpResponse cut_short(HttpResponse response) {
   response.curl_code = curl::kPartialFile;
   response.curl_message = "the body ended early";
@@ -94,7 +101,7 @@ class Server::RangeRead {
     while (nbytes_done_ < out_.size()) {
       const std::size_t before = nbytes_done_;
       HttpResponse response = attempt();
-      if (nbytes_done_ == out_.size()) return;
+      if (nbytes_done_ == out_.size() && !is_other_version_) return;
       if (is_other_version_ || response.status == 412 || response.status == 416) refuse_change();
       if (ignores_ranges_) refuse_whole_body(response);
       if (nbytes_done_ > before) retries_.note_progress();
@@ -125,6 +132,8 @@ class Server::RangeRead {
       if (range->total != version_.nbytes) return is_other_version_ = true, refuse;
     } else if (begin != 0 || out_.size() != version_.nbytes) {
       return ignores_ranges_ = true, refuse;
+    } else if (const auto nbytes = content_length(response); nbytes && nbytes != version_.nbytes) {
+      return is_other_version_ = true, refuse;
     }
     const ObjectVersion found = version_in(response, version_.nbytes);
     const bool is_known = !version_.etag.empty() || !version_.last_modified.empty();
@@ -137,11 +146,13 @@ class Server::RangeRead {
     if (!version_.last_modified.empty() && found.last_modified != version_.last_modified) {
       return is_other_version_ = true, refuse;
     }
-    return [this](std::span<const std::byte> bytes) {
+    return [this, is_whole_file = response.status != 206](std::span<const std::byte> bytes) {
       const std::size_t nbytes = std::min(bytes.size(), out_.size() - nbytes_done_);
       std::memcpy(out_.data() + nbytes_done_, bytes.data(), nbytes);
       nbytes_done_ += nbytes;
-      return nbytes == bytes.size();
+      if (nbytes == bytes.size()) return true;
+      if (is_whole_file) is_other_version_ = true;  // the file had fewer bytes
+      return false;
     };
   }
 
@@ -176,9 +187,13 @@ void Server::read(const std::string& url, const ObjectVersion& version, std::uin
   RangeRead(*this, url, version, offset, out).run();
 }
 
-bool Server::is_missing(const HttpResponse& response) const {
-  return response.status == 404 || response.status == 410 ||
-         ((response.status == 401 || response.status == 403) && has_shown_object_);
+bool Server::is_missing(const std::string& url, const HttpResponse& response) const {
+  if (response.status == 404 || response.status == 410) return true;
+  if (response.status != 403 || parse_s3_error(response.error_body).code != "AccessDenied") {
+    return false;
+  }
+  const std::scoped_lock lock(mutex_);
+  return hosts_with_objects_.contains(parse_url(url).host);
 }
 
 std::optional<FoundObject> Server::find(const std::string& url) {
@@ -203,7 +218,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
           };
         });
     if (num_lessons++ < kMaxLessons && learns_from(url, response)) continue;
-    if (is_missing(response)) return std::nullopt;
+    if (is_missing(url, response)) return std::nullopt;
     const auto range = parse_content_range(response.header("content-range"));
     if (response.status == 416 && !headers.empty()) {
       headers.clear();  // an empty object has no first byte, and this answer no ETag
@@ -216,13 +231,14 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     std::optional<std::uint64_t> nbytes;
     if (response.status == 206 && range && range->begin == 0) nbytes = range->total;
     if (response.status == 200) {
-      const std::string length = response.header("content-length");
-      std::string_view text = length;
-      nbytes = take_number(text);
+      nbytes = content_length(response);
       if (!nbytes && response.curl_code == curl::kOk) nbytes = found.begin.size();
     }
     if (nbytes) {
-      has_shown_object_ = true;
+      {
+        const std::scoped_lock lock(mutex_);
+        hosts_with_objects_.insert(parse_url(url).host);
+      }
       found.version = version_of(response, *nbytes);
       if (found.begin.size() > *nbytes) found.begin.clear();
       return found;

@@ -1,10 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -66,9 +67,10 @@ class Server {
   }
   /// Returns the error for an answer with an error status.
   virtual Error error_for(const std::string& url, const HttpResponse& response) = 0;
-  /// Whether an answer means that there is no object: 404, 410; after `find` found one, also 401
-  /// and 403. S3 answers 403 for missing objects if the user may read objects but not list them.
-  bool is_missing(const HttpResponse& response) const;
+  /// Whether an answer means that there is no object: 404, 410; after `find` found one on this host
+  /// or in this bucket, also S3's AccessDenied. S3 answers so for missing objects if the user may
+  /// read objects but not list them.
+  bool is_missing(const std::string& url, const HttpResponse& response) const;
   /// How often one request is sent again after `learns_from` returned true.
   static constexpr int kMaxLessons = 3;
   /// Returns a text for ObjectVersion::etag to use instead of the server's ETag; nothing if the
@@ -87,7 +89,8 @@ class Server {
  private:
   class RangeRead;
 
-  std::atomic<bool> has_shown_object_ = false;
+  mutable std::mutex mutex_;
+  std::set<std::string> hosts_with_objects_;  // in which `find` found an object
 };
 
 /// Returns the error for an answer that failed: Error(not_found) for status 404 or 410, otherwise

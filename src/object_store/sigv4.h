@@ -14,6 +14,8 @@ struct Credentials {
   std::string access_key_id;
   std::string secret_access_key;
   std::string session_token{};  // empty for keys that do not expire
+
+  friend bool operator==(const Credentials&, const Credentials&) = default;
 };
 
 /// The parts of a request that AWS's Signature Version 4 signs, without its body.

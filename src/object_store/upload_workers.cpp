@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/current_stop.h"
+
 namespace tessera::object_store {
 
 // How many parts are uploaded at the same time: UploadLimits in upload_workers.h.
@@ -20,7 +22,7 @@ void UploadWorkers::run(std::uint64_t nbytes, std::function<void()> task) {
   std::unique_lock lock(mutex_);
   has_ended_.wait(lock, [&] { return failure_ || tasks_.size() < max_waiting_; });
   if (failure_) std::rethrow_exception(failure_);
-  tasks_.push_back({nbytes, std::move(task)});
+  tasks_.push_back({nbytes, std::move(task), tessera::detail::CurrentStop::token()});
   if (threads_.size() < static_cast<std::size_t>(UploadLimits::kMaxUploads)) {
     threads_.emplace_back([this] { work(); });
   }
@@ -60,6 +62,7 @@ void UploadWorkers::work() {
     lock.unlock();
     std::exception_ptr failure;
     try {
+      const tessera::detail::CurrentStop scope(task.stop);
       task.run();
     } catch (...) {
       failure = std::current_exception();

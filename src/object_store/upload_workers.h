@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -51,6 +52,7 @@ class UploadWorkers {
   struct Task {
     std::uint64_t nbytes = 0;
     std::function<void()> run;
+    std::stop_token stop{};  // of the thread that queued the task
   };
 
   void work();

@@ -22,11 +22,48 @@ int hex_digit(char c) {
   return -1;
 }
 
+bool is_letter(char c) {
+  return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
+/// Returns `scheme` of a path `scheme:/…`; empty if the path does not begin so. A scheme has two
+/// characters or more.
+std::string_view scheme_of(std::string_view path) {
+  const std::size_t nbytes = path.find(":/");
+  if (nbytes == std::string_view::npos || nbytes < 2 || !is_letter(path.front())) return {};
+  const std::string_view scheme = path.substr(0, nbytes);
+  const auto fits = [](char c) {
+    return is_letter(c) || (c >= '0' && c <= '9') || c == '+' || c == '.' || c == '-';
+  };
+  return std::ranges::all_of(scheme, fits) ? scheme : std::string_view();
+}
+
+[[noreturn]] void refuse_scheme(std::string_view path, std::string_view scheme) {
+  const std::string begin = std::string(scheme) + ":/";
+  const bool is_known = std::ranges::find(kSchemes, begin + "/") != kSchemes.end();
+  const std::string advice = is_known
+                                 ? "a URL has two slashes; in Python, pass it as a str, because "
+                                   "pathlib removes one"
+                                 : "schemes are in lower case; other stores are not supported";
+  // The message must not show a password or a signature.
+  const bool may_be_secret = path.find_first_of("@?") != std::string_view::npos;
+  throw Error::expected(ErrorKind::invalid_argument,
+                        {.path = may_be_secret ? begin + "…" : std::string(path)}, "path",
+                        "a local path, or a URL that begins with s3://, hf://, https:// or http://",
+                        "'" + begin + (is_known ? "'" : "…'"),
+                        advice + "; a local path that begins so is written as ./" + begin + "…");
+}
+
 }  // namespace
 
 bool is_url(std::string_view path) {
-  return std::ranges::any_of(kSchemes,
-                             [&](std::string_view scheme) { return path.starts_with(scheme); });
+  if (std::ranges::any_of(kSchemes,
+                          [&](std::string_view scheme) { return path.starts_with(scheme); })) {
+    return true;
+  }
+  const std::string_view scheme = scheme_of(path);
+  if (!scheme.empty()) refuse_scheme(path, scheme);
+  return false;
 }
 
 Url parse_url(const std::string& url) {

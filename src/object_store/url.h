@@ -7,7 +7,9 @@
 namespace tessera::object_store {
 
 /// Whether `path` names an object on a server: it begins with `s3://`, `hf://`, `https://` or
-/// `http://`.
+/// `http://`. Throws: Error(invalid_argument) for other paths that begin like a URL (`gs://…`,
+/// `S3://…`, and `s3:/…`, which pathlib makes of a URL): as local paths they would name a folder
+/// such as `gs:`. If that is meant, the path begins with `./`.
 bool is_url(std::string_view path);
 
 /// The parts of a URL `scheme://host/path`, not decoded.

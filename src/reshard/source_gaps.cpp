@@ -51,6 +51,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
     try {
       reader.read_value(v);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
       // Other errors are reported later, when the move reads the value.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
     }

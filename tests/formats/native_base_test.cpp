@@ -100,6 +100,19 @@ TEST(NativeBaseTest, EqualPiecesStayInTheFilesOfTheBase) {
   }
 }
 
+TEST(NativeBaseTest, LinksTheFileThatASymbolicLinkOfTheBaseNames) {
+  const TemporaryDirectory folder;
+  write_native(model(1), folder / "1");
+  std::filesystem::rename(folder / "1/rank-00000.h5", folder / "1/moved.h5");
+  std::filesystem::create_symlink("moved.h5", folder / "1/rank-00000.h5");
+  const MemoryCheckpoint second = model(2);
+  write_native(second, folder / "2", with_base(second, folder / "1"));
+  expect_holds(folder / "2", second);
+  for (const std::string& name : linked_files(folder / "2")) {
+    EXPECT_FALSE(std::filesystem::is_symlink(folder / ("2/" + name))) << name;
+  }
+}
+
 TEST(NativeBaseTest, NothingWritesIntoALinkedFile) {
   const TemporaryDirectory folder;
   write_native(model(1), folder / "1");

@@ -9,10 +9,12 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.parse
 from pathlib import Path
 
@@ -466,12 +468,76 @@ def test_an_interrupted_move_resumes_only_from_the_same_objects(proxy, bucket, t
     assert json.loads(succeed(proxy, "ckpt-inspect", "ls", tmp_path / "moved", "--json"))["tensors"]
 
 
+def keys_file(path, key):
+    path.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key={SECRET}\naws_session_token={TOKEN}\n")
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "write"])
+def test_keys_that_change_during_a_move_are_read_again(writes, proxy, tmp_path):
+    """A sidecar renews the keys in the credentials file, and the server no longer takes the old ones."""
+    keys_file(tmp_path / "keys", "AKIDOLD")
+
+    def refuse(request):
+        if "AKIDOLD" in request.headers["Authorization"] and len(proxy.requests) > 3:
+            keys_file(tmp_path / "keys", "AKIDNEW")
+            return s3_error(400, "ExpiredToken")
+
+    proxy.refuse = refuse
+    variables = {"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys"), "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+                 "AWS_SESSION_TOKEN": ""}
+    arguments = (CHECKPOINTS["dcp"], "s3://checkpoints/renewed") if writes else (url_of("dcp"), tmp_path / "moved")
+    succeed(proxy, "ckpt-reshard", *arguments, **variables)
+    assert "AKIDNEW" in proxy.requests[-1].headers["Authorization"]
+
+
+def test_expired_keys_that_do_not_change_are_an_error(proxy, tmp_path):
+    keys_file(tmp_path / "keys", "AKIDOLD")
+    proxy.refuse = lambda request: s3_error(400, "ExpiredToken")
+    error = fail(proxy, "ckpt-inspect", "ls", url_of("dcp"), AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "keys"), AWS_ACCESS_KEY_ID="",
+                 AWS_SECRET_ACCESS_KEY="", AWS_SESSION_TOKEN="")
+    assert "ExpiredToken" in error and "signed with profile 'default'" in error and len(proxy.requests) == 1
+
+
+# Ctrl-C while the server fails.
+@pytest.mark.parametrize("is_python", [False, True], ids=["tool", "python"])
+@pytest.mark.parametrize("is_silent", [False, True], ids=["503", "silent"])
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "write"])
+def test_an_interrupt_ends_a_move_while_the_server_fails(writes, is_silent, is_python, proxy, tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def refuse(request):
+        if request.method == "PUT" if writes else ".distcp" in request.path:
+            asked.set()
+            if is_silent:
+                ended.wait(60)
+            return s3_error(503, "SlowDown")
+
+    proxy.refuse = refuse
+    source, destination = (str(CHECKPOINTS["torch"]), "s3://checkpoints/stopped.pt") if writes else (url_of("dcp"), str(tmp_path / "moved"))
+    command = [BIN / "ckpt-reshard", source, destination]
+    if is_python:
+        command = [sys.executable, "-c", f"import tessera; tessera.reshard({source!r}, {destination!r})"]
+    variables = {"AWS_MAX_ATTEMPTS": "100", "PYTHONPATH": str(package_folder())}
+    with subprocess.Popen(command, env=environment(proxy, **variables), stderr=subprocess.PIPE, text=True) as process:
+        assert asked.wait(60)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, error = process.communicate(timeout=20)
+        finally:
+            ended.set()
+            process.kill()
+    assert "KeyboardInterrupt" in error if is_python else process.returncode == 130, (process.returncode, error)
+    assert "rror" not in error
+
+
 # Web servers and the hub.
 class RangeServer:
     """Serves a folder with ranges and ETags; also the hub's API for `/models`, if `folder` has files for it."""
 
     def __init__(self, folder, commit="0123abc", cdn="", has_endless_list=False, second_page=None):
         server = self
+        self.added = b""  # to each file, which then comes whole, whatever range is asked for
         self.second_page = second_page  # the header Link to it; if it ends with "missing", there is none
         self.cdn = cdn  # the server that the hub redirects to
         self.folder, self.commit, self.requests, self.tokens = folder, commit, [], []
@@ -508,8 +574,8 @@ class RangeServer:
                 headers = {"ETag": '"%d"' % file.stat().st_mtime_ns}
                 if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
                     return self.answer(412, b"")
-                if "Range" not in self.headers:
-                    return self.answer(200, content, headers)
+                if "Range" not in self.headers or server.added:
+                    return self.answer(200, content + server.added, headers)
                 begin, last = self.headers["Range"].removeprefix("bytes=").split("-")
                 begin, end = int(begin), min(int(last) + 1, len(content))
                 if begin >= len(content):
@@ -651,6 +717,14 @@ def test_an_endless_list_of_the_hub_is_refused(proxy):
     with RangeServer(CHECKPOINTS["safetensors"], has_endless_list=True) as server:
         error = fail(proxy, "ckpt-inspect", "ls", "hf://o/n", HF_ENDPOINT=server.url)
         assert "hf://o/n: list of the hub: expected at most 1000 pages, found more" in error
+
+
+def test_a_file_of_the_hub_that_is_longer_than_listed_is_refused(proxy):
+    with RangeServer(CHECKPOINTS["safetensors"]) as server:
+        server.added = b" " * 50
+        error = fail(proxy, "ckpt-inspect", "ls", "hf://o/n", HF_ENDPOINT=server.url)
+        nbytes = (CHECKPOINTS["safetensors"] / "model.safetensors.index.json").stat().st_size
+        assert f"the version that was opened: {nbytes} bytes" in error and f"found {nbytes + 50} bytes" in error
 
 
 def test_a_token_is_for_the_hub_alone(proxy):

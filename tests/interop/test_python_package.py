@@ -153,6 +153,21 @@ def test_objects_of_named_classes_are_dicts():
         assert caught.value.kind == "invalid_argument"
 
 
+@pytest.mark.parametrize("path", [Path("s3://bucket/run"), "S3://bucket/run", "gs://bucket/run", "s3a://bucket/run", "file:///tmp"], ids=str)
+def test_a_path_that_begins_like_a_url_is_refused(monkeypatch, tmp_path, path):
+    """As a local path it would name a folder such as "s3:", and a job would find no checkpoint to resume from."""
+    monkeypatch.chdir(tmp_path)
+    for call in (tessera.latest_valid, tessera.open, tessera.verify, lambda path: tessera.save({"step": 1}, path),
+                 lambda path: tessera.reshard(MEGATRON, path), lambda path: tessera.reshard(path, "moved")):
+        with pytest.raises(tessera.Error, match="path: expected a local path, or a URL that begins with s3://") as caught:
+            call(path)
+        assert caught.value.kind == "invalid_argument"
+    assert os.listdir(tmp_path) == []
+    assert tessera.latest_valid("./s3:/bucket/run").path is None
+    tessera.save({"step": 1}, "run:1")
+    assert tessera.open("run:1")["step"] == 1
+
+
 def test_one_part_of_a_checkpoint_says_so_and_is_moved_only_as_it_is(tmp_path):
     file = FIXTURES / "torch_zip" / "parts" / "model_world_size_2_rank_1.pt"
     part = "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"

@@ -38,6 +38,7 @@ TEST(CurlLibraryTest, NumbersAreThoseOfTheHeader) {
   EXPECT_EQ(curl::kRedirProtocols, 182);
   EXPECT_EQ(curl::kTcpKeepAlive, CURLOPT_TCP_KEEPALIVE);
   EXPECT_EQ(curl::kXferInfoFunction, CURLOPT_XFERINFOFUNCTION);
+  EXPECT_EQ(curl::kXferInfoData, CURLOPT_XFERINFODATA);
   EXPECT_EQ(curl::kPathAsIs, CURLOPT_PATH_AS_IS);
   EXPECT_EQ(curl::kUploadBufferSize, CURLOPT_UPLOAD_BUFFERSIZE);
   EXPECT_EQ(curl::kShare, CURLOPT_SHARE);

@@ -10,9 +10,25 @@ using test::ThrowsError;
 TEST(UrlTest, PathsWithASchemeAreUrls) {
   for (const char* url : {"s3://b/p", "hf://o/n", "https://h/p", "http://h"})
     EXPECT_TRUE(is_url(url));
-  for (const char* path : {"s3", "./s3://b", "/s3://b", "ftp://h/p", "s3:/b", "S3://b", ""}) {
+  for (const char* path : {"s3", "./s3://b", "/s3://b", "./s3:/b", "run:1/x", "run 1:/x", "C:/x",
+                           "1a:/x", "a/b:/x", "s3:b/c", "s3:", ":/", ""}) {
     EXPECT_FALSE(is_url(path)) << path;
   }
+}
+
+TEST(UrlTest, RefusesPathsThatBeginLikeAUrl) {
+  for (const char* path : {"s3:/b/p", "https:/h", "hf:/o/n", "S3://b", "gs://b/p", "s3a://b",
+                           "file:///tmp", "ftp://h/p"}) {
+    EXPECT_THAT([&] { is_url(path); },
+                ThrowsError(ErrorKind::invalid_argument, "expected a local path, or a URL"))
+        << path;
+  }
+  EXPECT_THAT([] { is_url("s3:/b/p"); },
+              ThrowsError(ErrorKind::invalid_argument, "pass it as a str, because pathlib"));
+  EXPECT_THAT([] { is_url("gs://b"); },
+              ThrowsError(ErrorKind::invalid_argument, "is written as ./gs:/…"));
+  EXPECT_THAT([] { is_url("HTTPS://h/p?sig=secret"); },
+              ThrowsError(ErrorKind::invalid_argument, "HTTPS:/…: path"));
 }
 
 TEST(UrlTest, HasItsParts) {

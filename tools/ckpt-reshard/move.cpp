@@ -60,10 +60,11 @@ struct Place {
   std::string path;
 };
 
-void note_nothing_to_resume(const std::string& destination, Terminal& terminal) {
+void note_nothing_to_resume(const std::string& destination, Terminal& terminal,
+                            const std::string& further = {}) {
   terminal.print_error(
       "note: " + printable(formats::StagedDestination::staging_path_of(destination)) +
-      ": no interrupted run to resume; started from the beginning");
+      ": no interrupted run to resume; started from the beginning" + further);
 }
 
 /// Moves all bytes and commits. Adds the results to `outcome`.
@@ -186,7 +187,14 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
        .begins =
            [&](int, std::uint64_t nbytes) {
              if (std::exchange(has_note, false)) {
-               note_nothing_to_resume(options.destination, terminal);
+               const bool replaces = fs.kind_of(options.destination).has_value();
+               note_nothing_to_resume(
+                   options.destination, terminal,
+                   replaces ? ", to replace " + printable(options.destination) +
+                                  " (if the workers had completed it before, stop this one, then "
+                                  "`ckpt-reshard finish " +
+                                  printable(options.destination) + " --discard`)"
+                            : "");
              }
              progress.reset();
              progress.emplace(terminal, options.progress, options.progress.verb, nbytes);

@@ -1,5 +1,6 @@
 #include "formats/native/native_base.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -101,9 +102,11 @@ std::vector<std::vector<std::uint64_t>> places_in(const Index& base) {
               "base: this file has been removed since the base was opened");
 }
 
-/// Makes the hard link `to` to the file `from`. Does nothing if something already exists at `to`.
+/// Makes the hard link `to` to the file `from`, or to the file that a symbolic link `from` names.
+/// Does nothing if something already exists at `to`.
 void make_link(const std::string& from, const std::string& to) {
-  if (::link(from.c_str(), to.c_str()) == 0 || errno == EEXIST) return;
+  const int failure = ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW);
+  if (failure == 0 || errno == EEXIST) return;
   const std::string why = std::generic_category().message(errno);
   if (errno == ENOENT) refuse_removed(from);
   if (errno == EXDEV || errno == EPERM || errno == EMLINK || errno == EOPNOTSUPP ||

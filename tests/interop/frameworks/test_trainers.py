@@ -140,6 +140,8 @@ def test_lightning_passes_urls_on_and_makes_no_folders_of_them(monkeypatch, tmp_
     for call in (lambda path: plugin.save_checkpoint({"epoch": 1}, path), plugin.load_checkpoint, plugin.remove_checkpoint):
         with pytest.raises(ValueError, match="expected a local path, or s3://BUCKET/PREFIX, found 'gs://bucket/last.ckpt'"):
             call("gs://bucket/last.ckpt")
+        with pytest.raises(tessera.Error, match="pass it as a str, because pathlib removes one"):
+            call(Path("s3://bucket/last.ckpt"))
     tessera.save({"epoch": 1}, tmp_path / "saved")
     opened = []
     monkeypatch.setattr(tessera.lightning, "open_checkpoint", lambda path: opened.append(path) or tessera.open(tmp_path / "saved"))
@@ -233,6 +235,21 @@ def test_transformers_resumes_as_if_it_had_not_stopped(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(second.model.parameters(), whole.model.parameters()))
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-6", "checkpoint-9"]
     assert not (folder / "checkpoint-9" / "optimizer.pt").exists()
+
+
+def test_transformers_refuses_a_url_as_its_folder(monkeypatch, tmp_path):
+    import tessera.transformers
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("s3://bucket/run", "gs://bucket/run"):
+        with pytest.raises(ValueError, match=f"output_dir: expected a local path, found '{folder}'"):
+            tessera.transformers.latest(folder)
+    with pytest.raises(tessera.Error, match="pass it as a str, because pathlib removes one"):
+        tessera.transformers.latest(Path("s3://bucket/run"))
+    trainer = trainer_of_transformers(tmp_path / "run", 3, tessera.transformers.SaveCallback(), save_only_model=True)
+    trainer.args.output_dir = "s3://bucket/run"
+    with pytest.raises(ValueError, match="output_dir: expected a local path, found 's3://bucket/run'"):
+        trainer.train()
 
 
 def test_transformers_says_which_folder_is_complete(tmp_path):

@@ -22,6 +22,7 @@
 #include "formats/checkpoint_identity.h"
 #include "move_request.h"
 #include "object_store/files.h"
+#include "object_store/url.h"
 #include "python_value.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
@@ -547,6 +548,7 @@ void bind_job(nb::module_& module) {
   module.def(
       "keep_query",
       [](const nb::bytes& path) {
+        object_store::is_url(string_of(path));  // refuses what is neither a path nor a URL
         const std::string kept = object_store::keep_query(string_of(path));
         return nb::bytes(kept.data(), kept.size());
       },

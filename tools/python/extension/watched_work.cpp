@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "base/current_stop.h"
+
 namespace tessera::python {
 namespace {
 
@@ -94,7 +96,10 @@ void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
   std::exception_ptr raised;
   std::exception_ptr failure;
   {
-    Worker worker([&] { work(watch); });
+    Worker worker([&] {
+      const tessera::detail::CurrentStop current(watch.token());  // for waits for servers
+      work(watch);
+    });
     for (;;) {
       {
         const nb::gil_scoped_release without_gil;

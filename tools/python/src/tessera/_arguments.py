@@ -38,6 +38,14 @@ def stored_path_bytes(name: str, path: PathLike, endpoint: str | None) -> bytes:
     return encoded
 
 
+def local_folder(name: str, path: PathLike) -> str:
+    """Returns a path. Refuses URLs, of which `pathlib.Path` would make a local folder such as "s3:"."""
+    found = os.fsdecode(path)
+    if "://" in found:
+        raise ValueError(f"{name}: expected a local path, found {found!r}")
+    return os.fsdecode(path_bytes(name, path))
+
+
 def optional_path_bytes(name: str, path: PathLike | None) -> bytes:
     return b"" if path is None else path_bytes(name, path)
 

@@ -17,7 +17,7 @@ try:
 except ImportError:  # installed as pytorch-lightning
     from lightning_fabric.plugins import TorchCheckpointIO
 
-from ._arguments import flag, text
+from ._arguments import flag, path_bytes, text
 from ._checkpoint import open as open_checkpoint
 from ._ranks import Ranks
 from ._save import Saved, _Background, async_save, save
@@ -108,6 +108,7 @@ def _is_url(path: str | os.PathLike[str], schemes: tuple[str, ...] = ("s3://",))
     text = os.fspath(path)
     if "://" in text and not text.startswith(schemes):
         raise ValueError(f"path: expected a local path, or s3://BUCKET/PREFIX, found {text!r}")
+    path_bytes("path", path)  # refuses s3:/…, which pathlib makes of a URL
     return "://" in text
 
 

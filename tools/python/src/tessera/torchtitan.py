@@ -14,6 +14,7 @@ from torchtitan.components.checkpointer.dcp import AsyncMode
 from torchtitan.components.checkpointer.dcp import CheckpointManager as DcpCheckpointManager
 from torchtitan.tools.utils import GarbageCollection
 
+from ._arguments import local_folder
 from ._checkpoint import open as open_checkpoint
 from ._errors import Error
 from ._latest import numbered
@@ -39,8 +40,8 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
     def __init__(self, config: Config, **kwargs: Any):
         self._options = {"format": config.format, "compress": config.compress}
         for folder in (config.folder, str(kwargs.get("base_folder", ""))):
-            if config.enable and "://" in folder:  # this class lists and removes steps on a local disk
-                raise ValueError(f"folder: expected a local path, found {folder!r}")
+            if config.enable and folder:  # this class lists and removes steps on a local disk
+                local_folder("folder", folder)
         super().__init__(config, **kwargs)
         if config.enable:
             self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ._arguments import PathLike
+from ._arguments import PathLike, local_folder
 from ._checkpoint import open as open_checkpoint
 from ._errors import Error
 from ._latest import numbered
@@ -52,6 +52,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
             raise ValueError("hyperparameter_search: expected hp_name, a function that names the trial's folder, beside tessera's "
                              "SaveCallback, found none (the callback cannot see the names that the Trainer gives: "
                              'hp_name=lambda trial: f"run-{trial.number}" gives those of Optuna)')
+        local_folder("output_dir", args.output_dir)
         if state.global_step:
             self._load(_folder(args, state), kwargs)
 
@@ -122,7 +123,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
 
 def latest(output_dir: PathLike) -> str | None:
     """Returns the newest `checkpoint-N` of a Trainer that is complete, for `resume_from_checkpoint`; None if there is none."""
-    for _, folder in reversed(numbered(os.fsdecode(output_dir), "checkpoint-")):
+    for _, folder in reversed(numbered(local_folder("output_dir", output_dir), "checkpoint-")):
         if not (folder / STATE_FILE).exists() or not (folder / FOLDER).exists():
             continue
         try:
