@@ -224,7 +224,9 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
     return table_shards(rule->second, parameter.meta.shape, rule_.strategy->world_size());
   }
   if (options_.like) return shards_of_other(parameter, name);
-  if (options_.mesh) return options_.mesh->shards_of(name, parameter.meta.shape);
+  if (options_.mesh) {
+    return options_.mesh->shards_of(name_for_mesh(*options_.mesh, name), parameter.meta.shape);
+  }
   if (stays_uncut(parameter, name)) {
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      parameter.meta.shape);

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 
@@ -64,6 +65,12 @@ std::vector<Shard> shards_like(const PlanOptions& options, const std::string& na
   return shards;
 }
 
+std::string name_for_mesh(const MeshLayout& mesh, const std::string& name) {
+  const auto fits = [&](const MeshLayout::Rule& rule) { return glob_match(rule.names, name); };
+  return std::ranges::any_of(mesh.rules, fits) ? name
+                                               : std::string(formats::name_without_rank(name));
+}
+
 bool LayoutCheck::has_layout(std::size_t source_tensor, const std::string& name) {
   if (!options_.mesh && !options_.like) return true;
   if (without_layout_.contains(name)) return false;
@@ -72,7 +79,8 @@ bool LayoutCheck::has_layout(std::size_t source_tensor, const std::string& name)
 }
 
 bool LayoutCheck::fits_mesh(const Shape& shape, const std::string& name) {
-  auto [rule, expected, found] = options_.mesh->choose_rule(name, shape);
+  auto [rule, expected, found] =
+      options_.mesh->choose_rule(name_for_mesh(*options_.mesh, name), shape);
   if (rule != nullptr) used_rules_.insert(rule);
   if (expected.empty()) return true;
   without_layout_.insert(name);

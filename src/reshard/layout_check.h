@@ -20,6 +20,10 @@ std::set<std::size_t> cut_dimensions(const formats::CheckpointContents& contents
 /// PlanOptions::like. Requires: that checkpoint has the tensor, which LayoutCheck checks.
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name);
 
+/// Returns the name by which the rules of a mesh are chosen for the tensor `name`: `<name>` for
+/// `per_rank.<rank>.<name>` that no rule names.
+std::string name_for_mesh(const MeshLayout& mesh, const std::string& name);
+
 /// Reports tensors that the rules of PlanOptions::mesh do not fit (by name or dimension), or that
 /// PlanOptions::like (the checkpoint whose layout the destination gets) lacks or has in another
 /// shape. Does nothing if neither is set. Keeps views of its arguments, which must outlive it.

@@ -191,6 +191,23 @@ TEST(PlannerTest, LikeHasTheNamesThatAreMoved) {
   EXPECT_EQ(plan.destination.find_tensor("per_rank.1.net.up")->pieces, other.tensors[1].pieces);
 }
 
+TEST(PlannerTest, AMeshCutsATensorOfOneRankByTheRuleOfItsSharedName) {
+  CheckpointContents source;
+  source.tensors = {tensor("per_rank.1.up", {4}), tensor("up", {4})};
+  PlanOptions options{.format = Format::dcp};
+  options.mesh = MeshLayout::from_json(
+      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "up", "placements": ["Shard(0)"]}]})x",
+      "mesh.json");
+  const Plan plan = plan_reshard(source, "src", options);
+  EXPECT_THAT(lines_of(plan.problems), IsEmpty());
+  EXPECT_THAT(regions_of(plan, "per_rank.1.up"), ElementsAre(Box{{0}, {2}}, Box{{2}, {2}}));
+
+  options.mesh->rules.insert(options.mesh->rules.begin(),
+                             {.names = "per_rank.*", .placements = {{}}});
+  EXPECT_THAT(regions_of(plan_reshard(source, "src", options), "per_rank.1.up"),
+              ElementsAre(Box{{0}, {4}}));
+}
+
 TEST(PlannerTest, LikeReportsEachNameWithoutItsShapeOnce) {
   PlanOptions options{.like_path = "other"};
   CheckpointContents other;
