@@ -12,6 +12,7 @@
 
 #include "base/byte_buffer.h"
 #include "base/value_bits.h"
+#include "formats/per_rank_rules.h"
 #include "inspect/element.h"
 #include "inspect/scan.h"
 #include "inspect/value_difference.h"
@@ -33,8 +34,8 @@ using Entries = std::map<std::string, Entry>;
 
 void add_entry(Entries& entries, const std::string& name, Entry entry, const DiffOptions& options,
                const std::vector<Rename>& renames) {
-  std::string new_name = renamed(name, renames);
-  if (!options.names.selects(new_name)) return;
+  std::string new_name = formats::name_after_renames(name, renames);
+  if (!formats::selects_entry(options.names, new_name)) return;
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
@@ -63,7 +64,7 @@ Entries entries_of(const formats::CheckpointContents& contents, const DiffOption
 void check_renames(const formats::CheckpointContents& contents,
                    const std::vector<Rename>& renames) {
   for (const Rename& rename : renames) {
-    const auto fits = [&](std::string_view name) { return name.starts_with(rename.from); };
+    const auto fits = [&](const std::string& name) { return formats::fits_entry(rename, name); };
     if (std::ranges::any_of(contents.tensors, fits,
                             [](const auto& tensor) { return tensor.meta.fqn; }) ||
         std::ranges::any_of(contents.aliases, fits, &formats::Alias::fqn) ||
@@ -109,12 +110,13 @@ class Ties {
   Ties(const formats::CheckpointContents& contents, const std::vector<Rename>& renames) {
     if (contents.aliases.empty()) return;
     for (const formats::TensorEntry& tensor : contents.tensors) {
-      const std::string name = renamed(tensor.meta.fqn, renames);
+      const std::string name = formats::name_after_renames(tensor.meta.fqn, renames);
       target_of_.emplace(name, name);
     }
     for (const formats::Alias& alias : contents.aliases) {
       if (contents.find_tensor(alias.target) == nullptr) continue;
-      target_of_.emplace(renamed(alias.fqn, renames), renamed(alias.target, renames));
+      target_of_.emplace(formats::name_after_renames(alias.fqn, renames),
+                         formats::name_after_renames(alias.target, renames));
     }
   }
 

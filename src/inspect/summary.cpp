@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/unused_patterns.h"
+#include "formats/per_rank_rules.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 
@@ -257,19 +258,19 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
   Selection selection;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     all.push_back(contents.tensors[t].meta.fqn);
-    if (!names.selects(all.back())) continue;
+    if (!formats::selects_entry(names, all.back())) continue;
     selection.tensors.push_back(t);
     selection.totals.add(totals_of(contents.tensors[t]));
   }
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
     all.push_back(contents.values[v].name);
-    if (!names.selects(all.back())) continue;
+    if (!formats::selects_entry(names, all.back())) continue;
     selection.values.push_back(v);
     ++selection.totals.num_values;
   }
   for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
     all.push_back(contents.aliases[a].fqn);
-    if (!names.selects(all.back())) continue;
+    if (!formats::selects_entry(names, all.back())) continue;
     selection.aliases.push_back(a);
     ++selection.totals.num_aliases;
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "formats/per_rank_rules.h"
+
 namespace tessera::reshard {
 namespace {
 
@@ -74,7 +76,7 @@ std::vector<FlatUnit> units_at_destination(std::span<const FlatUnit> units,
     bool are_all_selected = true;
     for (FlatUnitParameter& parameter : unit.parameters) {
       are_all_selected = are_all_selected && selection.contains(parameter.fqn);
-      parameter.fqn = renamed(parameter.fqn, options.renames);
+      parameter.fqn = formats::name_after_renames(parameter.fqn, options.renames);
     }
     if (options.cast && is_floating_point(unit.dtype)) unit.dtype = *options.cast;
     if (are_all_selected) result.push_back(std::move(unit));

@@ -9,6 +9,7 @@
 
 #include "base/cast.h"
 #include "base/unused_patterns.h"
+#include "formats/per_rank_rules.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/piece_index.h"
 #include "reshard/plan_report.h"
@@ -98,7 +99,8 @@ class LoadPlanner {
     for (std::size_t i = 0; i < source_.tensors.size(); ++i) {
       const std::string& fqn = source_.tensors[i].meta.fqn;
       const bool has_other = other_name != canonical.end() && other_name->tensor_index == i;
-      const bool is_wanted_as_it_is = wanted_names_.contains(renamed(fqn, options_.renames));
+      const bool is_wanted_as_it_is =
+          wanted_names_.contains(formats::name_after_renames(fqn, options_.renames));
       add_source_entry({Kind::tensor, fqn, i},
                        has_other && !is_wanted_as_it_is ? other_name->fqn : fqn);
       if (has_other) ++other_name;
@@ -117,8 +119,8 @@ class LoadPlanner {
 
   /// Adds an entry of the source. `known_as` is its name before the renames.
   void add_source_entry(SourceEntry entry, const std::string& known_as) {
-    std::string name = renamed(known_as, options_.renames);
-    const bool is_selected = options_.only.selects(name);
+    std::string name = formats::name_after_renames(known_as, options_.renames);
+    const bool is_selected = formats::selects_entry(options_.only, name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
     report_.problem("rename", it->first, "one entry of that name",
@@ -133,16 +135,20 @@ class LoadPlanner {
       throw Error::expected(ErrorKind::invalid_argument, {}, rule, expected,
                             "'" + printable(found) + "'");
     };
-    const std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
-    const auto unused = tessera::detail::unused_patterns(options_.only, names);
-    for (const std::string& pattern : unused.wanted) {
+    std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
+    const auto unused_patterns = [&] {
+      return tessera::detail::unused_patterns(options_.only, names);
+    };
+    for (const std::string& pattern : unused_patterns().wanted) {
       refuse("only", "a pattern that matches a name to load", pattern);
     }
-    for (const std::string& pattern : unused.exclusions) {
+    // Names that only the checkpoint has are excluded so that they are not unexpected.
+    for (const auto& [name, entry] : source_entries_) names.push_back(name);
+    for (const std::string& pattern : unused_patterns().exclusions) {
       report_.note_unused_exclusion("only", pattern);
     }
     for (const Rename& rename : options_.renames) {
-      const auto fits = [&](const std::string& name) { return name.starts_with(rename.from); };
+      const auto fits = [&](const std::string& name) { return formats::fits_entry(rename, name); };
       const bool is_used = std::ranges::any_of(source_.aliases, fits, &Alias::fqn) ||
                            std::ranges::any_of(source_.values, fits, &ValueEntry::name) ||
                            std::ranges::any_of(source_.tensors, [&](const TensorEntry& tensor) {
@@ -315,7 +321,7 @@ class LoadPlanner {
 
   void report_unexpected() {
     for (const auto& [name, entry] : source_entries_) {
-      if (!options_.only.selects(name) || wanted_names_.contains(name)) continue;
+      if (wanted_names_.contains(name) || !formats::selects_entry(options_.only, name)) continue;
       if (entry.kind == SourceEntry::Kind::tensor && is_bare_flat_vector(entry.name)) {
         report_flat_vector(entry.name, options_.unexpected);
         continue;

@@ -8,7 +8,7 @@
 
 #include "base/size_text.h"
 #include "base/unused_patterns.h"
-#include "formats/per_rank.h"
+#include "formats/per_rank_rules.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/plan_report.h"
 #include "reshard/state_key.h"
@@ -23,17 +23,42 @@ using formats::CheckpointContents;
 using formats::KeyPath;
 using formats::TensorEntry;
 
+/// Returns the key path of an entry after the renames; of `per_rank.<rank>.<name>`, they apply to
+/// `<name>`.
+RenamedPath path_after_renames(const std::string& source_name, const KeyPath& key_path,
+                               const std::vector<Rename>& renames) {
+  constexpr std::size_t kNumOwnKeys = 2;  // `per_rank` and the rank
+  const auto own = formats::own_entry_to_rename(source_name, renames);
+  if (!own || renames.empty()) return renamed_path(key_path, source_name, renames);
+  if (key_path.size() <= kNumOwnKeys) {
+    return {KeyPath{formats::name_after_renames(source_name, renames)}, 0, key_path.empty(), {}};
+  }
+  const auto rest = key_path.begin() + kNumOwnKeys;
+  RenamedPath path = renamed_path(KeyPath(rest, key_path.end()), own->name,
+                                  formats::renames_of_own_entry(own->name, renames));
+  const auto put_in_front = [&](KeyPath& keys) {
+    keys.insert(keys.begin(), key_path.begin(), rest);
+  };
+  put_in_front(path.path);
+  if (path.made) *path.made += kNumOwnKeys;
+  for (KeyPath& keys : path.text_keys) put_in_front(keys);
+  return path;
+}
+
 CheckpointContents renamed_contents(const CheckpointContents& source,
                                     const std::vector<Rename>& renames) {
+  const auto new_name = [&](const std::string& name) {
+    return formats::name_after_renames(name, renames);
+  };
   CheckpointContents contents = source;
   for (TensorEntry& tensor : contents.tensors) {
-    tensor.key_path = renamed_path(tensor.key_path, tensor.meta.fqn, renames).path;
-    tensor.meta.fqn = renamed(tensor.meta.fqn, renames);
-    if (!tensor.parameter.empty()) tensor.parameter = renamed(tensor.parameter, renames);
+    tensor.key_path = path_after_renames(tensor.meta.fqn, tensor.key_path, renames).path;
+    tensor.meta.fqn = new_name(tensor.meta.fqn);
+    if (!tensor.parameter.empty()) tensor.parameter = new_name(tensor.parameter);
   }
   for (Alias& alias : contents.aliases) {
-    alias.fqn = renamed(alias.fqn, renames);
-    alias.target = renamed(alias.target, renames);
+    alias.fqn = new_name(alias.fqn);
+    alias.target = new_name(alias.target);
   }
   return contents;
 }
@@ -61,35 +86,6 @@ StateNames choose_state_names(const CheckpointContents& source, const PlanOption
   return state_names;
 }
 
-/// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
-/// any other name, and for a name whose first characters (`per_rank…`) a rename replaces.
-std::optional<formats::OwnEntry> own_entry_to_rename(const std::string& source_name,
-                                                     const std::vector<Rename>& renames) {
-  for (const Rename& rename : renames) {
-    const bool is_whole = rename.from.starts_with("per_rank");
-    if (is_whole && source_name.starts_with(rename.from)) return std::nullopt;
-  }
-  return formats::parse_per_rank_name(source_name);
-}
-
-/// Returns `rename` for the whole dict that it moves: for the name `m`, the rename `m.=n.` becomes
-/// `m=n`. Returns nothing if `rename` fits only a part of that dict, or removes its name.
-std::optional<Rename> rename_of_dict(const std::string& name, const Rename& rename) {
-  if (rename.from != name + "." || !rename.to.ends_with('.') || rename.to.size() < 2) return {};
-  return Rename{name, rename.to.substr(0, rename.to.size() - 1)};
-}
-
-/// Returns the renames that apply to `per_rank.<rank>.<name>`. On that rank, the entry may be one
-/// value in the place of a dict that other ranks have; then it follows the rename of the dict.
-std::vector<Rename> renames_of_own_entry(const std::string& name,
-                                         const std::vector<Rename>& renames) {
-  std::vector<Rename> all = renames;
-  for (Rename& rename : all) {
-    if (auto of_dict = rename_of_dict(name, rename)) rename = *std::move(of_dict);
-  }
-  return all;
-}
-
 /// Builds the result of list_moved_names. Keeps references to its arguments.
 class NameLister {
  public:
@@ -113,11 +109,10 @@ class NameLister {
                          const formats::SharedKeyPath& key_path, std::uint32_t dict_order);
   void set_key_paths();
   std::string new_name_of(const std::string& source_name) const {
-    return name_after_renames(source_name, options_.renames);
+    return formats::name_after_renames(source_name, options_.renames);
   }
-  RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const;
-  std::optional<formats::OwnEntry> own_entry_of(const std::string& source_name) const {
-    return own_entry_to_rename(source_name, options_.renames);
+  RenamedPath renamed_path_of(const std::string& source_name, const KeyPath& key_path) const {
+    return path_after_renames(source_name, key_path, options_.renames);
   }
 
   const CheckpointContents& source_;
@@ -135,28 +130,6 @@ class NameLister {
   std::vector<RenamedPath> alias_paths_;
   std::vector<RenamedPath> value_paths_;
 };
-
-RenamedPath NameLister::renamed_path_of(const std::string& source_name,
-                                        const KeyPath& key_path) const {
-  constexpr std::size_t kNumOwnKeys = 2;  // `per_rank` and the rank
-  const auto own = own_entry_of(source_name);
-  if (!own || options_.renames.empty()) {
-    return renamed_path(key_path, source_name, options_.renames);
-  }
-  if (key_path.size() <= kNumOwnKeys) {
-    return {KeyPath{new_name_of(source_name)}, 0, key_path.empty(), {}};
-  }
-  const auto rest = key_path.begin() + kNumOwnKeys;
-  RenamedPath path = renamed_path(KeyPath(rest, key_path.end()), own->name,
-                                  renames_of_own_entry(own->name, options_.renames));
-  const auto put_in_front = [&](KeyPath& keys) {
-    keys.insert(keys.begin(), key_path.begin(), rest);
-  };
-  put_in_front(path.path);
-  if (path.made) *path.made += kNumOwnKeys;
-  for (KeyPath& keys : path.text_keys) put_in_front(keys);
-  return path;
-}
 
 MovedNames NameLister::list() {
   list_tensors();
@@ -212,7 +185,8 @@ void NameLister::list_own_copies(const Alias& alias) {
   for (const auto& [rank, tensor] : copies->second) {
     const KeyPath path = formats::per_rank_path(rank, alias.fqn, alias.key_path);
     const std::string& name = names_.own_names.emplace_back(formats::spell(path));
-    if (source_.find_tensor(name) == nullptr) add_tensor(tensor, name, path, alias.dict_order);
+    if (!selection_.contains(name) || source_.find_tensor(name) != nullptr) continue;
+    add_tensor(tensor, name, path, alias.dict_order);
   }
 }
 
@@ -241,7 +215,7 @@ std::size_t NameLister::add_tensor(std::size_t source_tensor, const std::string&
                                            : renamed_path_of(source_name, key_path));
   } else if (has_state_name) {
     moved.key_path = state_name->second.key_path;
-  } else if (own_entry_of(source_name)) {
+  } else if (formats::parse_per_rank_name(source_name)) {
     moved.key_path = renamed_path_of(source_name, key_path).path;
   } else {
     moved.key_path = key_path;  // shares the memory of the source's path
@@ -281,32 +255,18 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 
 }  // namespace
 
-std::string name_after_renames(const std::string& source_name, const std::vector<Rename>& renames) {
-  const auto own = own_entry_to_rename(source_name, renames);
-  if (!own) return renamed(source_name, renames);
-  const std::string prefix = source_name.substr(0, source_name.size() - own->name.size());
-  return prefix + renamed(own->name, renames_of_own_entry(own->name, renames));
-}
-
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
-    : only_(options.only), keeps_ranks_(!formats::holds_whole_tensors(options.format)) {
+    : only_(options.only),
+      keeps_ranks_(!formats::holds_whole_tensors(options.format) ||
+                   formats::traits_of(options.format).has_ranks_when_read) {
   if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
 }
 
 bool MovedSelection::contains(std::string_view name) const {
   if (left_out_ && left_out_->contain(name)) return false;
   if (only_.selects_everything()) return true;
-  const auto own = formats::parse_per_rank_name(name);
-  if (!own) return only_.selects(name);
-  return (only_.selects(name) || (keeps_ranks_ && only_.selects(own->name))) &&
-         !is_excluded(name) && !is_excluded(own->name);
-}
-
-bool MovedSelection::is_excluded(std::string_view name) const {
-  const auto count_exclusions = [&](const std::vector<std::string_view>& names) {
-    return detail::unused_patterns(only_, names).exclusions.size();
-  };
-  return count_exclusions({name}) < count_exclusions({});
+  if (!keeps_ranks_ && !only_.selects(name)) return false;
+  return formats::selects_entry(only_, name);
 }
 
 bool MovedSelection::keeps_state(std::string_view name) const {
@@ -357,9 +317,7 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
   }
   for (const Rename& rename : options.renames) {
     const auto fits = [&](std::string_view name) {
-      if (!selection.contains(name)) return false;
-      const auto own = formats::parse_per_rank_name(name);
-      return name.starts_with(rename.from) || (own && own->name.starts_with(rename.from));
+      return selection.contains(name) && formats::fits_entry(rename, std::string(name));
     };
     if (std::ranges::none_of(names, fits)) {
       refuse_options("rename", "a rule that fits a name that is moved",
@@ -368,7 +326,7 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
     for (const std::string_view name : names) {
       const auto own = formats::parse_per_rank_name(name);
       if (!own || !rename.from.starts_with(own->name + ".") || !selection.contains(name)) continue;
-      if (rename_of_dict(own->name, rename)) continue;
+      if (formats::rename_of_dict(own->name, rename)) continue;
       report.note("rename", std::string(name),
                   "a dict, as on other ranks, so that '" + printable(rename.from) + "' fits",
                   "one entry, which keeps its name");

@@ -26,7 +26,7 @@ class MovedSelection {
 
   /// Returns whether an entry of the source (a tensor, a value or an alias) is moved. A pattern
   /// that excludes `<name>` also excludes `per_rank.<rank>.<name>`. One that selects `<name>` also
-  /// selects that, unless the destination has whole tensors only: a program that loads such a file
+  /// selects that, unless the destination is a file for all ranks: a program that loads such a file
   /// expects the names of the model alone.
   bool contains(std::string_view name) const;
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
@@ -34,8 +34,6 @@ class MovedSelection {
   bool keeps_state(std::string_view name) const;
 
  private:
-  bool is_excluded(std::string_view name) const;
-
   const NameSelection& only_;
   bool keeps_ranks_;                          // the destination is no single file for all ranks
   std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
@@ -72,10 +70,6 @@ struct MovedNames {
   /// Paths at the source. Each leads to a key that is not a string and that a rename makes text.
   std::set<formats::KeyPath> text_keys;
 };
-
-/// Returns a name of the source after the renames. They apply to `<name>` in
-/// `per_rank.<rank>.<name>`, unless a rename begins with `per_rank` and replaces its first words.
-std::string name_after_renames(const std::string& source_name, const std::vector<Rename>& renames);
 
 /// Returns all entries that are moved. An alias becomes a tensor if the destination's format has no
 /// aliases. If some aliases are moved but their tensor is not, the first of them becomes a tensor,

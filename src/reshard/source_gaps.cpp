@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "formats/name_pattern.h"
+#include "formats/per_rank_rules.h"
 #include "reshard/piece_index.h"
 #include "tessera/base/name_rules.h"
 
@@ -47,7 +48,7 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
   SourceGaps gaps{reader.find_missing_data(), {}};
   const auto& values = reader.contents().values;
   for (std::size_t v = 0; v < values.size(); ++v) {
-    if (!names.selects(values[v].name) || gaps.missing.values.contains(v)) continue;
+    if (!formats::selects_entry(names, values[v].name) || gaps.missing.values.contains(v)) continue;
     try {
       reader.read_value(v);
     } catch (const Error& error) {

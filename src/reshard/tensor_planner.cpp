@@ -6,6 +6,7 @@
 
 #include "base/cast.h"
 #include "formats/name_pattern.h"
+#include "formats/per_rank_rules.h"
 #include "reshard/cast_rule.h"
 #include "reshard/piece_index.h"
 #include "reshard/quantized_cast.h"
@@ -125,7 +126,8 @@ TensorEntry TensorPlanner::entry_of(const MovedTensor& moved) const {
 std::string TensorPlanner::name_of_parameter(std::size_t source_tensor) const {
   const auto alias = names_of_aliases_.find(source_tensor);
   return alias == names_of_aliases_.end()
-             ? name_after_renames(source_.tensors[source_tensor].meta.fqn, options_.renames)
+             ? formats::name_after_renames(source_.tensors[source_tensor].meta.fqn,
+                                           options_.renames)
              : alias->second;
 }
 

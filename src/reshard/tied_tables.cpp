@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "formats/per_rank_rules.h"
+
 namespace tessera::reshard {
 namespace {
 
@@ -16,7 +18,7 @@ std::vector<TableName> table_names(const formats::CheckpointContents& contents,
                                    const std::vector<Rename>& renames) {
   std::vector<TableName> names;
   const auto add = [&](const std::string& fqn, std::size_t tensor_index) {
-    auto table = table_of_weight(renamed(fqn, renames));
+    auto table = table_of_weight(formats::name_after_renames(fqn, renames));
     if (table) names.push_back({*std::move(table), fqn, tensor_index});
   };
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) add(contents.tensors[t].meta.fqn, t);

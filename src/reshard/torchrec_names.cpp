@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/state_key.h"
 #include "reshard/tied_tables.h"
@@ -24,6 +25,23 @@ constexpr std::string_view kSecondBefore05 = "momentum2";
 
 /// The state of one table: tensor indices by the last component of their names.
 using TableState = std::map<std::string_view, std::size_t>;
+/// The state of all tables, by the name of the weight in the names of the state.
+using TableStates = std::map<std::string_view, TableState>;
+
+/// New last components of names, by the present one.
+using Ends = std::map<std::string_view, std::string_view>;
+
+/// Returns the state that tells a table's optimizer. A rank may have only some of it as its own
+/// (`per_rank.<rank>.…`). Then the shared state of the table tells, and a name of the rank gets the
+/// same end as the shared name, so that it still stands for it.
+TableState telling_state(const TableStates& tables, std::string_view weight) {
+  const TableState& state = tables.at(weight);
+  const auto shared = tables.find(formats::name_without_rank(weight));
+  if (shared == tables.end()) return state;
+  TableState telling = shared->second;
+  telling.insert(state.begin(), state.end());
+  return telling;
+}
 
 bool has_names(const TableState& state, std::initializer_list<std::string_view> names) {
   return state.size() == names.size() &&
@@ -72,38 +90,34 @@ bool is_by_row(StateKind kind) {
   return kind == StateKind::row_wise || kind == StateKind::row_wise_per_shard;
 }
 
-/// Returns the last component of the canonical name for each tensor of a table's state, such as
-/// `row_sum`; empty if the optimizer is unknown.
-std::vector<std::pair<std::size_t, std::string_view>> canonical_ends(
-    const TableState& state, const std::vector<StateRole>& roles) {
+/// Returns the last components of the canonical names of a table's state, such as `row_sum`; empty
+/// if the optimizer is unknown.
+Ends canonical_ends(const TableState& state, const std::vector<StateRole>& roles) {
   if (!state.contains(kFirst)) return {};
-  const std::size_t first = state.at(kFirst);
-  const StateKind first_kind = roles[first].kind;
+  const StateKind first_kind = roles[state.at(kFirst)].kind;
   if (has_names(state, {kFirst})) {
-    if (is_by_row(first_kind)) return {{first, "row_sum"}};
-    if (first_kind == StateKind::pointwise) return {{first, "sum"}};
+    if (is_by_row(first_kind)) return {{kFirst, "row_sum"}};
+    if (first_kind == StateKind::pointwise) return {{kFirst, "sum"}};
     return {};
   }
   for (const std::string_view name : {kSecond, kSecondBefore05}) {
     if (!has_names(state, {kFirst, name}) || first_kind != StateKind::pointwise) continue;
-    const std::size_t second = state.at(name);
-    if (is_by_row(roles[second].kind)) return {{first, "exp_avg"}, {second, "row_exp_avg_sq"}};
-    if (roles[second].kind == StateKind::pointwise)
-      return {{first, "exp_avg"}, {second, "exp_avg_sq"}};
+    const StateKind second_kind = roles[state.at(name)].kind;
+    if (is_by_row(second_kind)) return {{kFirst, "exp_avg"}, {name, "row_exp_avg_sq"}};
+    if (second_kind == StateKind::pointwise) return {{kFirst, "exp_avg"}, {name, "exp_avg_sq"}};
   }
   return {};
 }
 
-/// Returns the last component of torchrec's name for each tensor of a table's state, such as
-/// `momentum1`; empty if the optimizer is not a fused one.
-std::vector<std::pair<std::size_t, std::string_view>> torchrec_ends(TableState state) {
+/// Returns the last components of torchrec's names of a table's state, such as `momentum1`; empty
+/// if the optimizer is not a fused one.
+Ends torchrec_ends(TableState state) {
   state.erase("step");
   for (const std::string_view name : {"sum", "row_sum"}) {
-    if (has_names(state, {name})) return {{state.at(name), kFirst}};
+    if (has_names(state, {name})) return {{name, kFirst}};
   }
   for (const std::string_view name : {"exp_avg_sq", "row_exp_avg_sq"}) {
-    if (has_names(state, {"exp_avg", name}))
-      return {{state.at("exp_avg"), kFirst}, {state.at(name), kSecond}};
+    if (has_names(state, {"exp_avg", name})) return {{"exp_avg", kFirst}, {name, kSecond}};
   }
   return {};
 }
@@ -156,7 +170,7 @@ bool has_torchrec_name(std::string_view fqn) {
 }
 
 std::vector<StateName> canonical_names(const CheckpointContents& contents) {
-  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
+  TableStates tables;
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const auto key = parse_fused_state_key(contents.tensors[i].meta.fqn);
     if (key) tables[key->weight].emplace(key->name, i);
@@ -165,9 +179,12 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
   const std::vector<StateRole> roles = classify_state(contents);
   Names names(contents);
   for (const auto& [weight, state] : tables) {
-    for (const auto& [tensor_index, end] : canonical_ends(state, roles)) {
+    const Ends ends = canonical_ends(telling_state(tables, weight), roles);
+    for (const auto& [name, tensor_index] : state) {
+      const auto end = ends.find(name);
+      if (end == ends.end()) continue;
       const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
-      names.replace_end(tensor_index, key_size - weight.size() - 1, end);
+      names.replace_end(tensor_index, key_size - weight.size() - 1, end->second);
     }
   }
   return names.in_order();
@@ -175,7 +192,7 @@ std::vector<StateName> canonical_names(const CheckpointContents& contents) {
 
 TorchrecNames torchrec_names(const CheckpointContents& contents, const TablePlan* plan) {
   const StateRoots states(contents);
-  std::map<std::string_view, TableState> tables;  // state of each table, by the name of its weight
+  TableStates tables;
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const std::string_view fqn = contents.tensors[i].meta.fqn;
     const std::size_t dot = fqn.rfind('.');
@@ -195,15 +212,20 @@ TorchrecNames torchrec_names(const CheckpointContents& contents, const TablePlan
   std::vector<std::size_t> without_rule;
   for (const auto& [weight, state] : tables) {
     const std::string table = *table_of_weight(weight);
-    const std::optional<bool> fused = is_fused(table, state, plan);
-    if (fused == false || !is_of_matrix(state, contents, roles)) continue;
-    for (const auto& [tensor_index, end] : torchrec_ends(state)) {
+    const TableState telling = telling_state(tables, weight);
+    const std::optional<bool> fused = is_fused(table, telling, plan);
+    if (fused == false || !is_of_matrix(telling, contents, roles)) continue;
+    const Ends ends = torchrec_ends(telling);
+    for (const auto& [name, tensor_index] : state) {
+      const auto end = ends.find(name);
+      if (end == ends.end()) continue;
       if (!fused) {
         without_rule.push_back(tensor_index);
         continue;
       }
       const std::size_t key_size = contents.tensors[tensor_index].meta.fqn.size();
-      names.replace_end(tensor_index, key_size - weight.size() - 1, table + "." + std::string(end));
+      names.replace_end(tensor_index, key_size - weight.size() - 1,
+                        table + "." + std::string(end->second));
     }
   }
   return {names.in_order(), std::move(without_rule)};

@@ -400,6 +400,26 @@ TEST(DiffTest, ComparesOnlyTheNamesAskedFor) {
   EXPECT_EQ(diff(a, b, {}).differences.size(), 1U);
 }
 
+/// A checkpoint whose rank 1 has its own `rng`; `prefix` is before both names.
+MemoryCheckpoint with_own_rng(const std::string& prefix, std::int64_t of_rank_1) {
+  MemoryCheckpoint checkpoint("checkpoint", 2);
+  checkpoint.add_value("per_rank.1." + prefix + "rng", Value(of_rank_1));
+  checkpoint.add_value(prefix + "rng", Value(0));
+  return checkpoint;
+}
+
+TEST(DiffTest, PatternsAndRenamesApplyToTheEntriesOfRanks) {
+  const DiffReport report =
+      diff(with_own_rng("", 1), with_own_rng("", 2), {.names = NameSelection({"rng"})});
+  ASSERT_EQ(report.differences.size(), 1U);
+  EXPECT_EQ(report.differences[0].name, "per_rank.1.rng");
+
+  const DiffReport renamed =
+      diff(with_own_rng("", 1), with_own_rng("run.", 1), {.renames = {{"", "run."}}});
+  EXPECT_THAT(renamed.differences, IsEmpty());
+  EXPECT_EQ(renamed.num_values_compared, 2);
+}
+
 TEST(DiffTest, AnUnreadableSideIsAnErrorNotADifference) {
   MemoryCheckpoint a = holding(ramp(4), {4});
   MemoryCheckpoint b = holding(ramp(4), {4});

@@ -175,5 +175,18 @@ TEST(SelectionTest, APatternThatSelectsNothingIsAMistake) {
   }
 }
 
+TEST(SelectTest, APatternAlsoSelectsTheEntriesOfRanks) {
+  MemoryCheckpoint checkpoint;
+  add(checkpoint, "model.w");
+  add(checkpoint, "per_rank.1.rng");
+  add(checkpoint, "rng");
+  const auto tensors = [&](std::vector<std::string> patterns) {
+    return select(checkpoint.contents(), NameSelection(std::move(patterns)), "").tensors;
+  };
+  EXPECT_THAT(tensors({"rng"}), ElementsAre(1, 2));
+  EXPECT_THAT(tensors({"!rng"}), ElementsAre(0));
+  EXPECT_THAT(tensors({"rng", "!per_rank"}), ElementsAre(2));
+}
+
 }  // namespace
 }  // namespace tessera::inspect

@@ -34,7 +34,7 @@ except ImportError:  # before torch 2.6
     from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed._tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from ckpt_tools import reshard, succeed
+from ckpt_tools import FIXTURES, reshard, succeed
 from on_ranks import run_function
 from python_package import tessera
 from tessera import _saved_memory
@@ -740,6 +740,24 @@ def test_all_that_does_not_fit_is_told_before_anything_is_read(tmp_path):
     renamed = {"z": torch.zeros(2)}
     tessera.load(renamed, tmp_path / "s", rename={"a": "z"}, only="z")
     assert renamed["z"].sum() == 2
+
+
+def test_a_pattern_asks_for_what_single_ranks_have_too():
+    saved = FIXTURES / "rank_files/valid/fsdp2"  # each of its three ranks has its own `extra_state.rng`
+    held = {"extra_state": {"rng": {"cpu": torch.zeros(4, dtype=torch.int64), "rank": -1}}}
+    with pytest.raises(tessera.Error) as refused:
+        tessera.load(held, saved, only="extra_state.rng")
+    assert {problem.tensor for problem in refused.value.problems} == {f"per_rank.{rank}.extra_state.rng.{key}"
+                                                                      for rank in (1, 2) for key in ("cpu", "rank")}
+    assert tessera.load(held, saved, only="extra_state.rng", strict=False).unexpected == sorted(
+        problem.tensor for problem in refused.value.problems)
+    tessera.load(held, saved, only=["extra_state.rng", "!per_rank"])
+    assert held["extra_state"]["rng"]["rank"] == 0
+
+    run = {"run": {}}  # the names below `run` after the rename are not those of its own entries
+    loaded = tessera.load(run, saved, rename={"": "run."}, only="run", strict=False)
+    assert "per_rank.1.extra_state.rng.rank" in loaded.unexpected
+    assert "per_rank" not in run["run"]
 
 
 class Odd:

@@ -82,5 +82,15 @@ TEST(CheckpointTablesTest, TiedTablesAreOneTableWithTheStateOfBoth) {
   EXPECT_EQ(checkpoint_tables(contents, alias, "src")[0].name, "t1");
 }
 
+TEST(CheckpointTablesTest, RenamesApplyToTheTablesOfRanks) {
+  CheckpointContents contents;
+  add(contents, "embedding_bags.t0.weight", {10, 4});
+  add(contents, "per_rank.1.embedding_bags.t0.weight", {10, 4});
+  for (const TableName& name :
+       table_names(contents, {{"embedding_bags.t0.", "embedding_bags.t1."}})) {
+    EXPECT_EQ(name.table, "t1") << name.fqn;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::reshard

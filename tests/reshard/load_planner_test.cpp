@@ -610,5 +610,34 @@ TEST(LoadPlannerTest, StatePerColumnShardNeedsTheSameColumns) {
                           "optim.state.embedding_bags.t0.weight.t0.momentum1"));
 }
 
+TEST(LoadPlannerTest, PatternsAndRenamesApplyToTheEntriesOfRanks) {
+  MemoryCheckpoint source("source", 2);
+  source.add({"per_rank.1.rng", DType::uint8, {1}}, Bytes(1));
+  source.add({"rng", DType::uint8, {1}}, Bytes(1));
+  CheckpointContents wanted;
+  wanted.world_size = 2;
+  wanted.tensors.push_back(*source.contents().find_tensor("rng"));
+  wanted.tensors[0].meta.fqn = "run.rng";
+  const auto problems = [&](std::vector<std::string> only, Rename rename) {
+    LoadPlanOptions options;
+    options.only = NameSelection(std::move(only));
+    options.renames = {std::move(rename)};
+    const Plan plan = plan_load(source.contents(), "source", wanted, 1, options);
+    EXPECT_THAT(plan.notes, IsEmpty());
+    std::vector<std::string> lines;
+    for (const Finding& problem : plan.problems) {
+      lines.push_back(problem.rule + " " + problem.where.fqn);
+    }
+    return lines;
+  };
+  EXPECT_THAT(problems({"run"}, {"", "run."}), ElementsAre("unexpected per_rank.1.rng"));
+  EXPECT_THAT(problems({"run", "!per_rank"}, {"", "run."}), IsEmpty());
+  EXPECT_THAT(
+      [&] {
+        problems({}, {"per", "pos"});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "a rule that fits a name"));
+}
+
 }  // namespace
 }  // namespace tessera::reshard

@@ -215,6 +215,65 @@ TEST_F(RankFilesMoveTest, ARenameOfADictRenamesWhatARankHasInItsPlace) {
   }
 }
 
+TEST_F(RankFilesMoveTest, ARenameThatChangesNoNameIsRefused) {
+  const test::MemoryCheckpoint source = with_own_generators();
+  const auto plan = [&](const Rename& rename) {
+    return plan_reshard(source.contents(), source.path(), {.renames = {rename}});
+  };
+  EXPECT_THAT(
+      [&] {
+        plan({"pe", "pos"});
+      },
+      ThrowsError(ErrorKind::invalid_argument, "a rule that fits a name that is moved"));
+  EXPECT_NO_THROW(plan({"per_rank.1", "of_one"}));
+}
+
+TEST_F(RankFilesMoveTest, OptimizerNamesAndRenamesApplyToTheStateOfRanks) {
+  const std::string table = "model.ebc.embedding_bags.t.weight";
+  const std::string state = "optim.state.ebc.embedding_bags.t.weight.";
+  test::MemoryCheckpoint source("src", 2);
+  source.add({table, DType::float32, {4, 2}}, test::Bytes(32));
+  source.add({state + "t.momentum1", DType::float32, {4}}, test::Bytes(16)).key_path = {
+      "optim", "state", "ebc.embedding_bags.t.weight", "t.momentum1"};
+  source.add({"per_rank.1." + state + "t.momentum1", DType::float32, {4}}, test::Bytes(16))
+      .key_path = {"per_rank", "1", "optim", "state", "ebc.embedding_bags.t.weight", "t.momentum1"};
+  source.add({"pe.w", DType::float32, {1}}, test::Bytes(4));
+  source.add_value("optim.param_groups", Value::List{});
+  const auto plan = [&](const Rename& rename) {
+    return plan_reshard(source.contents(), source.path(),
+                        {.optimizer_names = OptimizerNames::canonical, .renames = {rename}});
+  };
+  EXPECT_NE(plan({"", "run."}).destination.find_tensor("per_rank.1.run." + state + "row_sum"),
+            nullptr);
+  EXPECT_NE(plan({"pe", "pos"}).destination.find_tensor("per_rank.1." + state + "row_sum"),
+            nullptr);
+  const Plan renamed = plan({"optim.", "opt."});
+  const auto* const of_rank =
+      renamed.destination.find_tensor("per_rank.1.opt.state.ebc.embedding_bags.t.weight.row_sum");
+  ASSERT_NE(of_rank, nullptr);
+  EXPECT_EQ(KeyPath(of_rank->key_path),
+            (KeyPath{"per_rank", "1", "opt", "state", "ebc.embedding_bags.t.weight", "row_sum"}));
+}
+
+TEST_F(RankFilesMoveTest, AnAliasBringsNoTensorsOfRanksThatPatternsLeaveOut) {
+  test::MemoryCheckpoint source("src", 2);
+  source.add({"embed", DType::float32, {1}}, test::Bytes(4));
+  source.add({"per_rank.1.embed", DType::float32, {1}}, test::Bytes(4));
+  source.add_alias("head", "embed");
+  const auto moved = [&](std::vector<std::string> patterns, const char* format) {
+    std::vector<std::string> names;
+    const PlanOptions options{.format = Format(format), .only = NameSelection(std::move(patterns))};
+    for (const auto& tensor :
+         plan_reshard(source.contents(), source.path(), options).destination.tensors) {
+      names.push_back(tensor.meta.fqn);
+    }
+    return names;
+  };
+  EXPECT_THAT(moved({"head", "!per_rank"}, "native"), ElementsAre("head"));
+  EXPECT_THAT(moved({"head"}, "native"), ElementsAre("head", "per_rank.1.head"));
+  EXPECT_THAT(moved({"head"}, "torch"), ElementsAre("head"));
+}
+
 // Shows F1.
 TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
   const test::MemoryCheckpoint source = with_own_generators();
@@ -234,6 +293,9 @@ TEST_F(RankFilesMoveTest, APatternAlsoSelectsTheEntriesOfRanks) {
   EXPECT_THAT(moved({"extra_state", "!per_rank.1"}),
               ElementsAre("extra_state.rng", "per_rank.2.extra_state.rng"));
   EXPECT_THAT(moved({"per_rank.1"}), ElementsAre("per_rank.1.extra_state.rng"));
+  format = Format("deepspeed");
+  EXPECT_THAT(moved({"extra_state"}), ElementsAre("extra_state.rng", "per_rank.1.extra_state.rng",
+                                                  "per_rank.2.extra_state.rng"));
   format = Format("torch");
   EXPECT_THAT(moved({"extra_state"}), ElementsAre("extra_state.rng"));
   EXPECT_THAT(moved({"!extra_state"}), ElementsAre("model.w"));

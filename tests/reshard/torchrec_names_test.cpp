@@ -117,6 +117,28 @@ TEST(TorchrecNamesTest, StateUnderTheAliasOfATiedTableIsNamedToo) {
               ElementsAre(Pair("t.momentum1", "row_sum")));
 }
 
+TEST(TorchrecNamesTest, TheStateOfARankIsNamedLikeTheSharedState) {
+  const auto names = [](const std::vector<std::pair<std::string, Shape>>& shared,
+                        const std::string& of_rank, bool to_torchrec) {
+    CheckpointContents contents = table_with(shared);
+    TensorEntry own = *contents.find_tensor(kState + of_rank);
+    own.meta.fqn = "per_rank.1." + own.meta.fqn;
+    contents.tensors.push_back(std::move(own));
+    const auto found =
+        to_torchrec ? torchrec_names(contents, nullptr).names : canonical_names(contents);
+    return found.empty() ? std::string() : found.back().fqn;
+  };
+  const std::string own_state = "per_rank.1." + kState;
+  const std::vector<std::pair<std::string, Shape>> fused{{"t.momentum1", {6, 8}},
+                                                         {"t.exp_avg_sq", {6, 8}}};
+  EXPECT_EQ(names(fused, "t.momentum1", false), own_state + "exp_avg");
+  EXPECT_EQ(names(fused, "t.exp_avg_sq", false), own_state + "exp_avg_sq");
+  const std::vector<std::pair<std::string, Shape>> adam{{"exp_avg", {6, 8}},
+                                                        {"exp_avg_sq", {6, 8}}};
+  EXPECT_EQ(names(adam, "exp_avg", true), own_state + "t.momentum1");
+  EXPECT_EQ(names({{"sum", {6, 8}}, {"step", {}}}, "sum", true), "");  // Adagrad of torch.optim
+}
+
 TEST(TorchrecNamesTest, OnlyTablesAreNamed) {
   const std::vector<std::pair<std::string, Shape>> adam{{"exp_avg", {8}}, {"exp_avg_sq", {8}}};
   CheckpointContents norm = table_with(adam);  // `embeddings.LayerNorm.weight` of BERT

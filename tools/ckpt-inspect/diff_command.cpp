@@ -8,6 +8,7 @@
 #include "ckpt-inspect/json_members.h"
 #include "ckpt-inspect/quantized.h"
 #include "cli/table.h"
+#include "formats/per_rank_rules.h"
 
 namespace tessera::cli {
 namespace {
@@ -93,7 +94,8 @@ class QuantizedNames {
     for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
       const formats::QuantizedPart* const part = quantized.find(t);
       if (part == nullptr) continue;
-      parts_.emplace(renamed(contents.tensors[t].meta.fqn, renames), Named{&quantized, part});
+      parts_.emplace(formats::name_after_renames(contents.tensors[t].meta.fqn, renames),
+                     Named{&quantized, part});
     }
   }
 

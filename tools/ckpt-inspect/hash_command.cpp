@@ -8,6 +8,7 @@
 #include "cli/json_output.h"
 #include "cli/part_option.h"
 #include "cli/table.h"
+#include "formats/per_rank_rules.h"
 #include "inspect/manifest.h"
 #include "inspect/manifest_parts.h"
 #include "inspect/selection_part.h"
@@ -54,7 +55,8 @@ Manifest read_expected(const HashOptions& options) {
                           "join all parts first, with --join");
   }
   const NameSelection names(options.source.patterns);
-  std::erase_if(expected.entries, [&](const auto& entry) { return !names.selects(entry.name); });
+  std::erase_if(expected.entries,
+                [&](const auto& entry) { return !formats::selects_entry(names, entry.name); });
   if (!names.selects_everything()) expected.files.clear();
   return expected;
 }

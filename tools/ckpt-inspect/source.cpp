@@ -14,6 +14,7 @@
 #include "formats/flat_layout.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/other_formats.h"
+#include "formats/per_rank_rules.h"
 #include "object_store/files.h"
 #include "reshard/plan_report.h"
 #include "tessera/base/file_system.h"
@@ -168,7 +169,8 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
   std::vector<std::string> all;
   for (const formats::CheckpointReader* reader : {&a, &b}) {
     for (const std::string_view name : names_in(reader->contents())) {
-      all.push_back(reader == &a ? renamed(std::string(name), renames) : std::string(name));
+      all.push_back(reader == &a ? formats::name_after_renames(std::string(name), renames)
+                                 : std::string(name));
     }
   }
   const std::vector<std::string_view> views(all.begin(), all.end());
@@ -178,7 +180,9 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
                 "no name in A or B matches '" + printable(unused.front()) + "'");
   }
   print_unused_exclusions(names, views, terminal);
-  const auto is_selected = [&](const std::string& name) { return names.selects(name); };
+  const auto is_selected = [&](const std::string& name) {
+    return formats::selects_entry(names, name);
+  };
   if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
   throw Error(ErrorKind::invalid_argument, {},
               "the patterns together select no names in A or B (does a !pattern remove them all?)");

@@ -402,7 +402,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       tensor.pieces.push_back({region, rank_of(origin)});
       origins.push_back(origin);
     }
-    drop_other_replicas(tensor, origins);
+    read_first_replicas(tensor, origins);
     add_tensor(std::move(tensor), std::move(origins));
   }
 
@@ -443,20 +443,17 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
             "a part that rank " + std::to_string(place->rank.value_or(0)) + " saved");
   }
 
-  /// Removes each replica whose bytes differ from those of the first replica, so that all readers
-  /// get the same, and adds a note about it.
-  void drop_other_replicas(TensorEntry& tensor, std::vector<Origin>& origins) {
+  /// Lets each replica whose bytes differ from those of the first replica be read from the first
+  /// one, so that all readers get the same, and adds a note about it.
+  void read_first_replicas(const TensorEntry& tensor, std::vector<Origin>& origins) {
     std::map<Region, Origin> first_of;
-    std::vector<Piece> pieces;
-    std::vector<Origin> kept;
     for (std::size_t i = 0; i < origins.size(); ++i) {
       const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, origins[i]);
-      has_replicas_ = has_replicas_ || !is_new;
+      if (is_new) continue;
+      has_replicas_ = true;
       const Origin& first = found->second;
-      if (is_new || torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
-                                         origins[i].index)) {
-        pieces.push_back(tensor.pieces[i]);
-        kept.push_back(origins[i]);
+      if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
+                               origins[i].index)) {
         continue;
       }
       contents_.opening_findings.push_back({.severity = Finding::Severity::note,
@@ -464,9 +461,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
                                             .where = where(origins[i], tensor.meta.fqn),
                                             .expected = "the bytes of " + rank_in_words(first),
                                             .found = "other bytes"});
+      origins[i] = first;
     }
-    tensor.pieces = std::move(pieces);
-    origins = std::move(kept);
   }
 
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:

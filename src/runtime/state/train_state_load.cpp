@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "formats/checkpoint_identity.h"
+#include "formats/per_rank_rules.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
 #include "runtime/registry/state_tensor_conversion.h"
@@ -90,7 +91,7 @@ void refuse_partial_state(const std::string& path, const StateDict& of_optimizer
     is_selected[prefix + "state." + parameter].insert(only.selects(prefix + item.fqn));
   }
   for (const formats::ValueEntry& value : source.values) {
-    const std::string name = renamed(value.name, renames);
+    const std::string name = formats::name_after_renames(value.name, renames);
     if (name.starts_with(groups + ".")) is_selected[groups].insert(only.selects(name));
   }
   std::vector<formats::Finding> problems;
@@ -123,7 +124,7 @@ std::map<std::string, state::SavedTensor> optimizer_tensors(
     const NameSelection& only) {
   std::map<std::string, state::SavedTensor> tensors;
   for (const formats::TensorEntry& tensor : contents.tensors) {
-    const std::string name = renamed(tensor.meta.fqn, renames);
+    const std::string name = formats::name_after_renames(tensor.meta.fqn, renames);
     const auto key = key_under(kOptimizerName, name);
     if (key) tensors.emplace(*key, state::SavedTensor{tensor.meta.dtype, only.selects(name)});
   }
@@ -178,7 +179,7 @@ std::map<std::string, std::size_t> tensor_indices(const CheckpointContents& sour
                                                   const NameSelection& only) {
   std::map<std::string, std::size_t> indices;
   const auto add = [&](const std::string& fqn, std::size_t index) {
-    std::string name = renamed(fqn, renames);
+    std::string name = formats::name_after_renames(fqn, renames);
     if (only.selects(name)) indices.emplace(std::move(name), index);
   };
   for (std::size_t i = 0; i < source.tensors.size(); ++i) add(source.tensors[i].meta.fqn, i);
@@ -373,7 +374,7 @@ void TrainState::Impl::Load::check_other_names() const {
 /// that the checkpoint lacks.)
 void TrainState::Impl::Load::want_values() {
   for (const formats::ValueEntry& value : reader_->contents().values) {
-    const std::string name = renamed(value.name, options_.renames);
+    const std::string name = formats::name_after_renames(value.name, options_.renames);
     const std::string first = name.substr(0, name.find('.'));
     const auto has_name = [&](const auto& each) { return each.name == first; };
     const bool is_held = (first == kOptimizerName && state_.has_optimizer_state()) ||
@@ -434,7 +435,7 @@ bool TrainState::Impl::Load::is_wanted(const std::string& name) {
   std::size_t num_there = 0;
   std::size_t num_selected = 0;
   for (const formats::ValueEntry& entry : reader_->contents().values) {
-    const std::string its_name = renamed(entry.name, options_.renames);
+    const std::string its_name = formats::name_after_renames(entry.name, options_.renames);
     if (its_name != name && !its_name.starts_with(name + ".")) continue;
     ++num_there;
     num_selected += only_.selects(its_name) ? 1U : 0U;
@@ -557,7 +558,7 @@ void TrainState::Impl::Load::find_local_shards(const LiveState& live) {
 
 OpenedCheckpoint TrainState::Impl::Load::opened() const {
   const auto is_selected = [&](const std::string& fqn) {
-    return only_.selects(renamed(fqn, options_.renames));
+    return formats::selects_entry(only_, formats::name_after_renames(fqn, options_.renames));
   };
   return {formats::identity_of(*reader_, is_selected), last_component(path_)};
 }

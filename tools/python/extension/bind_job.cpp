@@ -20,6 +20,7 @@
 #include "bind_jobs.h"
 #include "findings.h"
 #include "formats/checkpoint_identity.h"
+#include "formats/per_rank_rules.h"
 #include "move_request.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
@@ -378,12 +379,14 @@ class Load {
   int world_size() const { return reader_->contents().world_size; }
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Returns `(name, path)` of each value. Paths have the form that Python uses.
-  nb::list values() const {
+  /// Returns `(name, path)` of each value: its name after the renames, and its path before. Paths
+  /// have the form that Python uses.
+  nb::list values(const Renames& renames) const {
+    const std::vector<Rename> rules = rules_of(renames);
     nb::list list;
     for (const formats::ValueEntry& value : reader_->contents().values) {
-      list.append(
-          nb::make_tuple(text_to_python(value.name), path_to_python(value.key_path, value.name)));
+      list.append(nb::make_tuple(text_to_python(formats::name_after_renames(value.name, rules)),
+                                 path_to_python(value.key_path, value.name)));
     }
     return list;
   }
@@ -401,8 +404,9 @@ class Load {
     const NameSelection selection(strings_of(only));
     const std::vector<Rename> rules = rules_of(renames);
     const nb::gil_scoped_release without_gil;
-    return formats::identity_of(
-        *reader_, [&](const std::string& fqn) { return selection.selects(renamed(fqn, rules)); });
+    return formats::identity_of(*reader_, [&](const std::string& fqn) {
+      return formats::selects_entry(selection, formats::name_after_renames(fqn, rules));
+    });
   }
 
   /// Plans the load of a job's tensors and of the values `value_names`. Returns problems and notes.
@@ -517,7 +521,7 @@ void bind_job(nb::module_& module) {
       .def_prop_ro("format", &Load::format)
       .def_prop_ro("world_size", &Load::world_size)
       .def_prop_ro("nbytes", &Load::nbytes)
-      .def("values", &Load::values)
+      .def("values", &Load::values, nb::arg("rename"))
       .def("read_value", &Load::read_value, nb::arg("value_index"))
       .def("identity", &Load::identity, nb::arg("only"), nb::arg("rename"))
       .def("plan", &Load::plan, nb::arg("job"), nb::arg("rank"), nb::arg("held"),

@@ -151,7 +151,7 @@ class _Load:
         self._plan((tensors, {}), set(self.state.values).union(*(of_rank for _, of_rank in described)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
-        self.saved = _SavedValues(self.load, self.rename, names)
+        self.saved = _SavedValues(self.load, self.renames, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
                               [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
                               self.allow_cast, self.only, self.renames)
@@ -274,15 +274,14 @@ class _SavedValues:
     The state dict may have one value where the checkpoint has several below that name, such as the items of a list.
     """
 
-    def __init__(self, load: _core.Load, rename: Mapping[str, str], names: set[str]):
+    def __init__(self, load: _core.Load, renames: Sequence[tuple[bytes, bytes]], names: set[str]):
         self._load = load
         self._index: dict[str, int] = {}
         self._paths: dict[str, list[Any]] = {}
         self._below: dict[str, list[str]] = {}  # by name of the state dict: the checkpoint's names below it
         self.wanted: list[str] = []  # names of the checkpoint that become values of the state dict, or items in them
         self.found: set[str] = set()
-        for i, (name, path) in enumerate(load.values()):
-            new = next((to + name[len(at):] for at, to in rename.items() if name.startswith(at)), name)
+        for i, (new, path) in enumerate(load.values(renames)):
             self._index[new] = i
             self._paths[new] = path
         for new in self._index:

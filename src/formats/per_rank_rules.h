@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/per_rank.h"
+#include "tessera/base/name_rules.h"
+
+// How patterns and renames, which users write for `<name>`, apply to `per_rank.<rank>.<name>`.
+// See [Note: Entries of each rank].
+namespace tessera::formats {
+
+/// Returns whether patterns select an entry. A pattern for `<name>`, with `!` or without, is also
+/// one for `per_rank.<rank>.<name>`.
+bool selects_entry(const NameSelection& selection, std::string_view name);
+
+/// Returns a name after the renames. They apply to `<name>` in `per_rank.<rank>.<name>`, unless a
+/// rename begins with `per_rank` and replaces its first words.
+std::string name_after_renames(const std::string& name, const std::vector<Rename>& renames);
+/// Returns whether a rename applies to an entry, by the rule of `name_after_renames`.
+bool fits_entry(const Rename& rename, const std::string& name);
+
+/// Splits a name `per_rank.<rank>.<name>`, so that renames apply to `<name>`. Returns nothing for
+/// any other name, and for a name whose first characters (`per_rank…`) a rename replaces.
+std::optional<OwnEntry> own_entry_to_rename(const std::string& name,
+                                            const std::vector<Rename>& renames);
+/// Returns the renames that apply to `<name>` in `per_rank.<rank>.<name>`. On that rank, the entry
+/// may be one value in the place of a dict that other ranks have; then it follows the rename of the
+/// dict.
+std::vector<Rename> renames_of_own_entry(const std::string& name,
+                                         const std::vector<Rename>& renames);
+/// Returns `rename` for the whole dict that it moves: for the name `m`, the rename `m.=n.` becomes
+/// `m=n`. Returns nothing if `rename` fits only a part of that dict, or removes its name.
+std::optional<Rename> rename_of_dict(const std::string& name, const Rename& rename);
+
+}  // namespace tessera::formats
