@@ -184,7 +184,7 @@ void delete_renamed(FileSystem& fs, const std::string& path) {
 }
 
 /// Removes a checkpoint from an object store: first its index, so that a half-removed checkpoint
-/// never looks like a whole one.
+/// never looks like a whole one. If it has no index, marks the folder meanwhile.
 void remove_from_store(const FileSystem& fs, const std::string& path) {
   for (const FormatDriver* driver : format_drivers()) {
     if (driver->side_files() == nullptr) continue;
@@ -198,9 +198,16 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
   object_store::StoredObjects objects = object_store::list_objects(path);
   // Lists show only the folder if there is an object of the same name: the object was not examined.
   if (objects.size() > 1) objects.erase("");
+  const bool was_marked = object_store::take_incomplete_mark(objects);
+  const bool is_marked =
+      was_marked ||
+      (objects.size() > 1 && std::ranges::none_of(objects, is_index_name,
+                                                  [](const auto& object) { return object.first; }));
+  if (is_marked && !was_marked) object_store::mark_incomplete(path);
   object_store::remove_objects(path, objects, is_index_name);
   object_store::remove_objects(path, objects,
                                [](const std::string& name) { return !is_index_name(name); });
+  if (is_marked) object_store::remove_incomplete_mark(path);
   object_store::forget(path);
 }
 
@@ -221,12 +228,13 @@ void remove_orphans_from_store(FileSystem& fs, const std::string& path) {
   }
 }
 
-/// Whether a folder holds only files that Tessera's writers make, but no index. On an object store,
-/// an interrupted save or removal leaves such a folder.
+/// Whether a folder holds only files that Tessera's writers make, and has no index or is marked as
+/// incomplete. On an object store, an interrupted save or removal leaves such a folder.
 bool is_left_on_store(const FileSystem& fs, const std::string& path) {
   if (fs.kind_of(path) != FileKind::directory) return false;
   const std::vector<std::string> names = fs.list_directory(path);
-  return !names.empty() && std::ranges::none_of(names, is_index_name) &&
+  const bool is_marked = std::ranges::find(names, object_store::kIncompleteMark) != names.end();
+  return !names.empty() && (is_marked || std::ranges::none_of(names, is_index_name)) &&
          !first_foreign_entry(fs, path, FileNames::of_our_writers);
 }
 

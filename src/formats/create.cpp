@@ -106,6 +106,9 @@ void check_destination(const FileSystem& fs, const std::string& source,
   tessera::detail::require_no_dangling_link(without_trailing_slashes(destination));
   if (!fs.kind_of(destination)) return;
   if (overwrite == OverwritePolicy::refuse) {
+    if (object_store::is_url(destination) && is_interrupted_write(destination, extra_files)) {
+      refuse_interrupted_write(destination);
+    }
     const std::string what =
         is_replaceable(fs, destination, option, extra_files)
             ? " replaces it)"

@@ -12,6 +12,7 @@
 #include "formats/other_formats.h"
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/stored_objects.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
@@ -98,6 +99,11 @@ Format format_of(const BestMatch& best) {
 
 Format format_of_directory(const FileSystem& fs, const std::string& path) {
   const std::vector<std::string> names = fs.list_directory(path);
+  if (std::ranges::find(names, object_store::kIncompleteMark) != names.end()) {
+    throw Error::expected(ErrorKind::corruption, {.path = path}, "checkpoint", "a complete one",
+                          "'" + std::string(object_store::kIncompleteMark) + "' beside its files",
+                          "a run is writing or removing it, or was interrupted");
+  }
   const DirectoryListing directory{path, names};
   const BestMatch best = match_of_directory(directory);
   if (best.driver != nullptr) {

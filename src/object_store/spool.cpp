@@ -20,16 +20,21 @@ namespace tessera::object_store {
 namespace {
 
 constexpr std::size_t kMaxWaitingParts = 8;
-// Names of uploads that have no bytes and are never completed: notes for other runs. MinIO lists an
-// upload only by its whole name.
+// Names of uploads that have no bytes and are never completed: notes for other runs.
 constexpr const char* kClaimPrefix = ".tessera-claim-";
-constexpr const char* kReplacement = ".tessera-replacement";
 
 std::string random_name() {
   std::random_device random;
   std::string name;
   for (int i = 0; i < 4; ++i) name += std::to_string(random());
   return name;
+}
+
+/// Returns the objects at a URL, without the mark.
+StoredObjects objects_at(const std::string& url) {
+  StoredObjects objects = list_objects(url);
+  take_incomplete_mark(objects);
+  return objects;
 }
 
 }  // namespace
@@ -61,13 +66,11 @@ Spool::Spool(std::string folder, SpoolOptions options)
       path_(join_path(folder_, last_component(options_.url))),
       parent_url_(options_.url.substr(0, options_.url.size() - last_component(path_).size())),
       uploads_(RemoteFileSystem::of_process().s3(options_.url)),
+      is_marked_(options_.is_marked),
       workers_(kMaxWaitingParts) {
   int num_unfinished = 0;
   if (options_.discards) {
-    // The note of a replacement stays until the replacement is complete: this run may be killed
-    // before it begins its own.
-    find_unfinished(options_.url, Unfinished::remove,
-                    options_.replaced ? join_path(options_.url, kReplacement) : "");
+    find_unfinished(options_.url, Unfinished::remove);
   } else if (!options_.resumes) {
     num_unfinished = find_unfinished(options_.url, Unfinished::count);
   }
@@ -87,11 +90,6 @@ Spool::~Spool() {
   ::rmdir(folder_.c_str());
 }
 
-bool Spool::has_unfinished_replacement(const std::string& url) {
-  S3Uploads uploads(RemoteFileSystem::of_process().s3(url));
-  return !uploads.list_unfinished(join_path(url, kReplacement)).empty();
-}
-
 void Spool::abort() {
   workers_.stop();
   std::map<std::string, Begun> begun;
@@ -100,6 +98,8 @@ void Spool::abort() {
     begun.swap(begun_);
   }
   for (const auto& [id, upload] : begun) uploads_.abort(upload.url, id);
+  // No object has appeared yet, so there is nothing that the mark must tell.
+  if (published_.empty() && !options_.replaced && !options_.is_marked) remove_mark();
 }
 
 LeftOnServer Spool::keep() {
@@ -247,24 +247,34 @@ bool Spool::begin_note(const std::string& url) {
   return true;
 }
 
-/// Notes on the server that the old checkpoint is about to lose its first object, so that a run
-/// that resumes can tell what is left from other people's files. The note ends with the
-/// publication.
-void Spool::note_replacement() {
-  const std::string url = join_path(options_.url, kReplacement);
-  const std::vector<UnfinishedUpload> notes = uploads_.list_unfinished(url);  // of interrupted runs
+/// Whether some of the old or new objects may look like a complete checkpoint: if objects are
+/// removed one after the other, or if several new ones appear and none of them is an index.
+bool Spool::needs_mark(const std::vector<FilePointer>& files) const {
+  if (options_.replaced) return !replaces_one_object(files);
+  return files.size() > 1 && !(options_.is_index && options_.is_index(name_of(*files.back())));
+}
+
+void Spool::mark() {
   {
     const std::scoped_lock lock(mutex_);
-    has_begun_to_replace_ = true;
-    for (const UnfinishedUpload& note : notes) begun_[note.id] = {url};
+    has_begun_to_replace_ = options_.replaced.has_value();
+    if (std::exchange(is_marked_, true)) return;
   }
-  if (notes.empty()) begin_note(url);
+  mark_incomplete(options_.url);
+}
+
+void Spool::remove_mark() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!std::exchange(is_marked_, false)) return;
+  }
+  remove_incomplete_mark(options_.url);
 }
 
 /// Throws if an object at the destination has not the name and size of a file that this run writes:
 /// then it is not from the run that this one resumes. Otherwise keeps the objects in `left_`.
 void Spool::require_own_names(const std::vector<FilePointer>& files) {
-  const StoredObjects there = list_objects(options_.url);
+  const StoredObjects there = objects_at(options_.url);
   const std::scoped_lock lock(mutex_);
   for (const auto& [name, version] : there) {
     const std::string url = name.empty() ? options_.url : join_path(options_.url, name);
@@ -321,7 +331,7 @@ void Spool::claim() {
 
 /// Throws if the objects at the destination are no longer those of SpoolOptions::replaced.
 void Spool::require_replaced_unchanged() const {
-  const StoredObjects now = list_objects(options_.url);
+  const StoredObjects now = objects_at(options_.url);
   const auto in_words = [](const StoredObjects& objects, const std::string& name) {
     const auto found = objects.find(name);
     return found == objects.end() ? std::string("none") : found->second.in_words();
@@ -355,7 +365,7 @@ bool may_be_equal(const ObjectVersion& one, const ObjectVersion& other) {
 /// refuse to replace an object, and no server refuses objects with other names in the same folder.
 /// `replaced_url` is the old object that the upload is about to replace; empty if it replaces none.
 void Spool::require_no_objects_of_others(const std::string& replaced_url) const {
-  const StoredObjects there = list_objects(options_.url);
+  const StoredObjects there = objects_at(options_.url);
   const auto refuse = [](const std::string& url, const std::string& expected,
                          const std::string& found) {
     throw Error::expected(ErrorKind::already_exists, {.path = url}, "object", expected, found,
@@ -426,7 +436,9 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     if (path == path_) require_no_objects_of_others();
   }
   const bool is_folder = !files.empty() && !name_of(*files.back()).empty();
-  if (replaces && !replaces_one_object(files)) note_replacement();
+  const bool is_index_last =
+      is_folder && options_.is_index && options_.is_index(name_of(*files.back()));
+  if (path == path_ && needs_mark(files)) mark();
   if (replaces) remove_old_objects_before(files);
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   std::uint64_t max_nbytes = 0;
@@ -435,6 +447,9 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   parallel_for(num_before_last, UploadLimits::num_uploads(part_nbytes), {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
   if (replaces) remove_old_objects_after(files);
+  // Without the last file, readers find no checkpoint. A single object may not have a folder of its
+  // name beside it.
+  if (path == path_ && (is_index_last || !is_folder)) remove_mark();
   if (path == path_ && is_folder) {
     require_no_objects_of_others(replaces && replaces_one_object(files) ? files.back()->url() : "");
   }
@@ -446,6 +461,7 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
     for (const FilePointer& file : files) files_.erase(file->path());
     if (path == path_) abandoned.swap(begun_);
   }
+  if (path == path_) remove_mark();
   for (const auto& [id, upload] : abandoned) uploads_.abort(upload.url, id);
   // Remove the unfinished uploads of files that the interrupted run had and this run does not have.
   if (path == path_ && options_.resumes) find_unfinished(options_.url, Unfinished::remove);

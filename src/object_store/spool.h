@@ -26,7 +26,8 @@ struct SpoolOptions {
   std::string staging_suffix;  // writers work at the local path plus this suffix
   /// The objects at the URL that are to be replaced. If not set, the upload fails if an object with
   /// other bytes exists there.
-  std::optional<StoredObjects> replaced{};
+  std::optional<StoredObjects> replaced{};  // without the mark of an incomplete checkpoint
+  bool is_marked = false;                   // whether that mark is at the URL
   /// Returns whether a file, given by its path relative to the destination, is an index. Without
   /// its index, a checkpoint cannot be read. Index files are removed first and uploaded last.
   std::function<bool(const std::string& name)> is_index{};
@@ -51,8 +52,10 @@ struct LeftOnServer {
 ///
 /// A writer uses it like a local file system: it stages a checkpoint at `<path()><suffix>`, then
 /// renames that to `path()`. While the files are written, they are uploaded in parts, and readers
-/// do not see these uploads. The rename completes the uploads, the index last. From then on, the
-/// checkpoint is at the URL, and the local folder is empty.
+/// do not see these uploads. The rename completes the uploads, the index last. If there is no
+/// index, or if old objects are removed, an object (kIncompleteMark) tells readers meanwhile that
+/// the checkpoint is not complete. From then on, the checkpoint is at the URL, and the local folder
+/// is empty.
 ///
 /// If the process dies earlier, the server keeps the uploaded parts. A run with
 /// SpoolOptions::resumes uses them: a part that the server has with the same MD5 is not sent again.
@@ -64,10 +67,6 @@ class Spool final : public ForwardingFileSystem {
   Spool(std::string folder, SpoolOptions options);
   /// Removes the local folder if it is empty.
   ~Spool() override;
-
-  /// Whether a run that replaces the checkpoint at `url` was interrupted after it had removed the
-  /// first old object. The objects there then may be no complete checkpoint, old or new.
-  static bool has_unfinished_replacement(const std::string& url);
 
   /// Returns the local path of the destination.
   const std::string& path() const { return path_; }
@@ -101,7 +100,9 @@ class Spool final : public ForwardingFileSystem {
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
   bool begin_note(const std::string& url);
   void claim();
-  void note_replacement();
+  bool needs_mark(const std::vector<FilePointer>& files) const;
+  void mark();
+  void remove_mark();
   void require_own_names(const std::vector<FilePointer>& files);
   ObjectVersion left_version(const std::string& url, const std::vector<UploadedPart>& parts,
                              const std::string& etag);
@@ -121,6 +122,7 @@ class Spool final : public ForwardingFileSystem {
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   bool is_claimed_ = false;
+  bool is_marked_;  // kIncompleteMark is at the URL
   bool has_begun_to_replace_ = false;
   StoredObjects left_;       // objects of the interrupted run that this one resumes, by URL
   StoredObjects published_;  // objects that have appeared, by URL

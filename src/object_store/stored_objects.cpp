@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -103,14 +104,29 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
   }
 }
 
-int find_unfinished(const std::string& url, Unfinished action, const std::string& kept_url) {
+void mark_incomplete(const std::string& url) {
+  constexpr std::string_view kText =
+      "Tessera is writing or removing the checkpoint in this folder, or was interrupted.\n";
+  S3Uploads(server_of(url))
+      .put(url_in(url, std::string(kIncompleteMark)), std::as_bytes(std::span(kText)),
+           Existing::replace);
+}
+
+void remove_incomplete_mark(const std::string& url) {
+  S3Uploads(server_of(url)).remove(url_in(url, std::string(kIncompleteMark)));
+}
+
+bool take_incomplete_mark(StoredObjects& objects) {
+  return objects.erase(std::string(kIncompleteMark)) > 0;
+}
+
+int find_unfinished(const std::string& url, Unfinished action) {
   S3Uploads uploads(server_of(url));
   const Url parts = parse_url(url);
   int num_found = 0;
   for (const UnfinishedUpload& upload : uploads.list_unfinished(url)) {
     if (upload.key != parts.path && !upload.key.starts_with(parts.path + "/")) continue;
     const std::string upload_url = "s3://" + parts.host + "/" + upload.key;
-    if (upload_url == kept_url) continue;
     ++num_found;
     if (action == Unfinished::remove) uploads.abort(upload_url, upload.id);
   }

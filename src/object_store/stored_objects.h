@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "object_store/s3_uploads.h"
 #include "object_store/server.h"
@@ -29,10 +30,19 @@ void remove_objects(const std::string& url, const StoredObjects& objects,
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,
                  Existing existing);
 
+/// The name of an object that says that the folder holds no complete checkpoint: a run is adding or
+/// removing files there, or was interrupted. Readers refuse a folder with it. It is needed where
+/// the files alone do not show this, because they have no index.
+inline constexpr std::string_view kIncompleteMark = ".tessera-incomplete";
+/// Puts the mark into the folder `url`.
+void mark_incomplete(const std::string& url);
+void remove_incomplete_mark(const std::string& url);
+/// Removes the mark from a list of objects. Returns whether it was there.
+bool take_incomplete_mark(StoredObjects& objects);
+
 /// Whether find_unfinished only counts the uploads, or also aborts them.
 enum class Unfinished { count, remove };
 /// Returns the number of unfinished uploads to the object `url` and to all objects under `url/`.
-/// Neither counts nor aborts uploads to `kept_url`.
-int find_unfinished(const std::string& url, Unfinished action, const std::string& kept_url = {});
+int find_unfinished(const std::string& url, Unfinished action);
 
 }  // namespace tessera::object_store

@@ -219,7 +219,7 @@ std::uint64_t RankSave::join() {
   const std::uint64_t token =
       formats::join_parts(state_->file_system(), state_->directory, state_->contents,
                           state_->values, state_->part_options());
-  if (state_->store && !state_->is_one_file()) state_->store->remove_old_index();
+  if (state_->store && !state_->is_one_file()) state_->store->remove_old_files();
   return token;
 }
 

@@ -10,8 +10,6 @@
 #include <utility>
 
 #include "formats/index_names.h"
-#include "formats/staging/extra_copies.h"
-#include "formats/staging/own_files.h"
 #include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
@@ -56,19 +54,6 @@ std::function<bool(const std::string&)> is_index_unless_extra(
   };
 }
 
-/// Whether a folder is what a run that replaces a checkpoint left when it was interrupted: files
-/// that Tessera's writers make, and extra files of the new checkpoint.
-bool is_half_replaced(const std::string& url, const std::vector<formats::ExtraFile>& extra_files) {
-  const FileSystem& fs = object_store::files();
-  if (fs.kind_of(url) != FileKind::directory) return false;
-  if (!object_store::Spool::has_unfinished_replacement(url)) return false;
-  const auto is_extra = [&](const std::string& name) {
-    const auto file = std::ranges::find(extra_files, name, &formats::ExtraFile::name);
-    return file != extra_files.end() && formats::holds_copy(fs, join_path(url, name), *file);
-  };
-  return !formats::first_foreign_entry(fs, url, formats::FileNames::of_our_writers, is_extra);
-}
-
 }  // namespace
 
 struct StoreDestination::State {
@@ -103,21 +88,26 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
     spool.min_part_nbytes = object_store::PartSizes::kMinNbytesOfGrowing;
   }
   auto there = object_store::list_objects(url);
+  spool.is_marked = object_store::take_incomplete_mark(there);
   object_store::require_one_kind(url, there);
+  // `check_replaceable` and `is_interrupted_write` list the objects again, so they check at least
+  // those in `there`.
   if (options.overwrite == OverwritePolicy::replace && !there.empty()) {
-    if (!is_half_replaced(url, options.extra_files)) {
-      // This lists the objects again, so it checks at least those in `there`.
-      formats::check_replaceable(object_store::files(), url, options.overwrite_option,
-                                 options.extra_files);
-    } else if (options.kept_work == KeptWork::refuse) {
+    formats::check_replaceable(object_store::files(), url, options.overwrite_option,
+                               options.extra_files);
+    if (spool.is_marked && options.kept_work == KeptWork::refuse) {
       throw Error(ErrorKind::already_exists, {.path = url},
                   "uploads: an interrupted run has begun to replace the checkpoint at this URL",
                   {Remedy::Action::resume_or_discard});
     }
     spool.replaced = std::move(there);
   } else if (!there.empty() && !spool.resumes) {
-    throw Error(ErrorKind::already_exists, {.path = url},
-                "destination exists (OverwritePolicy::replace replaces a checkpoint)");
+    if (!formats::is_interrupted_write(url, options.extra_files)) {
+      throw Error(ErrorKind::already_exists, {.path = url},
+                  "destination exists (" + options.overwrite_option + " replaces a checkpoint)");
+    }
+    if (!spool.discards) formats::refuse_interrupted_write(url);
+    spool.replaced = std::move(there);
   }
   const std::string folder = make_spool_folder(options.spool, url);
   try {

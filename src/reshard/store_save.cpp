@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "formats/index_names.h"
+#include "formats/staging/replaceable.h"
 #include "object_store/files.h"
 #include "reshard/spool_folder.h"
 #include "tessera/base/error.h"
@@ -37,6 +38,19 @@ void RecordingFileSystem::remove_all(const std::string& path) {
       made_, [&](const std::string& made) { return made == path || made.starts_with(path + "/"); });
 }
 
+namespace {
+
+/// Whether a save may replace these objects though nobody has asked for it: an interrupted run has
+/// left them. Without a mark, shards of a model may lack only their index.
+bool may_be_replaced_unasked(const std::string& url, bool is_marked,
+                             const object_store::StoredObjects& objects) {
+  const bool may_be_model = std::ranges::any_of(
+      objects, [](const auto& object) { return formats::opens_alone(object.first); });
+  return (is_marked || !may_be_model) && formats::is_interrupted_write(url, {});
+}
+
+}  // namespace
+
 StoreSave::~StoreSave() {
   if (!folder_.empty()) ::rmdir(folder_.c_str());
 }
@@ -44,13 +58,10 @@ StoreSave::~StoreSave() {
 std::string StoreSave::begin(OverwritePolicy overwrite) {
   object_store::forget(url_);
   replaced_ = object_store::list_objects(url_);
+  is_marked_ = object_store::take_incomplete_mark(replaced_);
   object_store::require_one_kind(url_, replaced_);
-  // An interrupted save leaves the files of ranks without their index. Files of other formats may
-  // be a checkpoint without an index.
-  const bool is_left_over = std::ranges::all_of(replaced_, [](const auto& object) {
-    return formats::needs_index(object.first) && !formats::is_index_name(object.first);
-  });
-  if (!replaced_.empty() && !is_left_over && overwrite == OverwritePolicy::refuse) {
+  if (!replaced_.empty() && overwrite == OverwritePolicy::refuse &&
+      !may_be_replaced_unasked(url_, is_marked_, replaced_)) {
     throw Error(ErrorKind::already_exists, {.path = url_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }
@@ -59,8 +70,17 @@ std::string StoreSave::begin(OverwritePolicy overwrite) {
   return join_path(folder_, last_component(url_));
 }
 
-void StoreSave::remove_old_index() {
+void StoreSave::remove_old_files() {
+  const auto is_readable_alone = [](const std::string& name) {
+    return !formats::is_index_name(name) && !formats::needs_index(name);
+  };
+  const auto num_readable = std::ranges::count_if(
+      replaced_, [&](const auto& object) { return is_readable_alone(object.first); });
+  if (num_readable > 0 && replaced_.size() > 1 && !std::exchange(is_marked_, true)) {
+    object_store::mark_incomplete(url_);
+  }
   object_store::remove_objects(url_, replaced_, formats::is_index_name);
+  object_store::remove_objects(url_, replaced_, is_readable_alone);
 }
 
 void StoreSave::upload_own_files(const std::string& directory) {
@@ -92,6 +112,7 @@ void StoreSave::finish(const std::string& directory) {
   object_store::remove_objects(url_, replaced_, [&](const std::string& name) {
     return !name.empty() && std::ranges::find(names, name) == names.end();
   });
+  if (is_marked_) object_store::remove_incomplete_mark(url_);
   upload_own_files(directory, Existing::refuse);
   object_store::forget(url_);
 }

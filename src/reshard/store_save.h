@@ -48,9 +48,9 @@ class StoreSave {
   /// Makes the spool and returns the local path of the destination. For rank 0. Throws:
   /// Error(already_exists) if `overwrite` is `refuse` and a checkpoint may be there.
   std::string begin(OverwritePolicy overwrite);
-  /// Removes the index of the checkpoint that is replaced. Call it before any of its files is
-  /// replaced. For rank 0.
-  void remove_old_index();
+  /// Removes the files of the checkpoint that is replaced: its index first, and all others that can
+  /// be read without an index. Call it before any of its files is replaced. For rank 0.
+  void remove_old_files();
   /// Uploads the files in `directory` that this rank made. Requires: `directory` has no index yet.
   void upload_own_files(const std::string& directory);
   /// Checks that the files of all ranks are at the URL, removes the other files of the replaced
@@ -65,6 +65,7 @@ class StoreSave {
   RecordingFileSystem files_;
   std::string folder_;  // the spool, on rank 0
   object_store::StoredObjects replaced_;
+  bool is_marked_ = false;          // kIncompleteMark is at the URL
   std::set<std::string> uploaded_;  // local paths of uploaded files
 };
 

@@ -25,6 +25,7 @@ from test_object_stores import SECRET, TOKEN, bucket, environment, fail, local_f
 SOURCE = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
 MODEL = FIXTURES / "safetensors" / "valid" / "sharded"
 MIB = 1 << 20
+MARK = ".tessera-incomplete"  # the object of a folder that holds no complete checkpoint
 # Options, and whether the destination is one file.
 FORMATS = {
     "native": (("--to", "native", "--world-size", 3), False),
@@ -59,6 +60,10 @@ def keys(bucket):  # noqa: F811
 def names(keys, prefix):
     listed = keys.client.list_objects_v2(Bucket="checkpoints", Prefix=prefix)
     return sorted(entry["Key"] for entry in listed.get("Contents", []))
+
+
+def unmarked(keys, prefix):
+    return [name for name in names(keys, prefix) if not name.endswith(MARK)]
 
 
 def uploads(bucket):  # noqa: F811
@@ -361,7 +366,7 @@ def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, 
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--overwrite")
     expect_same(keys("new/replaced"), "new/replaced", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
     changes = [(request.method, request.path.rsplit("/", 1)[1]) for request in writes(proxy) if "?" not in request.path]
-    assert changes[0] == ("DELETE", "index.h5") and changes[-1] == ("PUT", "index.h5")
+    assert changes[:2] == [("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
     assert uploads(keys.client) == []
 
 
@@ -372,12 +377,14 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
     old = names(keys, "new/whole")
     proxy.requests.clear()
-    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "PUT" and names(keys, "new/whole") else None
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if (
+        request.method == "PUT" and MARK not in request.path and unmarked(keys, "new/whole")) else None
     process = run(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
     proxy.refuse = None
     if process.returncode:
-        assert 1 <= len(names(keys, "new/whole")) < len(local_files(new))
-        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old)] == ["DELETE"] * len(old)
+        assert 1 <= len(unmarked(keys, "new/whole")) < len(local_files(new))
+        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 1] == ["PUT"] + ["DELETE"] * len(old)
+        assert MARK in fail(proxy, "ckpt-inspect", "ls", url)
         succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite", "--resume")
     else:
         assert names(keys, "new/whole") == ["new/whole/model.safetensors"]
@@ -414,6 +421,7 @@ def test_sharded_models_of_equal_names_are_not_mixed(proxy, keys, tmp_path):  # 
     fail(proxy, "ckpt-reshard", new, url, *options, "--overwrite")
     proxy.refuse = None
     there, expected = keys("new/shards"), reshard(new, tmp_path / "local", *options)
+    assert there.pop(f"new/shards/{MARK}")
     assert sorted(names_of_old) == sorted(f"new/shards/{file.name}" for file in local_files(expected))
     for key, content in there.items():
         assert content == (expected / key.rsplit("/", 1)[1]).read_bytes(), key
@@ -431,7 +439,7 @@ def test_a_replacement_is_resumed_when_only_an_extra_file_has_appeared(old, prox
     (source / "config.json").write_text("{}")
     proxy.refuse = lambda request: s3_error(503, "SlowDown") if request.method == "PUT" and ".h5" in request.path else None
     assert "--resume continues it" in fail(proxy, "ckpt-reshard", source, url, *options)
-    assert names(keys, "new/half") == ["new/half/config.json"]
+    assert unmarked(keys, "new/half") == ["new/half/config.json"]
     proxy.refuse = None
     succeed(proxy, "ckpt-reshard", source, url, *options, "--resume")
     expect_same(keys("new/half"), "new/half", reshard(source, tmp_path / "local", "--to", "native", "--world-size", 2))
@@ -902,7 +910,7 @@ def test_a_half_removed_checkpoint_is_replaced(option, proxy, keys, large, tmp_p
     url = "s3://checkpoints/new/half"
     half_replaced(proxy, url)
     left = names(keys, "new/half")
-    assert len(left) == 2
+    assert len(left) == 3 and left[0].endswith(MARK)
     message = fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite")
     assert f"{url}: uploads: an interrupted run has begun to replace the checkpoint at this URL" in message
     assert "--resume" in message and "--discard" in message
@@ -947,6 +955,95 @@ def test_a_sum_does_not_replace_its_own_source(destination, proxy, bucket, tmp_p
     process = run(proxy, "ckpt-reshard", "combine", "s3://checkpoints/new/" + destination, "--average", *sources, "--overwrite")
     assert process.returncode == 2 and "expected a path that is not a source" in process.stderr
     assert writes(proxy) == []
+
+
+# Interrupted while objects appear or are removed
+def is_object(request):
+    """Whether the request makes an object appear."""
+    return is_completion(request) or (request.method == "PUT" and not is_part(request))
+
+
+def is_removal(request):
+    return request.method == "DELETE" and not request.upload_id
+
+
+def refuse_after(proxy, number, is_counted):  # noqa: F811
+    """The keys lose their permissions after some requests of the kind. Returns the list of such requests."""
+    seen = []
+
+    def refuse(request):
+        if not is_counted(request):
+            return None
+        seen.append(request)
+        return s3_error(403, "AccessDenied") if len(seen) > number else None
+
+    proxy.refuse = refuse
+    return seen
+
+
+@pytest.mark.parametrize("option", ["--resume", "--discard"])
+@pytest.mark.parametrize("options", [("--to", "rank_files", "--world-size", 1), ("--to", "rank_files", "--world-size", 2),
+                                     ("--to", "safetensors"), ("--to", "deepspeed")], ids=str)
+def test_objects_of_an_interrupted_move_are_no_checkpoint_and_do_not_block(options, option, proxy, keys, tmp_path):  # noqa: F811
+    """Also files of ranks of one rank, where the names do not show that a whole item, such as the optimizer, is missing."""
+    local = reshard(SOURCE, tmp_path / "local", *options)
+    num_files = len(list(local_files(local)))
+    num_first = 1 if num_files > 8 else 0
+    for number in {*range(num_first, num_files, 1 + num_files // 8), num_files - 1}:
+        url = f"s3://checkpoints/new/move{number}"
+        refuse_after(proxy, number, is_object)
+        message = fail(proxy, "ckpt-reshard", SOURCE, url, *options, AWS_MAX_ATTEMPTS="1")
+        proxy.refuse = None
+        assert ("kept: " in message and "--discard" in message) == bool(names(keys, f"new/move{number}/"))
+        fail(proxy, "ckpt-inspect", "ls", url)
+        fail(proxy, "ckpt-inspect", "verify", url)
+        succeed(proxy, "ckpt-reshard", SOURCE, url, *options, option)
+        expect_same(keys(f"new/move{number}/"), f"new/move{number}", local)
+
+
+def test_a_download_of_an_incomplete_checkpoint_is_refused_too(proxy, keys, tmp_path):  # noqa: F811
+    options = ("--to", "rank_files", "--world-size", 1)
+    refuse_after(proxy, 3, is_object)
+    fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/half", *options, AWS_MAX_ATTEMPTS="1")
+    (tmp_path / "half").mkdir()
+    for key, content in keys("new/half/").items():
+        (tmp_path / "half" / key.rsplit("/", 1)[1]).write_bytes(content)
+    message = fail(proxy, "ckpt-inspect", "ls", tmp_path / "half")
+    assert f"{tmp_path / 'half'}: checkpoint: expected a complete one, found '{MARK}' beside its files" in message
+
+
+@pytest.mark.parametrize("old", ["rank_files", "safetensors", "deepspeed"])
+def test_an_interrupted_replacement_shows_no_part_of_a_checkpoint(old, proxy, keys, tmp_path):  # noqa: F811
+    options = ("--to", "rank_files", "--world-size", 1)
+    local = reshard(SOURCE, tmp_path / "local", *options)
+    for number in range(0, 100, 7 if old == "deepspeed" else 1):
+        url = f"s3://checkpoints/new/replaced{number}"
+        succeed(proxy, "ckpt-reshard", SOURCE, url, *(options if old == "rank_files" else ("--to", old)))
+        before = keys(f"new/replaced{number}/")
+        seen = refuse_after(proxy, number, lambda request: is_object(request) or is_removal(request))
+        process = run(proxy, "ckpt-reshard", SOURCE, url, *options, "--overwrite", AWS_MAX_ATTEMPTS="1")
+        proxy.refuse = None
+        if len(seen) <= number:
+            break
+        assert process.returncode == 4, process.stderr
+        if keys(f"new/replaced{number}/") != before:
+            fail(proxy, "ckpt-inspect", "ls", url)
+            if names(keys, f"new/replaced{number}/") != [f"new/replaced{number}/{MARK}"]:
+                assert "--discard" in fail(proxy, "ckpt-reshard", SOURCE, url, *options, "--overwrite")
+        succeed(proxy, "ckpt-reshard", SOURCE, url, *options, "--overwrite", "--discard")
+        expect_same(keys(f"new/replaced{number}/"), f"new/replaced{number}", local)
+    assert process.returncode == 0 and number >= 7
+
+
+@pytest.mark.parametrize("name", ["sharded", "rank_files", "dcp"])
+def test_discard_alone_replaces_no_complete_checkpoint(name, proxy, keys):  # noqa: F811
+    url = "s3://checkpoints/new/whole"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS[name][0])
+    before = keys("new/whole/")
+    assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, url, *FORMATS[name][0], "--discard")
+    keys.client.put_object(Bucket="checkpoints", Key="new/notes/model.safetensors.values.json", Body=b"of somebody else")
+    assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/notes", "--discard")
+    assert keys("new/whole/") == before and len(keys("new/notes/")) == 1
 
 
 # Trainers
@@ -1110,3 +1207,51 @@ def test_each_bucket_has_an_endpoint_of_its_own(moto, proxy, keys, jobs, tmp_pat
         run_job(variables, tmp_path, 1, jobs.read_from_three_servers, proxy.url, other.url, moved.url)
         buckets = [{request.path.split("/")[1].split("?")[0] for request in each.requests} for each in (proxy, other, moved)]
         assert buckets == [{"checkpoints"}, {"others"}, {"checkpoints"}]
+
+
+def test_a_save_replaces_the_values_that_an_interrupted_save_left(proxy, keys, jobs, tmp_path):  # noqa: F811
+    """The tensors appear after the values, so only the values are there."""
+    url = "s3://checkpoints/new/model/step-1"
+    refuse_after(proxy, 1, is_object)
+    (tmp_path / "1").mkdir()
+    save(proxy, jobs, tmp_path / "1", "safetensors", [[url, 1, {}, "AccessDenied"]], 1)
+    assert names(keys, "new/model/") == ["new/model/step-1/model.safetensors.values.json"]
+    proxy.refuse = None
+    (tmp_path / "2").mkdir()
+    save(proxy, jobs, tmp_path / "2", "safetensors", [[url, 2, {}, None], [url, 3, {}, "destination exists"]], 1)
+
+
+@pytest.mark.parametrize("format", ["native", "safetensors"])
+@pytest.mark.parametrize("old", ["rank_files", "sharded", "dcp"])
+def test_a_save_over_another_format_that_was_interrupted_is_repeated(old, format, proxy, keys, jobs, tmp_path):  # noqa: F811
+    """At each step, nothing is read of the old checkpoint once it lacks a file."""
+    for number in (1, 3):
+        url = f"s3://checkpoints/new/over{number}/last"
+        succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS[old][0])
+        before = keys(f"new/over{number}/")
+        seen = refuse_after(proxy, number, lambda request: is_removal(request) or is_object(request))
+        folder = tmp_path / f"{number}.1"
+        folder.mkdir()
+        save(proxy, jobs, folder, format, [[url, 1, {"overwrite": True}, "AccessDenied"]], 1)
+        assert len(seen) > number
+        proxy.refuse = None
+        if keys(f"new/over{number}/") != before:
+            fail(proxy, "ckpt-inspect", "ls", url)
+        folder = tmp_path / f"{number}.2"
+        folder.mkdir()
+        save(proxy, jobs, folder, format, [[url, 1, {"overwrite": True}, None]], 1)
+        assert len(names(keys, f"new/over{number}/")) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_keep_last_leaves_no_part_of_files_of_ranks(number, proxy, keys, jobs, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/series/step-%d"
+    succeed(proxy, "ckpt-reshard", SOURCE, url % 1, "--to", "rank_files", "--world-size", 1)
+    refuse_after(proxy, number, is_removal)
+    for step, expected in ((2, "AccessDenied"), (3, None)):
+        (tmp_path / str(step)).mkdir()
+        save(proxy, jobs, tmp_path / str(step), "native", [[url % step, step, {"keep_last": 1}, expected]], 1)
+        if expected:
+            assert MARK in fail(proxy, "ckpt-inspect", "ls", url % 1)
+            proxy.refuse = None
+    assert {key.split("/")[2] for key in names(keys, "new/series")} == {"step-3"}

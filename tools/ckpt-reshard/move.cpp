@@ -242,9 +242,9 @@ void check_paths(const MoveOptions& options, const std::vector<std::string>& pat
   }
   const FileSystem& fs = object_store::files();
   // StoreDestination checks what is on the object store: an interrupted run may have left it.
-  const bool is_checked_later =
-      (options.resume || overwrite_policy(options) == OverwritePolicy::replace) &&
-      object_store::is_on_store(options.destination);
+  const bool is_checked_later = (options.resume || options.discard ||
+                                 overwrite_policy(options) == OverwritePolicy::replace) &&
+                                object_store::is_on_store(options.destination);
   const bool may_hold_extra_files =
       !is_checked_later && fs.kind_of(options.destination) == FileKind::directory;
   for (const std::string& path : paths) {

@@ -7,6 +7,7 @@
 
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
+#include "object_store/stored_objects.h"
 #include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
@@ -134,6 +135,7 @@ std::optional<std::string> first_foreign_entry(
                            ? OwnNames{is_of_our_writers, format_drivers()}
                            : names_of_one_format(entries);
   for (const std::string& name : entries) {
+    if (name == object_store::kIncompleteMark) continue;
     const std::string path = join_path(directory, name);
     if (is_plain_folder(path)) {
       auto foreign = foreign_in_folder(fs, directory, name, names, own.drivers);

@@ -36,7 +36,8 @@ bool has_file_in(const std::set<std::string>& paths, const std::string& folder);
 
 /// Returns the first entry of a directory that does not belong to a checkpoint: a name, or the path
 /// of a file in a folder that a checkpoint may have. Returns nothing if all entries belong to a
-/// checkpoint. `is_extra`, if given, says which other files to accept. It gets the file's name.
+/// checkpoint. Ignores the mark of an incomplete checkpoint (kIncompleteMark). `is_extra`, if
+/// given, says which other files to accept. It gets the file's name.
 std::optional<std::string> first_foreign_entry(
     const FileSystem& fs, const std::string& directory, FileNames names,
     const std::function<bool(const std::string& name)>& is_extra = {});

@@ -2,14 +2,20 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "formats/drivers.h"
+#include "formats/index_names.h"
 #include "formats/signatures.h"
 #include "formats/staging/extra_copies.h"
 #include "formats/staging/own_files.h"
 #include "formats/staging/staged_destination.h"
+#include "object_store/files.h"
+#include "object_store/stored_objects.h"
+#include "object_store/url.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
@@ -44,16 +50,26 @@ const FileMark* mark_of_name(const std::string& path) {
   return nullptr;
 }
 
-/// Throws if the first bytes of a file do not fit its name, such as an `index.h5` that is not HDF5.
-/// Ignores the suffix of a file that is being written. Accepts an empty file.
-void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
-  const std::string begin = begin_of(fs, path);
-  if (begin.empty()) return;
+/// Returns the kind of file that a file must be, as its name says, if its first bytes show that it
+/// is another one, such as an `index.h5` that is not HDF5. Returns null if they do not. Ignores the
+/// suffix of a file that is being written. Accepts an empty file.
+const FileMark* missed_mark(const std::string& path, std::string_view begin) {
+  if (begin.empty()) return nullptr;
   constexpr std::string_view kSuffix = StagedDestination::kSuffix;
   const FileMark* mark =
       mark_of_name(path.ends_with(kSuffix) ? path.substr(0, path.size() - kSuffix.size()) : path);
-  if (mark == nullptr || mark->is_at_begin(begin)) return;
-  refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
+  return mark == nullptr || mark->is_at_begin(begin) ? nullptr : mark;
+}
+
+bool fits_its_name(const FileSystem& fs, const std::string& path) {
+  return missed_mark(path, begin_of(fs, path)) == nullptr;
+}
+
+/// Throws if the first bytes of a file do not fit its name.
+void require_mark(const FileSystem& fs, const std::string& path, const std::string& option) {
+  const std::string begin = begin_of(fs, path);
+  const FileMark* mark = missed_mark(path, begin);
+  if (mark != nullptr) refuse_to_replace(path, option, mark->in_words, found_in_words(begin));
 }
 
 /// Throws if the content of a single file is not of the driver's format. Accepts an empty file.
@@ -114,6 +130,34 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
 
 }  // namespace
 
+bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& extra_files) {
+  const FileSystem& fs = object_store::files();
+  if (fs.kind_of(url) != FileKind::directory) return false;
+  const auto is_extra = [&](const std::string& name) {
+    const auto file = std::ranges::find(extra_files, name, &ExtraFile::name);
+    return file != extra_files.end() && holds_copy(fs, join_path(url, name), *file);
+  };
+  if (first_foreign_entry(fs, url, FileNames::of_our_writers, is_extra)) return false;
+  const std::vector<std::string> names = fs.list_directory(url);
+  const auto may_be_whole = [&](const std::string& name) {
+    return !is_extra(name) && (is_index_name(name) || rank_files_driver().writes_file(name));
+  };
+  const auto begins_well = [&](const std::string& name) {
+    return is_extra(name) || is_plain_folder(join_path(url, name)) ||
+           fits_its_name(fs, join_path(url, name));
+  };
+  const bool is_marked = std::ranges::find(names, object_store::kIncompleteMark) != names.end();
+  return (is_marked || std::ranges::none_of(names, may_be_whole)) &&
+         std::ranges::all_of(names, begins_well);
+}
+
+void refuse_interrupted_write(const std::string& url) {
+  throw Error(
+      ErrorKind::already_exists, {.path = url},
+      "the destination exists: an interrupted run has left a part of a checkpoint at this URL",
+      {Remedy::Action::resume_or_discard});
+}
+
 void refuse_to_replace(const std::string& path, const std::string& option,
                        std::string_view expected, std::string_view found) {
   throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option, expected, found,
@@ -135,6 +179,11 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
                        const std::vector<ExtraFile>& extra_files) {
   const auto kind = fs.kind_of(path);
   if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
+  if (object_store::is_url(path) && is_interrupted_write(path, extra_files)) {
+    const std::set<std::string> extra = names_of(extra_files);
+    const std::vector<std::string> names = fs.list_directory(path);
+    if (std::ranges::any_of(names, [&](const auto& name) { return !extra.contains(name); })) return;
+  }
   std::optional<Format> format;
   try {
     format = detect_format(fs, path);

@@ -151,9 +151,9 @@ void check_destination(const MoveRequest& request,
   const FileSystem& fs = object_store::files();
   const OverwritePolicy overwrite = request.create.overwrite;
   // StoreDestination checks what is on the object store: an interrupted move may have left it.
-  const bool resumes =
-      request.create.journal && request.create.journal->kept_work == formats::KeptWork::resume;
-  const bool is_checked_later = resumes || overwrite == OverwritePolicy::replace;
+  const bool takes_kept_work =
+      request.create.journal && request.create.journal->kept_work != formats::KeptWork::refuse;
+  const bool is_checked_later = takes_kept_work || overwrite == OverwritePolicy::replace;
   if (is_checked_later && object_store::is_on_store(request.destination)) {
     for (const MergePath& source : request.sources.paths) {
       formats::require_apart(fs, source.path, request.destination);
