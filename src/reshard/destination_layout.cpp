@@ -6,6 +6,7 @@
 
 #include "formats/numbered_state.h"
 #include "formats/per_rank.h"
+#include "formats/pointwise_state.h"
 #include "reshard/layout_check.h"
 #include "reshard/plan_report.h"
 #include "reshard/row_wise_shards.h"
@@ -65,9 +66,10 @@ bool is_whole(const TensorEntry& tensor, const Piece& piece) {
 }
 
 /// Returns whether a tensor is a vector of numbered state, as the parts of flat parameters (FSDP1)
-/// are.
+/// are. No reader takes quantized state for such a part.
 bool is_numbered_vector(const TensorEntry& tensor) {
-  return tensor.meta.shape.size() == 1 && formats::is_numbered_state(tensor.key_path);
+  return tensor.meta.shape.size() == 1 && formats::is_numbered_state(tensor.key_path) &&
+         !formats::is_quantized_state(tensor.meta.fqn, tensor.meta.dtype);
 }
 
 /// Returns whether the source has a tensor that is cut into several pieces.

@@ -23,6 +23,7 @@ constexpr std::string_view kState = "state";
 constexpr std::string_view kGroups = "param_groups";
 constexpr std::string_view kParams = "params";
 constexpr std::string_view kParamNames = "param_names";
+constexpr std::string_view kLowRankSettings[] = {"rank", "update_proj_gap"};  // GaLore, APOLLO
 constexpr std::string_view kStateNumbersRule = "numbers of optimizer state";
 
 /// Returns whether a text is a number without leading zeros, as Python writes it.
@@ -79,6 +80,7 @@ struct GroupValues {
   std::optional<std::size_t> whole;              // `param_groups`, a list of dicts
   std::map<std::uint64_t, std::size_t> params;   // `param_groups.<g>.params`, by group
   std::map<std::uint64_t, std::size_t> names{};  // `param_groups.<g>.param_names`
+  std::set<std::uint64_t> low_rank{};            // groups with kLowRankSettings
 };
 
 /// Finds the `param_groups` of all optimizers. The key of the map is the part of the names before
@@ -98,6 +100,9 @@ std::map<std::string, GroupValues> find_groups(const CheckpointReader& reader) {
       const std::uint64_t group = std::stoull(std::string(parts[n - 2].text));
       if (parts[n - 1].text == kParams) found[root].params[group] = i;
       if (parts[n - 1].text == kParamNames) found[root].names[group] = i;
+      if (std::ranges::find(kLowRankSettings, parts[n - 1].text) != std::end(kLowRankSettings)) {
+        found[root].low_rank.insert(group);
+      }
     }
   }
   return found;
@@ -127,6 +132,7 @@ class GroupsReader {
         std::optional<Value> param_names;
         if (names != groups_.names.end()) param_names = reader_.read_value(names->second);
         add_group(index, reader_.read_value(index), param_names ? &*param_names : nullptr);
+        if (groups_.low_rank.contains(group)) note_low_rank();
         optimizer_.values.push_back(index);
       }
     }
@@ -142,7 +148,10 @@ class GroupsReader {
     if (list == nullptr) return;
     for (const Value& group : *list) {
       const Value* params = group.find(kParams);
-      if (params != nullptr) add_group(index, *params, group.find(kParamNames));
+      if (params == nullptr) continue;
+      add_group(index, *params, group.find(kParamNames));
+      const auto is_setting = [&](std::string_view key) { return group.find(key) != nullptr; };
+      if (std::ranges::any_of(kLowRankSettings, is_setting)) note_low_rank();
     }
     optimizer_.values.push_back(index);
   }
@@ -162,6 +171,12 @@ class GroupsReader {
     }
     if (any_number_ && refused_) fail(refused_->first, "numbers of parameters", refused_->second);
     add_names(numbers.size(), param_names);
+  }
+
+  /// Remembers that the last group is one of a low-rank optimizer.
+  void note_low_rank() {
+    const std::vector<std::string>& numbers = optimizer_.groups.back();
+    optimizer_.unsure.insert(numbers.begin(), numbers.end());
   }
 
   void add_names(std::size_t num_params, const Value* param_names) {
@@ -222,7 +237,7 @@ std::string numbers_in_words(const NumberedOptimizer& optimizer) {
 }
 
 /// Checks that no number is in two groups, and that each number in the names of state is in a
-/// group. Sets the optimizer's `shapes` and `flat`.
+/// group. Sets the optimizer's `shapes`, `flat` and `unsure`.
 void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer) {
   std::map<std::string, std::size_t> group_of;
   for (std::size_t g = 0; g < optimizer.groups.size(); ++g) {
@@ -243,10 +258,14 @@ void check_numbers(const CheckpointReader& reader, NumberedOptimizer& optimizer)
                           kStateNumbersRule, numbers_in_words(optimizer),
                           std::string(place.number(name)));
   });
+  std::map<std::string_view, Shape> shape_of;  // key: a name up to the number, of each rank
   for (const auto& tensor : reader.contents().tensors) {
     const std::string& name = tensor.meta.fqn;
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
       if (!place.is_of(name, optimizer.root) || !is_pointwise_name(place.entry(name))) continue;
+      const std::string_view front = std::string_view(name).substr(0, place.end);
+      const auto [known, is_new] = shape_of.emplace(front, tensor.meta.shape);
+      if (known->second != tensor.meta.shape) optimizer.unsure.emplace(place.number(name));
       // The shared state decides. A rank may have state that no other rank has.
       if (place.root(name) == optimizer.root) {
         optimizer.shapes.insert_or_assign(std::string(place.number(name)), tensor.meta.shape);

@@ -49,6 +49,10 @@ struct NumberedOptimizer {
   std::vector<std::size_t> values;                    // indices of the values that list numbers
   std::map<std::string, Shape> shapes;  // shapes of pointwise state, by the parameter's number
   std::set<std::string> flat;           // numbers whose pointwise state is flat (Flat state, below)
+  /// Numbers whose state may have another shape than the parameter, although its name is that of
+  /// pointwise state: the group has settings of a low-rank optimizer such as GaLore (`rank`), or
+  /// state of the number has different shapes.
+  std::set<std::string> unsure;
 
   std::size_t num_params() const;
 };

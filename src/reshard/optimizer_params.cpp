@@ -183,6 +183,7 @@ void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer&
   if (optimizer.flat.empty()) return;
   const auto candidates = find_candidates(reader.contents());
   for (const std::string& number : optimizer.flat) {
+    if (optimizer.unsure.contains(number)) continue;
     const std::int64_t numel = numel_of(optimizer.shapes.at(number));
     const auto has_numel = [&](const auto& candidate) {
       return candidate.second->meta.numel() == numel;
@@ -210,9 +211,9 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
     std::vector<NumberedParam>& group = groups.emplace_back();
     for (const std::string& number : numbers) {
       const auto shape = optimizer.shapes.find(number);
-      group.push_back(
-          {number, shape == optimizer.shapes.end() ? std::nullopt : std::optional(shape->second),
-           optimizer.flat.contains(number)});
+      const bool is_sure = shape != optimizer.shapes.end() && !optimizer.unsure.contains(number);
+      group.push_back({number, is_sure ? std::optional(shape->second) : std::nullopt,
+                       is_sure && optimizer.flat.contains(number)});
     }
   }
   const auto candidates = selected_candidates(reader.contents(), only, optimizer.num_params());
@@ -271,6 +272,7 @@ class NamedParamsReader final : public RenamedEntries {
       if (!place.is_of(tensor.meta.fqn, root_)) continue;
       const auto shape = shapes_.find(std::string(place.number(tensor.meta.fqn)));
       if (shape == shapes_.end() || !is_pointwise_name(place.entry(tensor.meta.fqn))) continue;
+      if (numel_of(shape->second) != tensor.meta.numel()) continue;
       tensor.meta.shape = shape->second;
       return;
     }
@@ -319,34 +321,77 @@ std::vector<const TensorEntry*> find_parameters(const CheckpointContents& conten
   return found;
 }
 
-/// Checks that each parameter has the shape of its pointwise state.
-void check_shapes(const CheckpointContents& contents, const std::string& root,
+/// Returns for how many numbers, at most, the parameters in any order have the shapes of the state.
+/// Counts only numbers whose state surely has the shape of the parameter.
+std::size_t most_that_fit(const NumberedOptimizer& optimizer,
+                          const std::vector<const TensorEntry*>& parameters) {
+  std::map<Shape, std::size_t> of_shape;
+  for (const TensorEntry* parameter : parameters) ++of_shape[parameter->meta.shape];
+  const auto take = [](auto& free, const auto& key) {
+    const auto found = free.find(key);
+    if (found == free.end() || found->second == 0) return false;
+    --found->second;
+    return true;
+  };
+  std::size_t num_fitting = 0;
+  std::vector<std::int64_t> flat;  // last, because they also fit other shapes
+  for (const auto& [number, shape] : optimizer.shapes) {
+    if (optimizer.unsure.contains(number)) continue;
+    if (optimizer.flat.contains(number)) {
+      flat.push_back(numel_of(shape));
+    } else if (take(of_shape, shape)) {
+      ++num_fitting;
+    }
+  }
+  std::map<std::int64_t, std::size_t> of_numel;
+  for (const auto& [shape, count] : of_shape) of_numel[numel_of(shape)] += count;
+  for (const std::int64_t numel : flat) {
+    if (take(of_numel, numel)) ++num_fitting;
+  }
+  return num_fitting;
+}
+
+/// Checks that each parameter has the shape of its pointwise state. State of another shape is
+/// accepted (a move notes it) if no other order of the names fits more state: some optimizers keep
+/// smaller state under the same names.
+void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& optimizer,
                   const ParamNames& given, const std::vector<std::string>& numbers,
                   const std::vector<const TensorEntry*>& parameters) {
   std::unordered_map<std::string_view, std::size_t> place_of;
   for (std::size_t i = 0; i < numbers.size(); ++i) place_of.emplace(numbers[i], i);
+  std::set<std::size_t> misfits;  // places of numbers
+  std::optional<Error> first_misfit;
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string& name = tensor.meta.fqn;
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
-      if (!place.is_of(name, root) || !is_pointwise_name(place.entry(name))) continue;
+      if (!place.is_of(name, optimizer.root) || !is_pointwise_name(place.entry(name))) continue;
       const std::size_t i = place_of.at(place.number(name));
+      if (optimizer.unsure.contains(numbers[i])) continue;
       const std::string rank(name, 0, name.size() - formats::name_without_rank(name).size());
       const TensorEntry* own = contents.find_tensor(rank + parameters[i]->meta.fqn);
       const TensorMeta& parameter = (own == nullptr ? parameters[i] : own)->meta;
       if (tensor.meta.shape == parameter.shape) continue;
       if (is_flat_state(tensor) && tensor.meta.numel() == parameter.numel()) continue;
-      refuse(ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]},
-             "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
-                 numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
-             "a parameter of shape " + shape_to_string(parameter.shape),
-             "is the order of the names the optimizer's order?");
+      misfits.insert(i);
+      if (first_misfit) continue;
+      first_misfit = Error::expected(
+          ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]}, kNamesRule,
+          "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
+              numbers[i] + ", because its " + std::string(place.entry(name)) + " has this shape",
+          "a parameter of shape " + shape_to_string(parameter.shape),
+          "is the order of the names the optimizer's order?");
     }
+  }
+  const auto is_sure = [&](const auto& number) { return !optimizer.unsure.contains(number.first); };
+  const auto num_sure = static_cast<std::size_t>(std::ranges::count_if(optimizer.shapes, is_sure));
+  if (first_misfit && num_sure - misfits.size() < most_that_fit(optimizer, parameters)) {
+    throw *first_misfit;
   }
 }
 
-/// Checks that the names are tensors of the checkpoint with the right shapes. Adds these shapes to
-/// `shapes`, by number. Returns a note if the checkpoint has none of these tensors, and too few
-/// others that may be parameters: then nothing can be checked.
+/// Checks that the names are tensors of the checkpoint, with shapes as check_shapes says. Adds
+/// these shapes to `shapes`, by number. Returns a note if the checkpoint has none of these tensors,
+/// and too few others that may be parameters: then nothing can be checked.
 std::optional<Finding> check_names(const CheckpointReader& reader,
                                    const NumberedOptimizer& optimizer, const ParamNames& given,
                                    std::map<std::string, Shape>& shapes) {
@@ -358,7 +403,7 @@ std::optional<Finding> check_names(const CheckpointReader& reader,
     for (const auto& group : optimizer.groups) {
       numbers.insert(numbers.end(), group.begin(), group.end());
     }
-    check_shapes(contents, optimizer.root, given, numbers, parameters);
+    check_shapes(contents, optimizer, given, numbers, parameters);
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       shapes.emplace(numbers[i], parameters[i]->meta.shape);
     }

@@ -52,7 +52,9 @@ OptimizerParams read_optimizer_params(const FileSystem& fs, const std::string& o
 /// of the lists `params`, one group after another, becomes number k. Apply a recipe before this.
 ///
 /// If the checkpoint has tensors that can be the parameters, every name must be one of them, with
-/// the shape of its pointwise state. If it has none, a note in `opening_findings` says so.
+/// the shape of its pointwise state. State of another shape, as GaLore and Amos have it, is
+/// accepted if no other order of the names fits more state. If the checkpoint has no such tensors,
+/// a note in `opening_findings` says so.
 /// Throws: Error(mismatch) if the checkpoint has no such optimizer or several, or if names do not
 /// fit it; Error(corruption) if the list is not a list of names; what `read_value` throws.
 std::unique_ptr<formats::CheckpointReader> name_optimizer_params(

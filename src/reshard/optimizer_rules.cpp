@@ -25,11 +25,6 @@ constexpr std::string_view kStateComponent = "state";
 constexpr std::string_view kGroupsComponent = "param_groups";
 constexpr std::string_view kScalerComponent = "grad_scaler";
 constexpr std::string_view kOptimizerDicts[] = {"optim.", "optimizer."};
-constexpr std::string_view kPointwiseNames[] = {
-    "exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
-    "square_avg", "grad_avg",   "acc_delta",      "sum",
-    "exp_inf",    "prev",       "step_size",      "ax",
-    "fp32_param", "param",      "master_param"};
 /// Names of state that no parameter or buffer of a model has, so that they prove a name to be state
 /// even if its parameter is not in the checkpoint. The last four are bitsandbytes'.
 constexpr std::string_view kNamesOfStateOnly[] = {
@@ -217,8 +212,8 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
       return role;
     }
     // The name says what the state means, but only if the shape fits.
-    role.is_misnamed = contains(kPointwiseNames, split.name) || contains(kRowWiseNames, split.name);
-    if (contains(kPointwiseNames, split.name) && state.meta.shape == parameter.meta.shape) {
+    role.is_misnamed = is_pointwise_name(split.name) || contains(kRowWiseNames, split.name);
+    if (is_pointwise_name(split.name) && state.meta.shape == parameter.meta.shape) {
       role.kind = StateKind::pointwise;
     } else if (contains(kRowWiseNames, split.name) && has_one_per_row(state, parameter)) {
       role.kind = StateKind::row_wise;
@@ -228,7 +223,7 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
     role.is_misnamed = role.is_misnamed && role.kind == StateKind::opaque;
     return role;
   }
-  if (contains(kPointwiseNames, split.name)) role.kind = StateKind::pointwise;
+  if (is_pointwise_name(split.name)) role.kind = StateKind::pointwise;
   if (contains(kRowWiseNames, split.name)) role.kind = StateKind::row_wise;
   if (contains(kScalarNames, split.name)) role.kind = StateKind::scalar_parameter;
   return role;
@@ -251,8 +246,7 @@ std::string_view without_number(std::string_view root) {
 }
 
 bool is_known_name(std::string_view name) {
-  return contains(kPointwiseNames, name) || contains(kRowWiseNames, name) ||
-         contains(kScalarNames, name);
+  return is_pointwise_name(name) || contains(kRowWiseNames, name) || contains(kScalarNames, name);
 }
 
 /// Returns a name, or its beginning, without `per_rank.<rank>.`: a rank's own copy of an entry
@@ -428,10 +422,6 @@ std::vector<StateRole> classify_state(const CheckpointContents& contents,
     }
   }
   return roles;
-}
-
-bool is_pointwise_name(std::string_view name) {
-  return contains(kPointwiseNames, name);
 }
 
 std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest) {

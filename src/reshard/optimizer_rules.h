@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "formats/pointwise_state.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::reshard {
@@ -78,9 +79,7 @@ std::vector<StateRole> classify_state(const formats::CheckpointContents& content
 std::vector<StateRole> classify_state(const formats::CheckpointContents& contents,
                                       const StateRoots& states);
 
-/// Returns whether state of this name has one element for each element of its parameter, as
-/// `exp_avg` does.
-bool is_pointwise_name(std::string_view name);
+using formats::is_pointwise_name;
 
 /// State whose key comes before its parameter, as Megatron's torch_dist names it:
 /// `optimizer.state.exp_avg.decoder.final_layernorm.weight`. Views of the key.

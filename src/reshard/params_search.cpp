@@ -17,7 +17,9 @@ constexpr std::string_view kParamsRule = "parameters of the optimizer";
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 std::string in_words(const NumberedParam& param) {
-  if (!param.shape) return param.number + ", which has no state that tells its shape";
+  if (!param.shape) {
+    return param.number + ", which has no state that tells its shape (low-rank state does not)";
+  }
   if (param.is_flat) {
     return param.number + " with " + std::to_string(numel_of(*param.shape)) + " elements";
   }
@@ -254,7 +256,7 @@ std::vector<std::size_t> params_by_shape(const Groups& groups,
       refuse(path,
              "state of every number, to know the parameter's shape (the checkpoint does not record "
              "the order)",
-             "no state of number " + param->number);
+             "number " + in_words(*param));
     }
     const auto found = by_shape.find(key_of(*param));
     if (found == by_shape.end() || found->second.size() < num_of_shape[key_of(*param)]) {

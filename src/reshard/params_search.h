@@ -15,7 +15,7 @@ namespace tessera::reshard {
 /// A parameter that an optimizer knows only by a number, with the shape of its state.
 struct NumberedParam {
   std::string number;
-  std::optional<Shape> shape;  // none: no state of the number shows its shape
+  std::optional<Shape> shape;  // none: no state of the number surely has its shape
   bool is_flat = false;        // the state is a vector of the parameter's elements, as FSDP1 has it
 };
 

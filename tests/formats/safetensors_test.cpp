@@ -421,7 +421,12 @@ TEST_F(SafetensorsTest, FilesOfTwoCheckpointsInOneDirectoryAreRefused) {
   put_safetensors("two.safetensors", header, 1);
   EXPECT_THAT(
       [&] { open(tmp_.path()); },
-      ThrowsError(ErrorKind::corruption, "two.safetensors: a: names: expected each tensor"));
+      ThrowsError(
+          ErrorKind::corruption,
+          "two.safetensors: a: names: expected each tensor in one file, found this tensor "
+          "also in 'one.safetensors' (are these files of different checkpoints, or variants "
+          "of one such as fp16? To read one of them, give the file itself)"));
+  EXPECT_EQ(open(tmp_ / "two.safetensors")->contents().tensors.size(), 1U);
 }
 
 TEST_F(SafetensorsTest, ADirectoryWithoutSafetensorsIsNotFound) {

@@ -720,6 +720,17 @@ def test_a_move_that_does_not_fit_lists_all_its_problems(tmp_path):
     assert moved.written and {note.severity for note in moved.notes} == {"note"}
 
 
+def test_a_load_of_state_of_other_column_shards_says_which_move_makes_it_fit(tmp_path):
+    table = "ebc.embedding_bags.t_cw.weight"
+    state = {"model": {table: torch.zeros(13, 8)}, "optim": {"state": {table: {"t_cw.momentum1": torch.zeros(13)}}}}
+    with pytest.raises(tessera.Error) as caught:
+        tessera.load(state, TORCHREC, only="*t_cw*")
+    assert "(tessera.reshard with allow_lossy=True makes a checkpoint that fits, by a weighted mean)" in str(caught.value)
+    tessera.reshard(TORCHREC, tmp_path / "moved", ranks=1, allow_lossy=True)
+    tessera.load(state, tmp_path / "moved", only="*t_cw*")
+    assert state["optim"]["state"][table]["t_cw.momentum1"].gt(0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2, torch.float8_e4m3fn], ids=str)
 def test_numbers_too_large_for_a_cast_are_refused_saturated_or_as_torch_makes_them(dtype, tmp_path):
     with pytest.raises(tessera.Error, match="cast: expected finite numbers up to .*on_overflow='saturate'") as caught:

@@ -367,7 +367,8 @@ def test_state_under_numbers_that_is_whole_beside_sharded_state_is_not_joined(tm
 
 
 def save_flat_state(folder):
-    """Saves a sharded model and state of an 8-bit optimizer with a vector of each rank's elements, as FSDP1 has it, on each rank."""
+    """Saves a sharded model, and on each rank state with a vector of the rank's elements, as FSDP1 has it. Numbers 0 and 4 have
+    the codes of an 8-bit optimizer, with one scale for each block of codes."""
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
@@ -376,19 +377,42 @@ def save_flat_state(folder):
     mesh = init_device_mesh("cpu", (2,))
     model = {"a": DTensor.from_local(torch.ones(4), mesh, [Shard(0)]), "b": DTensor.from_local(torch.ones(3), mesh, [Shard(0)])}
     torch.save(model, folder / f"model_world_size_2_rank_{rank}.pt")
-    state = {0: {"state1": torch.arange(4, dtype=torch.uint8) + rank, "unchanged": torch.zeros(4, dtype=torch.uint8),
-                 "qmap1": torch.arange(256.0), "scale": torch.ones(1)},
-             1: {"unchanged": torch.zeros(3)}, 2: {"rotation": torch.arange(3.0)}}
+    codes = {"state1": torch.arange(4, dtype=torch.uint8) + rank, "unchanged": torch.zeros(4, dtype=torch.uint8),
+             "absmax1": torch.ones(1) + rank, "qmap1": torch.arange(256.0), "scale": torch.ones(1)}
+    state = {0: codes, 1: {"unchanged": torch.zeros(3)}, 2: {"rotation": torch.arange(3.0)},
+             3: {"exp_avg": torch.ones(3) + rank, "exp_avg_diff": torch.ones(3) - rank, "norms": torch.ones(2) + rank},
+             4: {"__bnb_optimizer_quant_state__": {name: codes[name].clone() for name in ("state1", "absmax1")}},
+             5: {"exp_avg": torch.arange(4, dtype=torch.uint8) + rank}, 6: {"m": torch.ones(3) + rank, "n": torch.ones(5) + rank}}
     torch.save({"state": state}, folder / f"optim_world_size_2_rank_{rank}.pt")
     dist.barrier()
     os._exit(0)  # Gloo's threads can abort an ordinary exit
 
 
-def test_tables_that_are_whole_on_each_rank_are_no_flat_state(tmp_path):
-    """Shows A2, F1. Equal vectors are joined only if they can be ranges of a vector that still has its first value."""
-    run_function(save_flat_state, 2, tmp_path)
-    shapes = {row["name"].removeprefix("optim.state."): row["shape"] for row in listing(tmp_path)["tensors"] if "optim" in row["name"]}
-    assert shapes == {"0.state1": [8], "0.unchanged": [8], "0.qmap1": [256], "0.scale": [1], "1.unchanged": [6], "2.rotation": [3]}
+def test_only_vectors_of_one_element_for_each_element_are_joined(tmp_path):
+    """Shows A2, F1. Equal vectors are joined only if they can be ranges of a vector that still has its first value. Codes, scales,
+    and vectors of another length than state of a known name, stay on their ranks. Codes and scales come back from rank files."""
+    source = tmp_path / "saved"
+    source.mkdir()
+    run_function(save_flat_state, 2, source)
+    shapes = {row["name"].removeprefix("optim.state."): row["shape"] for row in listing(source)["tensors"] if "optim" in row["name"]}
+    inner = "4.__bnb_optimizer_quant_state__"
+    own = {"0.state1": [4], "0.absmax1": [1], "3.norms": [2], f"{inner}.state1": [4], f"{inner}.absmax1": [1], "5.exp_avg": [4],
+           "6.n": [5]}
+    expected = {"0.unchanged": [4], "0.qmap1": [256], "0.scale": [1], "1.unchanged": [6], "2.rotation": [3],
+                "3.exp_avg": [6], "3.exp_avg_diff": [6], "6.m": [6]} | own
+    assert shapes == expected | {f"per_rank.1.optim.state.{name}": shape for name, shape in own.items()}
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved", "--to", "rank_files", "--json"))
+    assert [note["found"] for note in document["notes"] if "8-bit" in note["found"]] == [
+        "8 vectors of other state, as of 8-bit optimizers, such as 'optim.state.0.absmax1' (each rank keeps its own, of use only for "
+        "the same number of ranks)"]
+    for rank in range(2):
+        before, after = (torch.load(folder / f"optim_world_size_2_rank_{rank}.pt", weights_only=False)["state"]
+                         for folder in (source, tmp_path / "moved"))
+        for name in own.keys() - {"3.norms", "6.n"}:  # codes and their scales
+            *path, last = name.split(".")
+            a, b = before[int(path[0])], after[int(path[0])]
+            a, b = (a[path[1]], b[path[1]]) if path[1:] else (a, b)
+            assert a[last].equal(b[last]) and a[last].dtype == b[last].dtype, (rank, name)
 
 
 def test_state_of_any_name_comes_back_from_rank_files(tmp_path):

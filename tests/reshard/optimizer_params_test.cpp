@@ -594,6 +594,100 @@ TEST(OptimizerParamsTest, TwoFilesHaveNoCommonOrder) {
               ThrowsError(ErrorKind::mismatch, "found equal shapes: number 0"));
 }
 
+// State that is smaller than its parameter
+
+/// GaLore of rank 2: the state of `up.weight` has the shape of the frozen weight.
+Source low_rank(bool groups_are_one_value) {
+  Source source;
+  source.tensor("model.up.weight", {6, 4}).tensor("model.frozen.weight", {6, 2}).state(0, {6, 2});
+  if (groups_are_one_value) {
+    source.value("optim.param_groups",
+                 Value::List{Value::Dict{{"rank", 2}, {"params", numbers({0})}}});
+  } else {
+    source.group(0, {0}).value("optim.param_groups.0.update_proj_gap", 200);
+  }
+  return source;
+}
+
+TEST(OptimizerParamsTest, AutoDoesNotTakeLowRankStateForThatOfAnotherTensor) {
+  for (const bool groups_are_one_value : {true, false}) {
+    SCOPED_TRACE(groups_are_one_value);
+    EXPECT_THAT([&] { low_rank(groups_are_one_value).with_order().named(kAuto); },
+                ThrowsError(ErrorKind::mismatch,
+                            "number 0, which has no state that tells its shape (low-rank state "
+                            "does not), may be model.up.weight or model.frozen.weight"));
+    EXPECT_THAT([&] { low_rank(groups_are_one_value).named(kAuto); },
+                ThrowsError(ErrorKind::mismatch, "found number 0, which has no state that tells"));
+  }
+}
+
+TEST(OptimizerParamsTest, AutoTakesTheOnlyOrderOfLowRankState) {
+  Source source;
+  source.tensor("model.up.weight", {6, 4}).tensor("model.down.weight", {4, 6});
+  source.tensor("model.bias", {4}).state(0, {6, 2}).state(1, {2, 6}).state(2, {4});
+  source.group(0, {0, 1}).value("optim.param_groups.0.rank", 2).group(1, {2});
+  const auto reader = source.with_order().named(kAuto);
+  EXPECT_EQ(value_of(*reader, "optim.param_groups.0.params"),
+            strings({"up.weight", "down.weight"}));
+  EXPECT_EQ(value_of(*reader, "optim.param_groups.1.params"), strings({"bias"}));
+}
+
+TEST(OptimizerParamsTest, AutoDoesNotTrustStateOfSeveralShapes) {
+  Source source;
+  source.tensor("model.up.weight", {6, 4}).tensor("model.frozen.weight", {6, 2});
+  source.state(0, {6, 4}).tensor("optim.state.0.exp_avg_sq", {6, 2}).group(0, {0});
+  EXPECT_THAT([&] { source.named(kAuto); },
+              ThrowsError(ErrorKind::mismatch, "found number 0, which has no state that tells"));
+}
+
+TEST(OptimizerParamsTest, LowRankStateMovesWholeUnderTheGivenName) {
+  const auto reader = low_rank(false).named(list(R"(["up.weight"])"));
+  const Plan plan = plan_reshard(reader->contents(), "src", {.world_size = 2, .strategy = "dim0"});
+  ASSERT_THAT(plan.problems, IsEmpty());
+  const auto* const state = plan.destination.find_tensor("optim.state.up.weight.exp_avg");
+  ASSERT_NE(state, nullptr);
+  EXPECT_EQ(state->kind, StateKind::opaque);
+  ASSERT_THAT(plan.notes, SizeIs(1));
+  EXPECT_EQ(plan.notes[0].where.fqn, "optim.state.up.weight.exp_avg");
+  EXPECT_THAT(plan.notes[0].expected, HasSubstr("the shape of model.up.weight [6, 4]"));
+}
+
+TEST(OptimizerParamsTest, StateThatFitsNoNameOfTheListKeepsItsShape) {
+  // Amos has one number for each parameter.
+  Source amos;
+  amos.tensor("model.up.weight", {6, 4}).tensor("model.bias", {6});
+  amos.state(0, {}).state(1, {}).group(0, {0, 1});
+  const auto reader = amos.named(list(R"(["up.weight", "bias"])"));
+  const auto* const state = reader->contents().find_tensor("optim.state.bias.exp_avg");
+  ASSERT_NE(state, nullptr);
+  EXPECT_EQ(state->meta.shape, Shape());
+
+  Source flat;
+  flat.tensor("model.up.weight", {6, 4}).tensor("model.bias", {6});
+  flat.flat_state(0, 24, 12).flat_state(1, 24, 12).group(0, {0, 1});
+  const auto of_flat = flat.named(list(R"(["up.weight", "bias"])"));
+  EXPECT_EQ(of_flat->contents().find_tensor("optim.state.up.weight.exp_avg")->meta.shape,
+            (Shape{6, 4}));
+  EXPECT_EQ(of_flat->contents().find_tensor("optim.state.bias.exp_avg")->meta.shape, (Shape{24}));
+}
+
+TEST(OptimizerParamsTest, AWrongOrderIsRefusedAlsoBesideStateThatFitsNoName) {
+  const auto make = [] {
+    Source source = two_groups();
+    source.tensor("model.low.weight", {7, 7}).state(4, {7, 2}).group(2, {4});
+    return source;
+  };
+  EXPECT_THAT(
+      [&] {
+        make().named(
+            list(R"(["up.weight", "emb.weight", "norm.weight", "norm.bias", "low.weight"])"));
+      },
+      ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [5, 3] for number 0"));
+  EXPECT_THAT(names_of(*make().named(list(
+                  R"(["emb.weight", "up.weight", "norm.weight", "norm.bias", "low.weight"])"))),
+              Contains("optim.state.low.weight.exp_avg"));
+}
+
 // --- the search for names
 
 std::vector<NumberedParam> params(int first, std::vector<std::optional<Shape>> shapes) {
@@ -616,8 +710,10 @@ TEST(ParamsSearchTest, ANumberWithoutStateFitsAnything) {
       [] {
         params_in_order({params(0, {Shape{2}, std::nullopt})}, candidates({{2}, {3}, {4}}), "src");
       },
-      ThrowsError(ErrorKind::mismatch,
-                  "number 1, which has no state that tells its shape, may be b or c"));
+      ThrowsError(
+          ErrorKind::mismatch,
+          "number 1, which has no state that tells its shape (low-rank state does not), may "
+          "be b or c"));
 }
 
 TEST(ParamsSearchTest, AnEmptyGroupTakesNothing) {
@@ -695,7 +791,7 @@ TEST(ParamsSearchTest, ShapesAloneNeedStateAndDistinctShapes) {
       params_by_shape({params(0, {Shape{3}, Shape{2}})}, candidates({{2}, {3}, {4}, {4}}), "src"),
       ElementsAre(1, 0));
   EXPECT_THAT([] { params_by_shape({params(0, {std::nullopt})}, candidates({{2}}), "src"); },
-              ThrowsError(ErrorKind::mismatch, "found no state of number 0"));
+              ThrowsError(ErrorKind::mismatch, "found number 0, which has no state that tells"));
   EXPECT_THAT([] { params_by_shape({params(0, {Shape{2}})}, candidates({{3}}), "src"); },
               ThrowsError(ErrorKind::mismatch, "found none for number 0 of shape [2]"));
   EXPECT_THAT(

@@ -16,6 +16,7 @@
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
 #include "formats/per_rank.h"
+#include "formats/pointwise_state.h"
 #include "formats/rank_files/file_names.h"
 #include "formats/tensor_mesh.h"
 #include "formats/torch_zip/equal_bytes.h"
@@ -472,16 +473,52 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   /// sharded, as with DDP, or if other state under numbers is sharded, as FSDP2 has it: then a
   /// vector is whole on each rank. So are equal vectors on all ranks, such as the tables of 8-bit
   /// optimizers, unless they are state that still has its first value (`is_unchanged_flat_state`).
-  bool is_flat_state(const std::string& name, const Gathered& gathered) const {
+  /// Vectors that may be something else than one element for each of the rank's elements of the
+  /// parameter (`has_element_for_element`) stay on their ranks, with a note.
+  bool is_flat_state(const std::string& name, const Gathered& gathered) {
     if (!has_sharded_ || has_replicas_ || has_sharded_state_) return false;
     const DType dtype = tensor_of(gathered.tensors.front()).meta.dtype;
-    const auto is_vector = [&](const Origin& origin) {
-      const TensorMeta& meta = tensor_of(origin).meta;
-      return !place_of(origin) && meta.shape.size() == 1 && meta.dtype == dtype;
+    const auto has_dtype = [&](const Origin& origin) {
+      return is_vector(origin) && tensor_of(origin).meta.dtype == dtype;
     };
     if (!is_numbered_state(gathered.key_path)) return false;
-    if (!std::ranges::all_of(gathered.tensors, is_vector)) return false;
-    return !are_copies(gathered) || is_unchanged_flat_state(name, gathered);
+    if (!std::ranges::all_of(gathered.tensors, has_dtype)) return false;
+    if (are_copies(gathered) && !is_unchanged_flat_state(name, gathered)) return false;
+    if (has_element_for_element(gathered)) return true;
+    not_joined_.insert(name);
+    return false;
+  }
+
+  /// Whether the rank has an ordinary tensor of one dimension.
+  bool is_vector(const Origin& origin) const {
+    return !place_of(origin) && tensor_of(origin).meta.shape.size() == 1;
+  }
+
+  /// Whether a vector under a number has one element for each element of the parameter that the
+  /// rank has. 8-bit optimizers have not: they keep codes of one byte, and one scale for each block
+  /// of codes of a rank (`absmax1`), so a joined vector of codes would get the scales of other
+  /// blocks. Any other vector is compared with the number's state of known names, such as `exp_avg`
+  /// (all must be as long on each rank), or without such state with the sizes of the parameters.
+  bool has_element_for_element(const Gathered& gathered) const {
+    const auto is_part = [&](const Origin& origin) { return is_vector(origin); };
+    const auto has_numel = [&](const Origin& a, const Origin& b) {
+      return rank_of(a) == rank_of(b) && tensor_of(a).meta.numel() == tensor_of(b).meta.numel();
+    };
+    bool is_known = false;
+    const std::string front = *front_of_numbered_state(gathered.key_path);
+    for (auto next = by_name_.lower_bound(front);
+         next != by_name_.end() && next->first.starts_with(front); ++next) {
+      const auto& [name, other] = *next;
+      if (other.tensors.empty() || !std::ranges::all_of(other.tensors, is_part)) continue;
+      if (is_quantized_state(name, tensor_of(other.tensors.front()).meta.dtype)) return false;
+      if (!is_pointwise_name(std::string_view(name).substr(front.size()))) continue;
+      if (!std::ranges::equal(other.tensors, gathered.tensors, has_numel)) return false;
+      is_known = true;
+    }
+    if (is_known) return true;
+    std::int64_t joined = 0;
+    for (const Origin& origin : gathered.tensors) joined += tensor_of(origin).meta.numel();
+    return numels_.contains(joined);
   }
 
   /// Whether several ranks have the tensor, all with the same bytes.
@@ -719,6 +756,13 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       note("entries in the files of each kind",
            "only empty dicts in the files of '" + printable(item) + "' (left out by a move)");
     }
+    if (!not_joined_.empty()) {
+      note("flat optimizer state with one element for each element of the parameter",
+           counted(not_joined_.size(), "vector") +
+               " of other state, as of 8-bit optimizers, such as '" +
+               printable(*not_joined_.begin()) +
+               "' (each rank keeps its own, of use only for the same number of ranks)");
+    }
     if (num_flat_ > 0) {
       note("flat optimizer state that records where each rank's part is",
            counted(num_flat_, "tensor") +
@@ -779,6 +823,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     on_some_ranks_.clear();
     other_keys_.clear();
     list_lengths_.clear();
+    not_joined_.clear();
   }
 
   Format format_;
@@ -792,6 +837,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::vector<std::string> differing_;       // names with different copies on some ranks
   std::vector<std::string> untied_;          // names that are aliases on some ranks only
   std::vector<std::string> beside_tensors_;  // names that are values on some ranks only
+  std::set<std::string> not_joined_;         // vectors under numbers that are no flat state
   std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank

@@ -437,8 +437,8 @@ class Load {
       plan_ = reshard::plan_load(reader_->contents(), reader_->path(), wanted, rank, options);
       for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
     }
-    nb::list found = findings_to_python(plan_.problems);
-    found.extend(findings_to_python(plan_.notes));
+    nb::list found = findings_to_python(plan_.problems, python_remedy_of_load);
+    found.extend(findings_to_python(plan_.notes, python_remedy_of_load));
     return found;
   }
 

@@ -58,4 +58,9 @@ std::string python_remedy(const Remedy& remedy) {
   return {};
 }
 
+std::string python_remedy_of_load(const Remedy& remedy) {
+  if (remedy.action != Remedy::Action::allow_lossy) return python_remedy(remedy);
+  return "tessera.reshard with allow_lossy=True makes a checkpoint that fits, by a weighted mean";
+}
+
 }  // namespace tessera::python
