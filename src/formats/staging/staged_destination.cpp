@@ -143,9 +143,9 @@ std::optional<Error> failure_of_close(WritableFile& file) {
 /// Whether the journal of a staging path describes no work: the object beside it may be a replaced
 /// checkpoint.
 bool is_journal_of_exchange(const FileSystem& fs, const std::string& staging_path) {
-  constexpr std::string_view kFirstLine = StagedDestination::kJournalFirstLine;
+  constexpr std::string_view kOnlyLine = StagedDestination::kJournalFirstLine;
   const std::string path = StagedDestination::journal_path_of(staging_path);
-  return read_begin(fs, path, kFirstLine.size() + 1) == kFirstLine ||
+  return read_begin(fs, path, kOnlyLine.size() + 1) == kOnlyLine ||
          read_journal_head(fs, path).is_exchange;
 }
 

@@ -352,7 +352,6 @@ class SlowStore final : public c10d::PrefixStore {
   std::atomic<int>& num_read_;
 };
 
-// Shows C10.
 TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadItsLastMessage) {
   std::atomic<int> num_read = 0;
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
