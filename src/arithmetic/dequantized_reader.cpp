@@ -348,7 +348,7 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
   }
 }
 
-constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMaxModelConfigNbytes = std::uint64_t{16} << 20;
 
 /// Returns the path of `config.json` beside a checkpoint; an empty text if there is no such file.
 std::string model_config_path(const FileSystem& fs, const std::string& checkpoint_path) {
@@ -364,13 +364,13 @@ std::string model_config_path(const FileSystem& fs, const std::string& checkpoin
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
   const std::string path = model_config_path(fs, checkpoint_path);
   if (path.empty()) return {};
-  return parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
+  return parse_python_json(read_file(fs, path, kMaxModelConfigNbytes), path);
 }
 
 std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path) {
   const std::string path = model_config_path(fs, checkpoint_path);
   if (path.empty()) return {};
-  const std::string config = read_file(fs, path, kMaxConfigNbytes);
+  const std::string config = read_file(fs, path, kMaxModelConfigNbytes);
   Xxh3Wide hash;
   hash.update(std::as_bytes(std::span(config)));
   return hash.hex_digest();
