@@ -79,6 +79,7 @@ class Combination {
     if (options_->preference == MergePreference::last) take_values_of_last();
     note_values_left();
     note_preferred();
+    note_left_out();
     note_texts_left();
     add_findings_of_others();
     count();
@@ -272,7 +273,9 @@ class Combination {
     }
     for (const std::string& name : left) {
       if (options_->preference != MergePreference::none) {
-        preferred_.push_back(name);
+        const bool is_taken = options_->preference == MergePreference::last &&
+                              entries_.back().find_value(name).has_value();
+        (is_taken ? preferred_ : left_out_).push_back(name);
       } else {
         problems_.push_back(combine_problem(name, "the same value in all sources",
                                             "none in " + printable(readers_.front()->path()),
@@ -289,6 +292,16 @@ class Combination {
                                           .where = {.path = readers_.front()->path()},
                                           .expected = std::move(expected),
                                           .found = std::move(found)});
+  }
+
+  /// Adds a note about the values that only other sources than the first and the preferred one
+  /// have.
+  void note_left_out() {
+    if (left_out_.empty()) return;
+    add_note("each value in the preferred source",
+             "values that only other sources have, which are left out: '" +
+                 printable(left_out_.front()) + "'",
+             left_out_.size());
   }
 
   /// Adds a note about everything that a preference decided.
@@ -393,6 +406,7 @@ class Combination {
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces
   std::vector<std::string> preferred_;  // names whose entries differ between sources
+  std::vector<std::string> left_out_;   // values that the preferred source lacks
   std::vector<Finding> problems_;
   CombinationCounts counts_;
   std::set<DType> widened_;  // CombinedCheckpoint::widened

@@ -313,8 +313,8 @@ std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory,
   };
   const bool is_on_store = object_store::is_url(directory);
   int num_valid = newest.empty() ? 0 : 1;
-  std::set<std::string>
-      gone;  // on an object store: paths of checkpoints that left files beside them
+  // On an object store: paths of removed checkpoints that may have left files beside them.
+  std::set<std::string> gone;
   const std::vector<std::string> names = names_newest_first(fs, directory);
   for (const std::string& name : names) {
     if (const std::string rest = rest_of(name);

@@ -52,9 +52,9 @@ struct LeftOnServer {
 ///
 /// A writer uses it like a local file system: it stages a checkpoint at `<path()><suffix>`, then
 /// renames that to `path()`. While the files are written, they are uploaded in parts, and readers
-/// do not see these uploads. The rename completes the uploads, the index last. If there is no
-/// index, or if old objects are removed, an object (kIncompleteMark) tells readers meanwhile that
-/// the checkpoint is not complete. From then on, the checkpoint is at the URL, and the local folder
+/// do not see these uploads. The rename completes the uploads, the index last. Meanwhile, if there
+/// is no index, or if old objects are removed, an object (kIncompleteMark) tells readers that the
+/// checkpoint is not complete. After the rename, the checkpoint is at the URL, and the local folder
 /// is empty.
 ///
 /// If the process dies earlier, the server keeps the uploaded parts. A run with

@@ -110,10 +110,10 @@ void RuleMatcher::add_shared_inputs(std::size_t rule, Instance& instance) const 
 }
 
 bool RuleMatcher::is_complete(std::size_t rule, const Instance& instance) const {
+  if (!instance.rank.empty() && rules_.rules[rule].operations.empty()) return true;
   std::map<std::vector<std::int64_t>, std::size_t> all;
   for (const auto& stream : instance.streams) all.insert(stream.begin(), stream.end());
   bool is_complete = true;
-  if (!instance.rank.empty() && rules_.rules[rule].operations.empty()) return true;
   for (std::size_t s = 0; s < instance.streams.size(); ++s) {
     if (instance.streams[s].size() == all.size()) continue;
     for (const auto& [stacked, input] : all) {

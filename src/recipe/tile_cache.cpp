@@ -39,7 +39,8 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
   while (nbytes_ + nbytes > kMaxNbytes && !tiles_.empty()) {
     nbytes_ -= tiles_.back()->nbytes;
     if (tiles_.back().use_count() == 1) {
-      // Counts up: this waits for what a thread read before it let go of the tile.
+      // use_count() does not order memory. Copying the pointer does (libstdc++ acquires), so that
+      // the last reader's reads come before the buffer is filled again.
       const std::shared_ptr<Tile> unused = tiles_.back();
       free_.push_back(std::move(unused->buffer));
     }

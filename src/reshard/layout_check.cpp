@@ -52,8 +52,9 @@ std::set<std::size_t> cut_dimensions(const CheckpointContents& contents) {
 }
 
 std::string name_for_mesh(const MeshLayout& mesh, const std::string& name, const Shape& shape) {
-  if (mesh.choose_rule(name, shape).rule != nullptr) return name;
-  return std::string(formats::name_without_rank(name));
+  const std::string_view shared = formats::name_without_rank(name);
+  if (shared.size() == name.size() || mesh.choose_rule(name, shape).rule != nullptr) return name;
+  return std::string(shared);
 }
 
 std::vector<Shard> shards_like(const PlanOptions& options, const std::string& name) {

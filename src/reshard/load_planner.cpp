@@ -85,8 +85,9 @@ class LoadPlanner {
   void note_opening_findings() {
     for (const formats::Finding& finding : source_.opening_findings) {
       if (finding.severity != formats::Finding::Severity::note) continue;
-      const std::string name = renamed(finding.where.fqn, options_.renames);
-      const bool is_loaded = wanted_names_.contains(name) && options_.only.selects(name);
+      const std::string name = formats::name_after_renames(finding.where.fqn, options_.renames);
+      const bool is_loaded =
+          wanted_names_.contains(name) && formats::selects_entry(options_.only, name);
       if (!finding.where.fqn.empty() && !is_loaded) continue;
       report_.note_at(finding.where, finding.rule, finding.expected, finding.found);
     }

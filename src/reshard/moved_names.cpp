@@ -323,14 +323,20 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
       refuse_options("rename", "a rule that fits a name that is moved",
                      "'" + printable(rename.from) + "'");
     }
+    std::size_t num_kept = 0;
+    std::string first_kept;
     for (const std::string_view name : names) {
       const auto own = formats::parse_per_rank_name(name);
       if (!own || !rename.from.starts_with(own->name + ".") || !selection.contains(name)) continue;
       if (formats::rename_of_dict(own->name, rename)) continue;
-      report.note("rename", std::string(name),
-                  "a dict, as on other ranks, so that '" + printable(rename.from) + "' fits",
-                  "one entry, which keeps its name");
+      if (num_kept++ == 0) first_kept = name;
     }
+    if (num_kept == 0) continue;
+    report.note("rename", first_kept,
+                "a dict, as on other ranks, so that '" + printable(rename.from) + "' fits",
+                num_kept == 1 ? "one entry, which keeps its name"
+                              : "one entry, which keeps its name, as " +
+                                    std::to_string(num_kept - 1) + " of other names do");
   }
 }
 

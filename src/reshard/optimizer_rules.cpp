@@ -249,13 +249,6 @@ bool is_known_name(std::string_view name) {
   return is_pointwise_name(name) || contains(kRowWiseNames, name) || contains(kScalarNames, name);
 }
 
-/// Returns a name, or its beginning, without `per_rank.<rank>.`: a rank's own copy of an entry
-/// belongs to an optimizer if the entry does.
-std::string_view without_rank(std::string_view name) {
-  const auto own = formats::parse_per_rank_name(name);
-  return own ? name.substr(name.size() - own->name.size()) : name;
-}
-
 /// Returns the part of a name before `state.<rest>`.
 std::string_view before_state(std::string_view fqn, std::string_view rest) {
   return fqn.substr(0, fqn.size() - rest.size() - kStateComponent.size() - 1);
@@ -388,7 +381,7 @@ std::optional<std::string_view> StateRoots::behind_state(std::string_view fqn) c
   return find_state(fqn, [&](std::string_view rest) {
     const std::string_view root = before_state(fqn, rest);
     return is_dict_of_optimizer(root) || roots_.contains(root) ||
-           roots_.contains(without_rank(root));
+           roots_.contains(formats::name_without_rank(root));
   });
 }
 
@@ -453,7 +446,7 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_
 }
 
 bool OptimizerEntries::contain(std::string_view name) const {
-  const std::string_view shared_name = without_rank(name);
+  const std::string_view shared_name = formats::name_without_rank(name);
   if (shared_name != name && contain(shared_name)) return true;
   if (by_role_.contains(name)) return true;
   const auto before_scaler = before_component(name, kScalerComponent);

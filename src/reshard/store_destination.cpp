@@ -97,7 +97,7 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
                                options.extra_files);
     if (spool.is_marked && options.kept_work == KeptWork::refuse) {
       throw Error(ErrorKind::already_exists, {.path = url},
-                  "uploads: an interrupted run has begun to replace the checkpoint at this URL",
+                  "destination: an interrupted run has left this checkpoint incomplete",
                   {Remedy::Action::resume_or_discard});
     }
     spool.replaced = std::move(there);

@@ -41,11 +41,13 @@ void RecordingFileSystem::remove_all(const std::string& path) {
 namespace {
 
 /// Whether a save may replace these objects though nobody has asked for it: an interrupted run has
-/// left them. Without a mark, shards of a model may lack only their index.
+/// left them. Without a mark, shards of a model may lack only their index, and a folder may be a
+/// complete checkpoint of its own (DeepSpeed's universal one).
 bool may_be_replaced_unasked(const std::string& url, bool is_marked,
                              const object_store::StoredObjects& objects) {
-  const bool may_be_model = std::ranges::any_of(
-      objects, [](const auto& object) { return formats::opens_alone(object.first); });
+  const bool may_be_model = std::ranges::any_of(objects, [](const auto& object) {
+    return formats::opens_alone(object.first) || object.first.find('/') != std::string::npos;
+  });
   return (is_marked || !may_be_model) && formats::is_interrupted_write(url, {});
 }
 
@@ -81,6 +83,9 @@ void StoreSave::remove_old_files() {
   }
   object_store::remove_objects(url_, replaced_, formats::is_index_name);
   object_store::remove_objects(url_, replaced_, is_readable_alone);
+  std::erase_if(replaced_, [&](const auto& object) {
+    return formats::is_index_name(object.first) || is_readable_alone(object.first);
+  });
 }
 
 void StoreSave::upload_own_files(const std::string& directory) {

@@ -320,6 +320,23 @@ TEST(CombinationTest, APreferredLastSourceGivesTheValuesThatOnlyItHas) {
               ElementsAre("args.lr = 1", "args2 = 2", "only_a = 2"));
 }
 
+TEST(CombinationTest, ANoteNamesTheValuesThatOnlyOtherSourcesHave) {
+  const MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+  MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {2});
+  b.add_value("middle", 5);
+  const MemoryCheckpoint c = one_tensor<float>("c", DType::float32, {1}, {3});
+  CombineOptions options;
+  for (const auto preference : {MergePreference::first, MergePreference::last}) {
+    options.preference = preference;
+    const auto made = combined({{a}, {b}, {c}}, options);
+    EXPECT_THAT(values_of(*made.reader), IsEmpty());
+    const auto& notes = made.reader->contents().opening_findings;
+    EXPECT_TRUE(std::ranges::any_of(notes, [](const auto& note) {
+      return note.found == "values that only other sources have, which are left out: 'middle'";
+    }));
+  }
+}
+
 TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
   const auto source = [](const char* path) {
     return one_tensor<float>(path, DType::float32, {1}, {1});

@@ -114,7 +114,7 @@ def reshard(source, url, folder):
 
 def replace(source, url, folder):
     message = fails(lambda: tessera.reshard(source, url, to="native", overwrite=True, spool=folder), "already_exists")
-    assert "an interrupted run has begun to replace the checkpoint" in message, message
+    assert "an interrupted run has left this checkpoint incomplete" in message, message
     assert tessera.reshard(source, url, to="native", overwrite=True, discard=True, spool=folder).written
 
 

@@ -912,7 +912,7 @@ def test_a_half_removed_checkpoint_is_replaced(option, proxy, keys, large, tmp_p
     left = names(keys, "new/half")
     assert len(left) == 3 and left[0].endswith(MARK)
     message = fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite")
-    assert f"{url}: uploads: an interrupted run has begun to replace the checkpoint at this URL" in message
+    assert f"{url}: destination: an interrupted run has left this checkpoint incomplete" in message
     assert "--resume" in message and "--discard" in message
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", option, "--dry-run")
     killed(proxy, large, url, "--to", "native", "--overwrite", option)
@@ -1044,6 +1044,16 @@ def test_discard_alone_replaces_no_complete_checkpoint(name, proxy, keys):  # no
     keys.client.put_object(Bucket="checkpoints", Key="new/notes/model.safetensors.values.json", Body=b"of somebody else")
     assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, "s3://checkpoints/new/notes", "--discard")
     assert keys("new/whole/") == before and len(keys("new/notes/")) == 1
+
+
+def test_discard_alone_replaces_no_shards_without_an_index(proxy, keys):  # noqa: F811
+    url = "s3://checkpoints/new/shards"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
+    keys.client.delete_object(Bucket="checkpoints", Key="new/shards/model.safetensors.index.json")
+    before = keys("new/shards/")
+    for option in ((), ("--discard",)):
+        assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0], *option)
+    assert keys("new/shards/") == before and len(before) > 1
 
 
 # Trainers

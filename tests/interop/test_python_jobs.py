@@ -1370,6 +1370,16 @@ def replicas_of_groups(root):
     with pytest.raises(tessera.Error, match=r"elements under 1 name \(pipeline stages.*\n  w: expected equal elements on the ranks 0 and 2"):
         tessera.save({"w": state(whole + 100 * (rank // 2))["w"]}, f"{root}/stages")
     assert not os.path.exists(f"{root}/stages")
+    # The statistics of one layer may differ between groups.
+    for difference in (100, 0):  # the second save has the plan of the first
+        mean = state(whole + difference * (rank // 2))["bias"]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tessera.save(state(whole) | {"mean": mean}, f"{root}/means{difference}")
+        told = [str(each.message) for each in caught if "groups of ranks" in str(each.message)]
+        assert told == [f"{root}/means100: groups of ranks hold different elements under 1 name, such as mean; those of the lowest rank "
+                        "are saved"] * (rank == 0 and difference > 0)
+        assert torch.equal(tessera.open(f"{root}/means{difference}")["mean"].torch(), whole[0])
     tessera.load(crossing, f"{root}/saved", only="w")
     assert torch.equal(crossing["w"].to_local(), whole.chunk(2, rank // 2)[rank % 2])
     dist.barrier()

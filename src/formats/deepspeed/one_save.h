@@ -33,8 +33,8 @@ struct DifferingSteps {
   std::string found;
 };
 /// Compares how many steps the model states count (global_steps - skipped_steps) with the largest
-/// step of the optimizer's state. If they differ, the files may be of two saves, or a run went on
-/// from a checkpoint without its optimizer. Returns nothing if they agree, or one has no count.
+/// step of the optimizer's state. If they differ, the files may be of two saves, or a run was
+/// resumed without its optimizer's state. Returns nothing if they agree, or one has no count.
 std::optional<DifferingSteps> differing_steps(const File& model, const File& optimizer, int stage);
 
 }  // namespace tessera::formats::deepspeed

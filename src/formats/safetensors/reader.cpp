@@ -502,9 +502,8 @@ class SafetensorsReader final : public DividedReader {
         throw Error::expected(
             ErrorKind::corruption, where, "names", "each tensor in one file",
             "this tensor also in '" + printable(files_[named.locations[0].file].name) + "'",
-            "are these files of different checkpoints, or variants of one such as fp16? To read "
-            "one "
-            "of them, give the file itself");
+            "are these files of different checkpoints, or variants of one such as fp16? "
+            "To read one of them, give the file itself");
       }
       Shape& shape = named.entry.meta.shape;
       if (named.entry.meta.dtype != tensor.meta.dtype || shape.size() != reach.size()) {

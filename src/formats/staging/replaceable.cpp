@@ -140,7 +140,8 @@ bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& 
   if (first_foreign_entry(fs, url, FileNames::of_our_writers, is_extra)) return false;
   const std::vector<std::string> names = fs.list_directory(url);
   const auto may_be_whole = [&](const std::string& name) {
-    return !is_extra(name) && (is_index_name(name) || rank_files_driver().writes_file(name));
+    return !is_extra(name) &&
+           (is_index_name(name) || opens_alone(name) || rank_files_driver().writes_file(name));
   };
   const auto begins_well = [&](const std::string& name) {
     return is_extra(name) || is_plain_folder(join_path(url, name)) ||

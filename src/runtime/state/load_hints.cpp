@@ -101,12 +101,17 @@ std::vector<std::string> hints_for_hooks(const std::vector<Finding>& problems,
   const Names missing = names_of(problems, "missing");
   const Names unexpected = names_of(problems, "unexpected");
   if (missing.empty() && unexpected.empty()) return {};
-  const StateDict own = sharded_state_dict(module);
+  StateDict own;
+  try {
+    own = sharded_state_dict(module);
+  } catch (const std::exception&) {
+    return {};  // a hook of the module failed; the report says more
+  }
   const auto is_own = [&](const std::string& name) { return own.contains(name); };
   if (std::ranges::all_of(missing, is_own) && std::ranges::none_of(unexpected, is_own)) return {};
   return {
-      "a state dict post hook of the module renames or removes entries: add a load pre hook that "
-      "undoes this (registry::add_load_state_dict_pre_hook)"};
+      "a state dict post hook of the module renames or removes entries: the load needs a load pre "
+      "hook that undoes this (registry::add_load_state_dict_pre_hook)"};
 }
 
 std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,

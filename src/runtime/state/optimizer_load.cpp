@@ -280,7 +280,7 @@ void OptimizerLoad::check_steps(const std::set<std::string>& filled) const {
   }
 }
 
-/// Returns whether everything was loaded that an optimizer needs to go on.
+/// Returns whether everything was loaded that the optimizer's next step needs.
 bool OptimizerLoad::is_complete(const Loaded& loaded, const std::set<std::string>& filled) {
   return std::ranges::all_of(loaded.wanted, [&](const std::string& name) {
     return filled.contains(name) || loaded.may_be_absent.contains(name);

@@ -247,9 +247,10 @@ class _Job(SaveSteps):
             descriptions = self.together(lambda: describe_job(self.state))
             joined = names_to_join(descriptions)
             if joined:
-                samples = self.together(lambda: samples_of(self.state, joined))
+                layouts = untied(descriptions[ranks.rank])[0]
+                samples = self.together(lambda: samples_of(self.state, joined, layouts, ranks.rank))
                 try:
-                    require_equal_replicas(self.path, samples)
+                    compare_replicas(self.path, samples, len(joined), ranks.rank)
                 except Error:
                     self._abandon()
                     raise
@@ -523,15 +524,16 @@ def names_to_join(by_rank: list[Description]) -> list[str]:
     return list(names)
 
 
-def samples_of(state: JobState, names: list[str]) -> dict[tuple[str, Box], str]:
-    """Returns a digest of some elements of each box that this rank has of the tensors."""
+def samples_of(state: JobState, names: list[str], layouts: dict[str, Any], rank: int) -> dict[tuple[str, Box], str]:
+    """Returns a digest of some elements of each box of the tensors of which this rank is the first holder in its own layout."""
     import torch
 
     local_of_names = state.local_of_names()
     samples = {}
     for name in names:
         for (offsets, sizes), local in local_of_names.get(name, ()):
-            if local.numel() == 0:
+            holders = [ranks for o, s, ranks in layouts[name][3] or () if (list(o), list(s)) == (list(offsets), list(sizes))]
+            if local.numel() == 0 or any(rank != min(ranks) for ranks in holders):
                 continue
             flat = local.detach().reshape(-1)
             some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
@@ -540,9 +542,10 @@ def samples_of(state: JobState, names: list[str]) -> dict[tuple[str, Box], str]:
     return samples
 
 
-def require_equal_replicas(path: str, by_rank: list[dict[tuple[str, Box], str]]) -> None:
-    """Raises Error naming the tensors that have other elements in the groups of ranks that each have a copy. These are not copies of
-    one tensor, but the tensors of different models, such as pipeline stages, and only one of them would be saved."""
+def compare_replicas(path: str, by_rank: list[dict[tuple[str, Box], str]], num_joined: int, own_rank: int) -> None:
+    """Compares the replicas of `num_joined` tensors that groups of ranks have. Raises Error naming the tensors whose elements differ
+    if these are most tensors: then they belong to different models, such as pipeline stages, and only one would be saved. A few may
+    differ, such as the statistics of BatchNorm: then rank 0 warns."""
     firsts: dict[tuple[str, Box], tuple[int, str]] = {}
     problems: dict[str, str] = {}
     for rank, samples in enumerate(by_rank):
@@ -550,10 +553,12 @@ def require_equal_replicas(path: str, by_rank: list[dict[tuple[str, Box], str]])
             first_rank, expected = firsts.setdefault((name, box), (rank, digest))
             if digest != expected:
                 problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {rank}, found different ones")
-    if problems:
-        raise Error("\n  ".join([f"{path}: groups of ranks hold different elements under {len(problems)} "
-                                 f"{'name' if len(problems) == 1 else 'names'} (pipeline stages? give each stage names of its own):",
+    what = f"{path}: groups of ranks hold different elements under {len(problems)} {'name' if len(problems) == 1 else 'names'}"
+    if 2 * len(problems) > num_joined:
+        raise Error("\n  ".join([f"{what} (pipeline stages? give each stage names of its own):",
                                  *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
+    if problems and own_rank == 0:
+        warnings.warn(f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved", stacklevel=2)
 
 
 def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
