@@ -280,7 +280,7 @@ TEST(HostileStateTest, AHookThatRenamesWithoutALoadHookIsNamedAsTheCause) {
   torch::nn::Conv2d model(3, 4, 2);
   call_weight_kernel(*model);
   const StateDict saved = state_dict(*model);
-  const auto names_the_hook = HasSubstr("add a load pre hook that undoes this");
+  const auto names_the_hook = HasSubstr("needs a load pre hook that undoes this");
   for (const LoadStateDictOptions& options :
        {LoadStateDictOptions(), LoadStateDictOptions{.allow_missing = true},
         LoadStateDictOptions{.allow_unexpected = true}}) {
@@ -308,7 +308,7 @@ TEST(HostileStateTest, ARenamedEntryThatIsACopyNeedsALoadHook) {
   TrainState state(model.ptr());
   save(state, directory.path() + "/a");
   EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }),
-              HasSubstr("add a load pre hook that undoes this"));
+              HasSubstr("needs a load pre hook that undoes this"));
 }
 
 // Shows C9.
