@@ -40,7 +40,7 @@ void RecordingFileSystem::remove_all(const std::string& path) {
 
 namespace {
 
-/// Whether a save may replace these objects though nobody has asked for it: an interrupted run has
+/// Whether a save without `overwrite` may replace these objects, because an interrupted run has
 /// left them. Without a mark, shards of a model may lack only their index, and a folder may be a
 /// complete checkpoint of its own (DeepSpeed's universal one).
 bool may_be_replaced_unasked(const std::string& url, bool is_marked,

@@ -250,6 +250,7 @@ class DyingWorkerTest : public SharedMoveTest {
     }
     return files;
   }
+  bool kill_last_worker_at(std::int64_t operation, bool is_stepwise);
   void expect_new_wherever_the_last_worker_dies(const Files& old, const Files& expected,
                                                 bool is_stepwise);
   void remove_everything() const {
@@ -282,6 +283,23 @@ class StepwiseFileSystem final : public ForwardingFileSystem {
   }
 };
 
+/// Replaces the old checkpoint by two workers, of which the second dies at an operation. Returns
+/// whether it died: there may be fewer operations.
+bool DyingWorkerTest::kill_last_worker_at(std::int64_t operation, bool is_stepwise) {
+  remove_everything();
+  write_old();
+  replace(quick_, 0, KeptWork::refuse);
+  FaultFileSystem fs(FileSystem::posix(), tmp_.path());
+  fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
+  StepwiseFileSystem stepwise(fs);
+  try {
+    replace(is_stepwise ? static_cast<FileSystem&>(stepwise) : fs, 1, KeptWork::refuse);
+  } catch (const Error&) {
+    EXPECT_TRUE(fs.has_failed());
+  }
+  return fs.has_failed();
+}
+
 // The last worker also finishes the move, so it also dies during the finishing steps.
 TEST_P(DyingWorkerTest, TheNewCheckpointAppearsWhereverTheLastWorkerDies) {
   const auto expected = by_one_process(source_);
@@ -299,18 +317,7 @@ void DyingWorkerTest::expect_new_wherever_the_last_worker_dies(const Files& old,
   bool has_died = true;
   for (std::int64_t operation = 0; has_died; operation += kSampleStep) {
     SCOPED_TRACE(operation);
-    remove_everything();
-    write_old();
-    replace(quick_, 0, KeptWork::refuse);
-    FaultFileSystem fs(FileSystem::posix(), tmp_.path());
-    fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
-    StepwiseFileSystem stepwise(fs);
-    try {
-      replace(is_stepwise ? static_cast<FileSystem&>(stepwise) : fs, 1, KeptWork::refuse);
-    } catch (const Error&) {
-      EXPECT_TRUE(fs.has_failed());
-    }
-    has_died = fs.has_failed();
+    has_died = kill_last_worker_at(operation, is_stepwise);
     const Files left = destination_files();
     ASSERT_TRUE(left == old || left == expected || (is_stepwise && left.empty()));
     SharedMoveOutcome outcome = finish();
@@ -340,18 +347,7 @@ TEST_P(DyingWorkerTest, DiscardedWorkLeavesTheCheckpointWhereverTheLastWorkerDie
   bool has_died = true;
   for (std::int64_t operation = 0; has_died; operation += kSampleStep) {
     SCOPED_TRACE(operation);
-    remove_everything();
-    write_old();
-    replace(quick_, 0, KeptWork::refuse);
-    FaultFileSystem fs(FileSystem::posix(), tmp_.path());
-    fs.fail_operation(operation, FaultFileSystem::Fault::from_then_on);
-    StepwiseFileSystem stepwise(fs);
-    try {
-      replace(stepwise, 1, KeptWork::refuse);
-    } catch (const Error&) {
-      EXPECT_TRUE(fs.has_failed());
-    }
-    has_died = fs.has_failed();
+    has_died = kill_last_worker_at(operation, /*is_stepwise=*/true);
     formats::SharedWork(quick_, path()).discard();
     ASSERT_TRUE(files_but_journal() == old || files_but_journal() == expected);
   }

@@ -489,7 +489,7 @@ class MegatronReader final : public EntryReader {
     if (megatron::is_of_module(name, "query_key_value")) return 3;
     return megatron::is_of_module(name, "key_value") ? 2 : 1;
   }
-  /// Returns the member `checkpoint_version`. As for Megatron, it is 0 if there is none.
+  /// Returns the member `checkpoint_version`. Without it, the version is 0, as in Megatron.
   double checkpoint_version() const {
     const auto version = files_.front()->value_at({"checkpoint_version"});
     if (!version) return 0;

@@ -94,8 +94,8 @@ bool is_own_name(std::string_view name) {
                         suffix == (is_of_comparison ? kNewSuffix : kDoneSuffix));
 }
 
-/// Returns the inode number in the file `exchange` of shared work; nothing if there is none, or if
-/// its line is torn, because then the checkpoints have not swapped paths.
+/// Returns the inode number in the file `exchange` of shared work. Returns nothing without such a
+/// file, or if its line is not complete: then the checkpoints have not swapped paths.
 std::optional<ino_t> recorded_inode(const FileSystem& fs, const std::string& folder) {
   constexpr std::size_t kMaxNbytes = 32;
   const std::string text =

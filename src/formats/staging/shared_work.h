@@ -46,8 +46,8 @@ class SharedWork {
   SharedWork(FileSystem& fs, const std::string& destination);
 
   const std::string& path() const { return path_; }
-  /// Whether a process has begun shared work, and nobody has finished or discarded it. If so, the
-  /// staging path is that of the work, not a replaced checkpoint.
+  /// Whether there is shared work that is neither finished nor discarded. If so, the staging path
+  /// holds this work, not a replaced checkpoint.
   bool is_begun() const;
   /// Whether `path` is, or links to, the staging path of shared work that has begun.
   static bool is_begun_at(const FileSystem& fs, const std::string& path);

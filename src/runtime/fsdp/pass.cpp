@@ -39,8 +39,8 @@ std::shared_ptr<dist::Group> group_of_all(
   return largest;
 }
 
-/// Records that `pass` opens a phase on the ranks of `group`. Returns the pass that opened one
-/// before it; nullptr if there is none. See [Note: Turns].
+/// Records that `pass` opens a phase on the ranks of `group`. Returns the pass that opened the
+/// phase before; nullptr for the first phase. See [Note: Turns].
 std::shared_ptr<Pass> take_turn(const dist::Group* group, const std::shared_ptr<Pass>& pass) {
   static std::mutex mutex;
   // A pass owns its group, so a group's address is not used again while its last pass lives.

@@ -300,7 +300,7 @@ std::vector<std::string> OptimizerLoad::find_incomplete(const std::set<std::stri
 }
 
 /// Sets the new state that was not loaded, and that may begin at zero, to the parameter's present
-/// state. If there is none, sets it to zeros if the next step needs it, else leaves it out.
+/// state. Without present state, makes it zeros if the next step needs it, else leaves it out.
 void OptimizerLoad::keep_absent(const OptimizerParameter& parameter, const Loaded& loaded,
                                 const std::set<std::string>& filled) const {
   const auto held = held_by(parameter);
