@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
+#include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "formats/derived_reader.h"
 #include "reshard/resharding.h"
 
 namespace tessera::reshard {
@@ -438,6 +442,36 @@ TEST(PlannerTest, AllValuesThatAreNeverReadComeInOneReport) {
   }
   const PlanOptions others{.only = NameSelection({"!args", "!a\\*\\[b]"})};
   EXPECT_THAT(plan_reshard(contents, "src", others, gaps).problems, IsEmpty());
+}
+
+/// A checkpoint whose values cannot be read.
+class FailingValues final : public formats::DerivedReader {
+ public:
+  FailingValues(std::unique_ptr<formats::CheckpointReader> base, ErrorKind kind)
+      : DerivedReader(std::move(base)), kind_(kind) {
+    contents_.values = {{"a", {}}, {"b", {}}, {"c", {}}};
+  }
+  Value read_value(std::size_t) const override {
+    ++num_reads;
+    throw Error(kind_, {}, "no answer");
+  }
+  void read_piece(std::size_t, std::size_t, FlatRange, std::span<std::byte>) const override {}
+  formats::PieceStorage piece_storage(std::size_t, std::size_t) const override { return {}; }
+
+  mutable int num_reads = 0;
+
+ private:
+  ErrorKind kind_;
+};
+
+TEST(PlannerTest, AServerThatDoesNotAnswerIsAskedForOneValueOnly) {
+  for (const auto& [kind, num_reads, num_refused] :
+       {std::tuple(ErrorKind::io, 1, 0), std::tuple(ErrorKind::corruption, 3, 0),
+        std::tuple(ErrorKind::unsupported, 3, 3)}) {
+    const FailingValues reader(std::make_unique<MemoryCheckpoint>(), kind);
+    EXPECT_THAT(find_gaps(reader, {}).refused_values, SizeIs(num_refused));
+    EXPECT_EQ(reader.num_reads, num_reads);
+  }
 }
 
 TEST(PlannerTest, AdviceToLeaveOutAValueLeavesOutNothingBelowIt) {
