@@ -253,6 +253,19 @@ TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
                   "matching rule is this one, found none"));
 }
 
+TEST(PlannerTest, ARenameOfStateOfOneRankNotesItsListOfParameters) {
+  CheckpointContents source = adamw();
+  source.tensors.push_back(tensor("per_rank.1.optim.state.up.bias.exp_avg", {10}));
+  source.values.push_back({"per_rank.1.optim.param_groups.0.params", {}});
+  const PlanOptions options{
+      .renames = {{"per_rank.1.optim.state.up.", "per_rank.1.optim.state.top."}}};
+  const Plan plan = plan_reshard(source, "src", options);
+  EXPECT_NE(plan.destination.find_tensor("per_rank.1.optim.state.top.bias.exp_avg"), nullptr);
+  EXPECT_THAT(lines_of(plan.notes),
+              ::testing::Contains(HasSubstr("per_rank.1.optim.param_groups.0.params: rename: "
+                                            "expected names of parameters as their state")));
+}
+
 TEST(PlannerTest, LayoutsExcludeEachOther) {
   PlanOptions options{.strategy = "dim0"};
   options.mesh = mesh_of_two(R"x({"names": "*", "placements": ["Shard(0)"]})x");
