@@ -210,6 +210,46 @@ TEST(StateDictHooksTest, UsersHooksMeetTensorsOfTheWholeModel) {
   });
 }
 
+// Shows C1.
+TEST(StateDictHooksTest, UsersHooksMayBeAddedBeforeAModuleIsShardedOrAfter) {
+  const auto add_hooks = [](torch::nn::Module& layer) {
+    registry::add_state_dict_post_hook(layer, [](torch::nn::Module&, StateDict& state_dict,
+                                                 const std::string& prefix,
+                                                 const StateDictOptions&) {
+      const at::Tensor weight = state_dict.tensor(prefix + "weight");
+      state_dict.erase(prefix + "weight");
+      state_dict.set(prefix + "transposed", StateTensor::whole(weight.t()));
+      state_dict.set(prefix + "bias", StateTensor::whole(2 * state_dict.tensor(prefix + "bias")));
+    });
+    registry::add_load_state_dict_pre_hook(layer, [](torch::nn::Module&, StateDict& state_dict,
+                                                     const std::string& prefix, LoadReport&) {
+      const at::Tensor transposed = state_dict.tensor(prefix + "transposed");
+      state_dict.erase(prefix + "transposed");
+      state_dict.set(prefix + "weight", StateTensor::whole(transposed.t()));
+      state_dict.set(prefix + "bias", StateTensor::whole(state_dict.tensor(prefix + "bias") / 2));
+    });
+  };
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp unsharded = seeded<test::Mlp>();
+    add_hooks(*unsharded->up);
+    const StateDict expected = state_dict(*unsharded);
+    for (const bool is_before : {false, true}) {
+      test::Mlp model = seeded<test::Mlp>();
+      if (is_before) add_hooks(*model->up);
+      fully_shard(*model, {.mesh = mesh});
+      if (!is_before) add_hooks(*model->up);
+      EXPECT_TRUE(state_dict(*model).tensor("up.bias").equal(expected.tensor("up.bias")));
+      EXPECT_TRUE(
+          state_dict(*model).tensor("up.transposed").equal(expected.tensor("up.transposed")));
+      for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(7);
+      load_state_dict(*model, expected);
+      EXPECT_TRUE(state_dict(*model).tensor("up.bias").equal(expected.tensor("up.bias")));
+      EXPECT_TRUE(
+          state_dict(*model).tensor("up.transposed").equal(expected.tensor("up.transposed")));
+    }
+  });
+}
+
 // Shows C2.
 TEST(StateDictOptionsTest, ASubtreeMayHaveATypeOfItsOwn) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
