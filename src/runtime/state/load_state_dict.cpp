@@ -3,6 +3,7 @@
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
@@ -64,6 +65,14 @@ class LoadWalk {
   }
 
  private:
+  /// Returns whether an entry is an alias without its target. A load pre hook may have given the
+  /// target, which was loaded already, back the name that it has in the module.
+  bool is_alias_of_renamed(const std::string& fqn) const {
+    const StateEntry* const entry = std::as_const(state_dict_).find(fqn);
+    const auto* const alias = entry == nullptr ? nullptr : std::get_if<StateAlias>(entry);
+    return alias != nullptr && !state_dict_.contains(alias->target);
+  }
+
   void take(const std::string& fqn, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     wanted_.insert(fqn);
@@ -72,11 +81,12 @@ class LoadWalk {
                   "a tensor on the meta device (initialize the module first)");
       return;
     }
+    const auto tied = assigned_.find(tensor.unsafeGetTensorImpl());
+    if (tied != assigned_.end() && is_alias_of_renamed(fqn)) return;
     const StateTensor* entry =
         find_fitting(state_dict_, fqn, dtype_of(tensor.scalar_type()),
                      Shape(tensor.sizes().begin(), tensor.sizes().end()), report_);
     if (entry == nullptr) return;
-    const auto tied = assigned_.find(tensor.unsafeGetTensorImpl());
     const Assignment* const first = tied == assigned_.end() ? nullptr : &assignments_[tied->second];
     if (first != nullptr && first->entry == entry) return;
     const auto whole = state::cut(*entry, whole_box(entry->shape));
