@@ -297,6 +297,56 @@ TEST(HostileStateTest, AHookThatRenamesWithoutALoadHookIsNamedAsTheCause) {
   load_state_dict(*model, saved);
   EXPECT_THAT(test::error_of([&] { load_state_dict(*model, other); }),
               testing::Not(names_the_hook));
+  // The load hook undoes the renaming already: the entry itself is missing.
+  StateDict incomplete = saved;
+  incomplete.erase("kernel");
+  EXPECT_THAT(test::error_of([&] { load_state_dict(*model, incomplete); }),
+              testing::AllOf(HasSubstr("weight: missing"), testing::Not(names_the_hook)));
+}
+
+// Shows C3.
+TEST(HostileStateTest, AliasesFollowATiedWeightThatAHookRenames) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    for (const bool is_sharded : {false, true}) {
+      test::Transformer model = test::seeded<test::Transformer>();
+      if (is_sharded) fully_shard(*model, {.mesh = mesh});
+      if (!is_sharded) replicate(*model, {.mesh = mesh});
+      call_weight_kernel(*model->embedding);
+      registry::HookHandle hook = registry::add_load_state_dict_pre_hook(
+          *model->embedding,
+          [](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+            state.set(prefix + "weight", *state.find(prefix + "kernel"));
+            state.erase(prefix + "kernel");
+          });
+      torch::optim::AdamW optimizer(test::unique_parameters(*model));
+      forward(model, test::some_ids()).sum().backward();
+      optimizer.step();
+      const StateDict saved = state_dict(*model);
+      EXPECT_EQ(std::get<StateAlias>(*saved.find("head.weight")).target, "embedding.kernel");
+      TrainState state(model, optimizer);
+      save(state, path, {.overwrite = OverwritePolicy::replace});
+      const auto expect_loaded = [&](const std::string& how) {
+        test::expect_same_state(state_dict(*model), saved, how);
+        for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+      };
+      expect_loaded("as trained");
+      load(state, path);
+      expect_loaded("load");
+      load_state_dict(*model, saved);
+      expect_loaded("load_state_dict");
+      load_state_dict(*model, mesh.rank() == 0 ? saved : StateDict(), {.rank0_only = true});
+      expect_loaded("rank 0's dict");
+      registry::add_state_dict_post_hook(
+          *model, [](torch::nn::Module&, StateDict& dict, const std::string&,
+                     const StateDictOptions&) { dict.erase("embedding.kernel"); });
+      TrainState of_model(model.ptr());
+      EXPECT_THAT(test::error_of([&] { save(of_model, path + "b"); }),
+                  HasSubstr("head.weight: alias in a state dict: expected an entry "
+                            "model.embedding.weight, which"));
+    }
+  });
 }
 
 // Shows C3.
@@ -459,12 +509,20 @@ TEST(HostileStateTest, StepsThatAreNoCountsAreRefused) {
   model->forward(torch::ones({1, 2})).sum().backward();
   optimizer.step();
   for (const double step : {std::nan(""), -3.0, 1e19, 2.5}) {
-    StateDict state = optim_state_dict(*model, optimizer);
+    const StateDict before = optim_state_dict(*model, optimizer);
+    StateDict state = before;
     state.set("state.weight.step", StateTensor::whole(torch::tensor(step, at::kDouble)),
               {"state", "weight", "step"});
-    EXPECT_THAT(test::error_of([&] { load_optim_state_dict(*model, optimizer, state); }),
-                HasSubstr("state.weight.step"))
-        << step;
+    state.set("state.bias.exp_avg", StateTensor::whole(torch::full({2}, 77.0F)),
+              {"state", "bias", "exp_avg"});
+    for (const bool rank0_only : {false, true}) {
+      EXPECT_THAT(test::error_of([&] {
+                    load_optim_state_dict(*model, optimizer, state, {.rank0_only = rank0_only});
+                  }),
+                  HasSubstr("state.weight.step"))
+          << step;
+      test::expect_same_state(optim_state_dict(*model, optimizer), before, "after the error");
+    }
   }
   StateDict state = optim_state_dict(*model, optimizer);
   state.set("state.weight.exp_avg", StateTensor::whole(torch::ones({2, 2}, at::kBool)),
