@@ -1372,14 +1372,18 @@ TEST(TrainStateTest, OfStateThatOnlySomeRanksHaveOfIgnoredParametersRankZerosIsS
         const bool is_there = own.contains("state.middle.weight.exp_avg");
         return is_there ? own.tensor("state.middle.weight.exp_avg").clone() : at::Tensor();
       };
+      TrainState state(model, optimizer);
+      save(state, path);  // before there is any state
       if (mesh.rank() == rank_with_state) step();
       at::Tensor expected = rank_with_state == 0 && mesh.rank() == 0
                                 ? moment()
                                 : torch::zeros_like(model->middle->weight.detach());
       mesh.world()->broadcast(expected, 0, "rank 0's").wait();
-      TrainState state(model, optimizer);
       for (const bool async : {false, true}) {
-        save(state, path, {.overwrite = OverwritePolicy::replace, .async = async});
+        const bool is_new = rank_with_state == 0 && !async;  // what is saved has more tensors
+        EXPECT_EQ(
+            save(state, path, {.overwrite = OverwritePolicy::replace, .async = async}).has_planned,
+            is_new);
       }
       EXPECT_EQ(moment().defined(), mesh.rank() == rank_with_state) << "a save changes nothing";
       for (int number = 0; number < 2; ++number) {
