@@ -613,7 +613,8 @@ void TrainState::Impl::Load::take_over(const std::vector<std::string>& by_rank) 
     ++position;
   }
   if (!copied.empty()) {
-    load_state_dict(*state_.model_, copied, {.allow_missing = true});
+    load_state_dict(*state_.model_, copied,
+                    {.allow_missing = true, .allow_cast = options_.allow_cast});
   } else if (!keys.empty()) {
     state::run_load_post_hooks(*state_.model_);
   }

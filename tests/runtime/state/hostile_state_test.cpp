@@ -361,6 +361,26 @@ TEST(HostileStateTest, ARenamedEntryThatIsACopyNeedsALoadHook) {
               HasSubstr("needs a load pre hook that undoes this"));
 }
 
+// Shows C3.
+TEST(HostileStateTest, WhatAHookSavesInAnotherDtypeIsLoadedWithAllowCast) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(3, 2);
+  registry::add_state_dict_post_hook(
+      *model,
+      [](torch::nn::Module&, StateDict& state, const std::string& prefix, const StateDictOptions&) {
+        const at::Tensor weight = state.tensor(prefix + "weight");
+        state.set(prefix + "weight", StateTensor::whole(weight.to(at::kBFloat16)));
+      });
+  TrainState state(model.ptr());
+  save(state, path);
+  const at::Tensor rounded = model->weight.detach().to(at::kBFloat16).to(at::kFloat);
+  EXPECT_THAT(test::error_of([&] { load(state, path); }),
+              HasSubstr("weight: dtype: expected float32, found bfloat16"));
+  load(state, path, {.allow_cast = true});
+  EXPECT_TRUE(model->weight.equal(rounded));
+}
+
 // Shows C9.
 TEST(HostileStateTest, AnotherSaveThatReplacesFilesBeforeTheyAreOpenedIsNoticed) {
   const test::TemporaryDirectory directory;
