@@ -609,7 +609,8 @@ void TrainState::Impl::Load::take_over(const std::vector<std::string>& by_rank) 
     const auto is_copy = [&](const std::string& of_rank) {
       return position < of_rank.size() && of_rank[position] == '1';
     };
-    if (std::ranges::any_of(by_rank, is_copy)) copied.set(key, *model_entries_.find(key));
+    const StateEntry* const entry = model_entries_.find(key);
+    if (entry != nullptr && std::ranges::any_of(by_rank, is_copy)) copied.set(key, *entry);
     ++position;
   }
   if (!copied.empty()) {
