@@ -14,6 +14,7 @@
 #include "runtime/state/saved_states.h"
 #include "runtime/state/small_trainer.h"
 #include "runtime/state/value_tree.h"
+#include "support/random.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
@@ -379,6 +380,104 @@ TEST(HostileStateTest, WhatAHookSavesInAnotherDtypeIsLoadedWithAllowCast) {
               HasSubstr("weight: dtype: expected float32, found bfloat16"));
   load(state, path, {.allow_cast = true});
   EXPECT_TRUE(model->weight.equal(rounded));
+}
+
+/// How hooks change the weight of a layer in state dicts; its load pre hook undoes this.
+struct WeightHooks {
+  std::string key;             // instead of `weight`
+  at::ScalarType saved_dtype;  // of the entry
+
+  void add_to(torch::nn::Module& layer, at::ScalarType dtype) const {
+    registry::add_state_dict_post_hook(
+        layer, [*this](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                       const StateDictOptions&) {
+          move_and_cast(state, prefix + "weight", prefix + key, saved_dtype);
+        });
+    registry::add_load_state_dict_pre_hook(
+        layer, [*this, dtype](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                              LoadReport&) {
+          if (!state.contains(prefix + key)) return;
+          move_and_cast(state, prefix + key, prefix + "weight", dtype);
+        });
+  }
+
+ private:
+  static void move_and_cast(StateDict& state, const std::string& from, const std::string& to,
+                            at::ScalarType dtype) {
+    StateTensor entry = std::get<StateTensor>(*state.find(from));
+    entry.dtype = StateTensor::whole(torch::empty({0}, dtype)).dtype;
+    for (LocalShard& local : entry.local_shards) local.tensor = local.tensor.to(dtype);
+    state.erase(from);
+    state.set(to, std::move(entry));
+  }
+};
+
+/// Hooks on three layers, a rename of the first layer, and a model of another dtype and on other
+/// ranks than at the save. Shows C1, C2, E7.
+TEST(HostileStateTest, HooksRenamesAndCastsTogetherLoadWhatWasSaved) {
+  test::Random random;
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<WeightHooks> hooks;
+    for (int i = 0; i < 3; ++i) {
+      hooks.push_back(
+          {random.flip() ? "kernel" : "weight", random.flip() ? at::kDouble : at::kFloat});
+    }
+    const at::ScalarType dtype = random.flip() ? at::kHalf : at::kFloat;
+    const bool is_renamed = random.flip();
+    const auto build = [&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first,
+                           const std::string& first, at::ScalarType its_dtype) {
+      const auto model = std::make_shared<torch::nn::Module>();
+      const test::Mlp layers = test::seeded<test::Mlp>();
+      model->register_module(first, layers->up.ptr());
+      model->register_module("middle", layers->middle.ptr());
+      model->register_module("down", layers->down.ptr());
+      model->to(its_dtype);
+      const auto add_hooks = [&] {
+        for (std::size_t i = 0; i < 3; ++i) hooks[i].add_to(*model->children()[i], its_dtype);
+      };
+      if (hooks_first) add_hooks();
+      if (is_sharded) fully_shard(*model, {.mesh = mesh});
+      if (!is_sharded) replicate(*model, {.mesh = mesh});
+      if (!hooks_first) add_hooks();
+      return model;
+    };
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.path() + "/a";
+    StateDict saved;
+    const auto on = [&](const std::function<void(const dist::Mesh&, bool, bool)>& body) {
+      const bool is_sharded = random.flip();
+      const bool hooks_first = random.flip();
+      test::on_ranks(static_cast<int>(random.between(1, 4)),
+                     [&](const dist::Mesh& mesh) { body(mesh, is_sharded, hooks_first); });
+    };
+    on([&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first) {
+      const auto model =
+          build(mesh, is_sharded, hooks_first, is_renamed ? "old" : "up", at::kFloat);
+      torch::optim::AdamW optimizer(parameters(*model));
+      TrainState state(model, optimizer);
+      save(state, path);
+      StateDict whole = state_dict(*model);
+      if (mesh.rank() == 0) saved = std::move(whole);
+    });
+    on([&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first) {
+      const auto model = build(mesh, is_sharded, hooks_first, "up", dtype);
+      torch::optim::AdamW optimizer(parameters(*model));
+      TrainState state(model, optimizer);
+      for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+      LoadOptions options{.allow_cast = true};
+      if (is_renamed) options.renames = {{"model.old.", "model.up."}};
+      load(state, path, options);
+      const StateDict loaded = state_dict(*model);
+      EXPECT_EQ(loaded.size(), saved.size());
+      for (const StateDict::Item& item : saved) {
+        const std::string key =
+            item.fqn.starts_with("old.") ? "up." + item.fqn.substr(4) : item.fqn;
+        const at::Tensor expected = saved.tensor(item.fqn).to(dtype).to(at::kDouble);
+        EXPECT_TRUE(loaded.tensor(key).to(at::kDouble).equal(expected)) << key;
+      }
+    });
+  }
 }
 
 // Shows C9.
