@@ -689,7 +689,7 @@ class MegatronReader final : public EntryReader {
     without_rule_ = {};
   }
 
-  /// Notes tensors whose rows have another order than recipes expect.
+  /// Notes tensors whose rows have another order than in other checkpoints.
   void note_order_of_rows() {
     std::vector<std::string> interleaved;
     std::vector<std::string> fused;
@@ -703,10 +703,10 @@ class MegatronReader final : public EntryReader {
                counted(static_cast<std::uint64_t>(num_interleaved_rows(interleaved.front())),
                        "row") +
                ", such as '" + printable(interleaved.front()) +
-               "'; the order is kept, and recipes do not expect it");
+               "'; the order is kept, but a recipe with \"megatron\" puts the gate first");
     }
     if (!fused.empty()) {
-      note("order of rows", "checkpoint_version 2 or later, as recipes do",
+      note("order of rows", "checkpoint_version 2 or later",
            "version " + std::string(checkpoint_version() == 0 ? "0" : "1") + ", in which rows of " +
                counted(fused.size(), "tensor") + " have another order, such as '" +
                printable(fused.front()) + "'; the order is kept");
