@@ -87,6 +87,7 @@ class MegatronReader final : public EntryReader {
     if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
     add_rest();
     note_copies();
+    note_weights_without_state();
     note_without_rule();
     note_order_of_rows();
     note_layers_without_tensors();
@@ -678,6 +679,20 @@ class MegatronReader final : public EntryReader {
     note("copies", "each parameter once",
          counted(num_copies_, "parameter") +
              " also in the dtype of the model (the fp32 weights of the optimizer are read)");
+  }
+
+  /// Notes weights that are less exact than usual. The value `optim` does not tell it to a move of
+  /// the model alone.
+  void note_weights_without_state() {
+    if (problem_.empty()) return;
+    const auto num_rounded = std::ranges::count_if(parts_, [&](const auto& each) {
+      const Parameter& tensor = tensor_of(each.second.front());
+      return is_trained(tensor) && itemsize(tensor.meta().dtype) < itemsize(DType::float32);
+    });
+    if (num_rounded == 0) return;
+    note("copies", "the fp32 weights of the optimizer",
+         problem_ + "; so " + counted(static_cast<std::uint64_t>(num_rounded), "parameter") +
+             (num_rounded == 1 ? " is" : " are") + " read from the model, in its dtype");
   }
 
   void note_without_rule() {
