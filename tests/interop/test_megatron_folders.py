@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import reshard, run
+from ckpt_tools import FIXTURES, reshard, run
 
 EMBEDDING = {"embedding.word_embeddings.weight": torch.arange(8.0).reshape(4, 2)}
 EXPERTS = {f"decoder.layers.{layer}.mlp.experts.linear_fc{fc}.weight{expert}": torch.full((4, 2), 10.0 * layer + 2.0 * fc + expert)
@@ -151,6 +151,20 @@ def test_rows_that_take_turns_on_several_ranks_of_torch_dist_are_refused_by_a_re
     (tmp_path / "recipe.json").write_text(json.dumps(SPLIT))
     moved = run("ckpt-reshard", torch_dist, tmp_path / "moved", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse")
     assert moved.returncode == 3 and "one tensor rank" in moved.stderr and "linear_fc1" in moved.stderr, moved.stderr
+
+
+@pytest.mark.parametrize("name", ["tp2_pp2", "tp2_pp2_distributed_bf16"])
+def test_a_recipe_leads_to_other_names_and_back_to_torch_dist(name, tmp_path):
+    """Shows F3. On the way, `common.pt` stays beside tensors that are not torch_dist's any more."""
+    source = reshard(FIXTURES / "megatron" / "valid" / name, tmp_path / "torch_dist", "--to", "megatron")
+    recipe = {"schema": 1, "megatron": "to", "rest": "keep", "rules": [{"from": "blocks.{L}.{rest:*}", "to": "decoder.layers.{L}.{rest}"}]}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    other = reshard(source, tmp_path / "other", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse")
+    assert "optimizer.state.exp_avg.blocks.1.mlp.linear_fc1.weight" in names_of(other)
+    back = reshard(other, tmp_path / "back", "--to", "megatron", "--recipe", tmp_path / "recipe.json")
+    assert names_of(back) == names_of(source)
+    compared = run("ckpt-inspect", "diff", source, back)
+    assert compared.returncode == 0, compared.stdout
 
 
 @pytest.mark.parametrize("side", ["from", None])
