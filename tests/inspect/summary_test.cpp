@@ -186,6 +186,8 @@ TEST(SelectTest, APatternAlsoSelectsTheEntriesOfRanks) {
   EXPECT_THAT(tensors({"rng"}), ElementsAre(1, 2));
   EXPECT_THAT(tensors({"!rng"}), ElementsAre(0));
   EXPECT_THAT(tensors({"rng", "!per_rank"}), ElementsAre(2));
+  add(checkpoint, "per_rank.1.seed");  // only rank 1 has it
+  EXPECT_THAT(tensors({"seed"}), ElementsAre(2));
 }
 
 }  // namespace
