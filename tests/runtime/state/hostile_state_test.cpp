@@ -501,13 +501,19 @@ TEST(HostileStateTest, AnotherSaveThatReplacesFilesBeforeTheyAreOpenedIsNoticed)
   EXPECT_TRUE(has_replaced);
 }
 
-/// A store of a rank that is slow to read: it notes when it has read rank 0's answer.
+/// A store of a rank that is slow to read: it notes when it has read rank 0's answer. Its
+/// connection breaks before the rank can tell rank 0, if the store says so.
 class SlowStore final : public c10d::PrefixStore {
  public:
-  SlowStore(const c10::intrusive_ptr<c10d::Store>& store, std::atomic<int>& num_read)
-      : PrefixStore("", store), num_read_(num_read) {}
+  SlowStore(const c10::intrusive_ptr<c10d::Store>& store, std::atomic<int>& num_read,
+            bool breaks = false)
+      : PrefixStore("", store), num_read_(num_read), breaks_(breaks) {}
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<SlowStore>(getUnderlyingStore(), num_read_);
+    return c10::make_intrusive<SlowStore>(getUnderlyingStore(), num_read_, breaks_);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (breaks_ && key.ends_with("/read")) throw std::runtime_error("connection reset by peer");
+    return PrefixStore::add(key, value);
   }
   std::vector<std::uint8_t> get(const std::string& key) override {
     if (!key.ends_with("/all")) return PrefixStore::get(key);
@@ -519,21 +525,46 @@ class SlowStore final : public c10d::PrefixStore {
 
  private:
   std::atomic<int>& num_read_;
+  bool breaks_;
 };
+
+dist::Mesh connect_slowly(const dist::Mesh& mesh, std::atomic<int>& num_read, bool breaks) {
+  auto* const store = dynamic_cast<c10d::PrefixStore*>(mesh.world()->store().get());
+  TESSERA_CHECK(store != nullptr);
+  dist::MeshOptions options;
+  options.transport = dist::gloo("lo");
+  return dist::connect(
+      c10::make_intrusive<SlowStore>(store->getUnderlyingStore(), num_read, breaks), mesh.rank(),
+      mesh.world_size(), options);
+}
 
 TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadItsLastMessage) {
   std::atomic<int> num_read = 0;
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
-    auto* const store = dynamic_cast<c10d::PrefixStore*>(mesh.world()->store().get());
-    ASSERT_NE(store, nullptr);
-    dist::MeshOptions options;
-    options.transport = dist::gloo("lo");
-    const dist::Mesh slow =
-        dist::connect(c10::make_intrusive<SlowStore>(store->getUnderlyingStore(), num_read),
-                      mesh.rank(), 3, options);
-    state::Rendezvous rendezvous(slow);
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, false));
     rendezvous.exchange("own", "test");
     EXPECT_TRUE(mesh.rank() != 0 || num_read == 2) << "now the process of rank 0 may end";
+  });
+}
+
+TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadThatARankIsMissing) {
+  std::atomic<int> num_read = 0;
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, false));
+    if (mesh.rank() == 2) return;
+    rendezvous.set_timeout(std::chrono::milliseconds(200));
+    EXPECT_THAT(test::error_of([&] { rendezvous.exchange("own", "test"); }),
+                HasSubstr("test: rank 2 sent no answer"));
+    EXPECT_EQ(num_read, 1);
+  });
+}
+
+TEST(HostileStateTest, ARankThatHasReadTheLastMessageIgnoresThatTheStoreIsGone) {
+  std::atomic<int> num_read = 0;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, mesh.rank() == 1));
+    rendezvous.set_timeout(std::chrono::seconds(1));  // for which rank 0 waits in vain
+    EXPECT_EQ(rendezvous.exchange("own", "test").size(), 2U);
   });
 }
 
