@@ -102,6 +102,7 @@ class Spool final : public ForwardingFileSystem {
   void claim();
   bool needs_mark(const std::vector<FilePointer>& files) const;
   void mark();
+  void take_back_mark() noexcept;
   void remove_mark();
   void require_own_names(const std::vector<FilePointer>& files);
   ObjectVersion left_version(const std::string& url, const std::vector<UploadedPart>& parts,

@@ -366,7 +366,7 @@ def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, 
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--overwrite")
     expect_same(keys("new/replaced"), "new/replaced", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
     changes = [(request.method, request.path.rsplit("/", 1)[1]) for request in writes(proxy) if "?" not in request.path]
-    assert changes[:2] == [("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
+    assert changes[:3] == [("DELETE", MARK), ("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
     assert uploads(keys.client) == []
 
 
@@ -383,7 +383,7 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     proxy.refuse = None
     if process.returncode:
         assert 1 <= len(unmarked(keys, "new/whole")) < len(local_files(new))
-        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 1] == ["PUT"] + ["DELETE"] * len(old)
+        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 2] == ["DELETE", "PUT"] + ["DELETE"] * len(old)
         assert MARK in fail(proxy, "ckpt-inspect", "ls", url)
         succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite", "--resume")
     else:
@@ -392,6 +392,23 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     succeed(proxy, "ckpt-inspect", "verify", url)
     succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
     expect_same(keys("new/whole"), "new/whole", new)
+
+
+@pytest.mark.parametrize("options", [FORMATS["rank_files"][0], FORMATS["native"][0]], ids=str)
+@pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("DELETE", r"protected/[^.]"), ("PUT", MARK)])
+def test_an_old_checkpoint_that_cannot_be_removed_stays_readable(proxy, keys, options, method, path):  # noqa: F811
+    """The user may not remove objects (or not those of the checkpoint), or not write the mark."""
+    url = "s3://checkpoints/new/protected"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
+    old = keys("new/protected")
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if (
+        request.method == method and not request.upload_id and re.search(path, request.path)) else None
+    message = fail(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
+    proxy.refuse = None
+    assert ("s3:DeleteObject" if method == "DELETE" else "s3:PutObject") in message
+    assert "the rest of the old checkpoint" not in message
+    assert keys("new/protected") == old
+    succeed(proxy, "ckpt-inspect", "verify", url)
 
 
 @pytest.mark.parametrize(("name", "format"), [("step", "safetensors"), ("step.safetensors", "safetensors"), ("step.pt", "torch")])
@@ -896,7 +913,7 @@ def half_replaced(proxy, url):  # noqa: F811
     def refuse(request):
         if request.method == "DELETE" and not request.upload_id:
             removals.append(request)
-            return s3_error(503, "SlowDown") if len(removals) > 2 else None
+            return s3_error(503, "SlowDown") if len(removals) > 3 else None  # the first is of the mark, which is not there yet
 
     succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
     proxy.refuse = refuse
