@@ -133,7 +133,7 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
     has_format = true;
     reader = open_checkpoint(fs, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     if (!has_format && error.kind() != ErrorKind::corruption) return {};
     return {.state = State::invalid, .is_open = false, .why = error.what()};
   }

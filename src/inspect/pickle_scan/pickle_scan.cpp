@@ -40,6 +40,7 @@ class PathScan {
       const auto file = fs_.open(path);
       FileScan(report_, limits_, *file).run();
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
       not_looked_at(path, "a file that can be read", std::string(error.reason()));
     }
   }
@@ -53,6 +54,7 @@ class PathScan {
     try {
       names = fs_.list_directory(path);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
       return not_looked_at(path, "a folder that can be read", std::string(error.reason()));
     }
     for (const std::string& name : names) {
