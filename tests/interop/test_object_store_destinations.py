@@ -411,6 +411,20 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays_readable(proxy, keys, op
     succeed(proxy, "ckpt-inspect", "verify", url)
 
 
+@pytest.mark.parametrize("config", [(403, "AccessDenied"), (503, "SlowDown")], ids=str)
+def test_a_cast_needs_a_readable_config(proxy, keys, tmp_path, config):  # noqa: F811
+    """The file says that the numbers are codes, which a cast would destroy."""
+    save_file({"l.weight": np.ones((8, 8), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "somemethod"}}))
+    for path in local_files(tmp_path):
+        keys.client.put_object(Bucket="checkpoints", Key=f"new/codes/{path.name}", Body=path.read_bytes())
+    proxy.refuse = lambda request: s3_error(*config) if "config.json" in request.path and not request.is_list else None
+    options = ("--to", "native", "--extra-files", "leave")
+    assert "config.json" in fail(proxy, "ckpt-reshard", "s3://checkpoints/new/codes", tmp_path / "cast", *options, "--cast", "float16")
+    assert not (tmp_path / "cast").exists()
+    succeed(proxy, "ckpt-reshard", "s3://checkpoints/new/codes", tmp_path / "moved", *options)
+
+
 @pytest.mark.parametrize(("name", "format"), [("step", "safetensors"), ("step.safetensors", "safetensors"), ("step.pt", "torch")])
 def test_one_object_is_replaced_in_one_step(proxy, keys, tmp_path, name, format):  # noqa: F811
     url = f"s3://checkpoints/new/{name}"
