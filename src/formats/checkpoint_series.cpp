@@ -184,7 +184,8 @@ void delete_renamed(FileSystem& fs, const std::string& path) {
 }
 
 /// Removes a checkpoint from an object store: first its index, so that a half-removed checkpoint
-/// never looks like a whole one. If it has no index, marks the folder meanwhile.
+/// never looks like a whole one. If its files can be read without the index, marks the folder
+/// meanwhile.
 void remove_from_store(const FileSystem& fs, const std::string& path) {
   for (const FormatDriver* driver : format_drivers()) {
     if (driver->side_files() == nullptr) continue;
@@ -199,10 +200,10 @@ void remove_from_store(const FileSystem& fs, const std::string& path) {
   // Lists show only the folder if there is an object of the same name: the object was not examined.
   if (objects.size() > 1) objects.erase("");
   const bool was_marked = object_store::take_incomplete_mark(objects);
-  const bool is_marked =
-      was_marked ||
-      (objects.size() > 1 && std::ranges::none_of(objects, is_index_name,
-                                                  [](const auto& object) { return object.first; }));
+  const auto name_of = [](const auto& object) { return object.first; };
+  const bool may_look_whole = std::ranges::none_of(objects, is_index_name, name_of) ||
+                              std::ranges::any_of(objects, may_be_whole_without_index, name_of);
+  const bool is_marked = was_marked || (objects.size() > 1 && may_look_whole);
   if (is_marked && !was_marked) object_store::mark_incomplete(path);
   object_store::remove_objects(path, objects, is_index_name);
   object_store::remove_objects(path, objects,

@@ -61,7 +61,8 @@ bool is_checkpoint_by_names(const FileSystem& fs, const std::string& directory) 
     const std::vector<std::string> names = fs.list_directory(directory);
     const BestMatch best = match_of_directory({directory, names});
     return best.recognition.match >= Match::by_name && !best.recognition.refusal;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;
     return false;
   }
 }

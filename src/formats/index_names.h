@@ -13,6 +13,11 @@ bool is_index_name(const std::string& name);
 /// beside it: `model.safetensors`, or a shard of it.
 bool opens_alone(const std::string& name);
 
+/// Whether Tessera's file of that name, in a folder without an index, may belong to a complete
+/// checkpoint: files of ranks, shards of a model, and files of DeepSpeed's universal checkpoint.
+/// `name`: a path relative to the checkpoint's folder. Returns false for an index.
+bool may_be_whole_without_index(const std::string& name);
+
 /// Whether Tessera writes files of that name for a format whose files cannot be read without their
 /// index. A folder of such files without an index is no checkpoint.
 bool needs_index(const std::string& name);

@@ -16,8 +16,6 @@
 namespace tessera::object_store {
 namespace {
 
-constexpr int kNumThreadsForUrls = 16;
-
 std::atomic<bool> has_opened_url = false;
 
 RemoteFileSystem& remote_files() {

@@ -12,8 +12,12 @@ namespace tessera::object_store {
 /// Files at URLs can only be read. Lives as long as the process.
 FileSystem& files();
 
+/// The number of threads that send requests: more than cores, because they mostly wait for the
+/// server.
+inline constexpr int kNumThreadsForUrls = 16;
+
 /// Returns the default number of threads that read: one per core, at most 16. If a URL was opened,
-/// returns 16, because threads mostly wait for the server.
+/// returns kNumThreadsForUrls.
 int default_num_threads();
 
 /// Returns what `path` names: a file, folder, link or other object; nothing if nothing is there.

@@ -247,11 +247,19 @@ bool Spool::begin_note(const std::string& url) {
   return true;
 }
 
+/// Whether some of the files may look like a complete checkpoint before all of them, and their
+/// index, are there.
+bool Spool::may_be_whole_without_index(const std::vector<FilePointer>& files) const {
+  return files.size() > 1 && options_.may_be_whole_without_index &&
+         std::ranges::any_of(files, [&](const FilePointer& file) {
+           return options_.may_be_whole_without_index(name_of(*file));
+         });
+}
+
 /// Whether some of the old or new objects may look like a complete checkpoint: if objects are
-/// removed one after the other, or if several new ones appear and none of them is an index.
+/// removed one after the other, or if several new ones appear that can be read without an index.
 bool Spool::needs_mark(const std::vector<FilePointer>& files) const {
-  if (options_.replaced) return !replaces_one_object(files);
-  return files.size() > 1 && !(options_.is_index && options_.is_index(name_of(*files.back())));
+  return options_.replaced ? !replaces_one_object(files) : may_be_whole_without_index(files);
 }
 
 void Spool::mark() {
@@ -420,17 +428,21 @@ bool Spool::replaces_one_object(const std::vector<FilePointer>& files) const {
 
 /// Removes the old objects without which readers find no checkpoint, so that no reader sees a
 /// mixture of old and new files: the index if the new checkpoint has an index of the same name and
-/// its other files cannot be read without it, else all objects.
-void Spool::remove_old_objects_before(const std::vector<FilePointer>& files) const {
-  if (replaces_one_object(files)) return;
+/// its other files cannot be read without it, else all objects. Returns whether some are left that
+/// `remove_old_objects_after` may have to remove.
+bool Spool::remove_old_objects_before(const std::vector<FilePointer>& files) const {
+  if (replaces_one_object(files)) return false;
   const auto is_index = [&](const std::string& name) {
     return options_.is_index && options_.is_index(name);
   };
   const std::string last = files.empty() ? std::string() : name_of(*files.back());
   remove_objects(options_.url, *options_.replaced, is_index);
   const bool needs_index = options_.needs_index && options_.needs_index(last);
-  if (last.empty() || (is_index(last) && needs_index && options_.replaced->contains(last))) return;
+  if (last.empty() || (is_index(last) && needs_index && options_.replaced->contains(last))) {
+    return true;
+  }
   remove_objects(options_.url, *options_.replaced, std::not_fn(is_index));
+  return false;
 }
 
 /// Removes the old objects that the new checkpoint lacks, except indexes, which are removed before.
@@ -456,9 +468,10 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_index_last =
       is_folder && options_.is_index && options_.is_index(name_of(*files.back()));
   if (path == path_ && needs_mark(files)) mark();
+  bool has_old_objects = false;
   if (replaces) {
     try {
-      remove_old_objects_before(files);
+      has_old_objects = remove_old_objects_before(files);
     } catch (const Error&) {
       take_back_mark();
       throw;
@@ -470,10 +483,11 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const std::uint64_t part_nbytes = PartSizes::of_file(max_nbytes, options_.min_part_nbytes);
   parallel_for(num_before_last, UploadLimits::num_uploads(part_nbytes), {},
                [&](std::int64_t i) { publish_file(*files[static_cast<std::size_t>(i)]); });
-  if (replaces) remove_old_objects_after(files);
-  // Without the last file, readers find no checkpoint. A single object may not have a folder of its
-  // name beside it.
-  if (path == path_ && (is_index_last || !is_folder)) remove_mark();
+  if (has_old_objects) remove_old_objects_after(files);
+  // If readers find no checkpoint without the last file, the mark is removed before that file
+  // appears; otherwise at the end. A single object may not have a folder of its name beside it.
+  const bool needs_index = is_index_last && !may_be_whole_without_index(files);
+  if (path == path_ && (needs_index || !is_folder)) remove_mark();
   if (path == path_ && is_folder) {
     require_no_objects_of_others(replaces && replaces_one_object(files) ? files.back()->url() : "");
   }

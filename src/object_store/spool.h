@@ -35,6 +35,9 @@ struct SpoolOptions {
   /// files of such a format may stay until new files replace them. Spool removes all other old
   /// files before the new files appear.
   std::function<bool(const std::string& name)> needs_index{};
+  /// Returns whether a file that is not an index may belong to a complete checkpoint without one.
+  /// The mark of an incomplete checkpoint is there as long as such files appear.
+  std::function<bool(const std::string& name)> may_be_whole_without_index{};
   SpooledFile::Release release = SpooledFile::Release::after_sync;
   bool resumes = false;   // use the parts that an interrupted run has uploaded
   bool discards = false;  // remove the parts that an interrupted run has uploaded
@@ -52,10 +55,10 @@ struct LeftOnServer {
 ///
 /// A writer uses it like a local file system: it stages a checkpoint at `<path()><suffix>`, then
 /// renames that to `path()`. While the files are written, they are uploaded in parts, and readers
-/// do not see these uploads. The rename completes the uploads, the index last. Meanwhile, if there
-/// is no index, or if old objects are removed, an object (kIncompleteMark) tells readers that the
-/// checkpoint is not complete. After the rename, the checkpoint is at the URL, and the local folder
-/// is empty.
+/// do not see these uploads. The rename completes the uploads, the index last. Meanwhile, if files
+/// can be read without an index, or if old objects are removed, an object (kIncompleteMark) tells
+/// readers that the checkpoint is not complete. After the rename, the checkpoint is at the URL, and
+/// the local folder is empty.
 ///
 /// If the process dies earlier, the server keeps the uploaded parts. A run with
 /// SpoolOptions::resumes uses them: a part that the server has with the same MD5 is not sent again.
@@ -100,6 +103,7 @@ class Spool final : public ForwardingFileSystem {
   std::vector<FilePointer> in_order_of_publication(const std::string& staging_path) const;
   bool begin_note(const std::string& url);
   void claim();
+  bool may_be_whole_without_index(const std::vector<FilePointer>& files) const;
   bool needs_mark(const std::vector<FilePointer>& files) const;
   void mark();
   void take_back_mark() noexcept;
@@ -109,7 +113,7 @@ class Spool final : public ForwardingFileSystem {
                              const std::string& etag);
   void require_replaced_unchanged() const;
   bool replaces_one_object(const std::vector<FilePointer>& files) const;
-  void remove_old_objects_before(const std::vector<FilePointer>& files) const;
+  bool remove_old_objects_before(const std::vector<FilePointer>& files) const;
   void remove_old_objects_after(const std::vector<FilePointer>& files) const;
   void require_no_objects_of_others(const std::string& replaced_url = {}) const;
   std::string name_of(const SpooledFile& file) const;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/checked_math.h"
+#include "object_store/files.h"
 #include "object_store/remote_file_system.h"
 #include "object_store/spooled_file.h"
 #include "object_store/upload_workers.h"
@@ -28,16 +29,28 @@ std::string url_in(const std::string& url, const std::string& name) {
   return name.empty() ? url : join_path(url, name);
 }
 
-void add_objects(const std::string& url, const std::string& folder, int num_folders,
-                 StoredObjects& objects) {
-  const std::vector<Entry> entries = server_of(url).list(url_in(url, folder)).value();
-  for (const Entry& entry : entries) {
-    const std::string name = folder.empty() ? entry.name : join_path(folder, entry.name);
-    if (!entry.is_folder) {
-      objects[name] = {.nbytes = entry.nbytes, .etag = entry.etag};
-    } else if (num_folders < kMaxFolders) {
-      add_objects(url, name, num_folders + 1, objects);
+/// Lists the folder `url` and the folders in it, those of one level at the same time.
+void add_objects(const std::string& url, StoredObjects& objects) {
+  std::vector<std::string> folders{""};
+  for (int level = 0; level <= kMaxFolders && !folders.empty(); ++level) {
+    std::vector<std::vector<Entry>> listed(folders.size());
+    parallel_for(static_cast<std::int64_t>(folders.size()), kNumThreadsForUrls, {},
+                 [&](std::int64_t i) {
+                   const auto folder = static_cast<std::size_t>(i);
+                   listed[folder] = server_of(url).list(url_in(url, folders[folder])).value();
+                 });
+    std::vector<std::string> next;
+    for (std::size_t i = 0; i < folders.size(); ++i) {
+      for (const Entry& entry : listed[i]) {
+        std::string name = folders[i].empty() ? entry.name : join_path(folders[i], entry.name);
+        if (entry.is_folder) {
+          next.push_back(std::move(name));
+        } else {
+          objects[name] = {.nbytes = entry.nbytes, .etag = entry.etag};
+        }
+      }
     }
+    folders = std::move(next);
   }
 }
 
@@ -46,7 +59,7 @@ void add_objects(const std::string& url, const std::string& folder, int num_fold
 StoredObjects list_objects(const std::string& url) {
   StoredObjects objects;
   if (const auto found = server_of(url).find(url)) objects[""] = found->version;
-  add_objects(url, {}, 0, objects);
+  add_objects(url, objects);
   return objects;
 }
 
@@ -62,9 +75,12 @@ void require_one_kind(const std::string& url, const StoredObjects& objects) {
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed) {
   S3Uploads uploads(server_of(url));
+  std::vector<std::string> urls;
   for (const auto& [name, version] : objects) {
-    if (is_removed(name)) uploads.remove(url_in(url, name));
+    if (is_removed(name)) urls.push_back(url_in(url, name));
   }
+  parallel_for(static_cast<std::int64_t>(urls.size()), kNumThreadsForUrls, {},
+               [&](std::int64_t i) { uploads.remove(urls[static_cast<std::size_t>(i)]); });
 }
 
 void upload_file(const FileSystem& fs, const std::string& path, const std::string& url,

@@ -23,6 +23,7 @@ StoredObjects list_objects(const std::string& url);
 void require_one_kind(const std::string& url, const StoredObjects& objects);
 
 /// Removes each object of `objects`, in the folder `url`, if `is_removed` returns true for its key.
+/// Several at the same time, in no order. If one cannot be removed, leaves those not yet begun.
 void remove_objects(const std::string& url, const StoredObjects& objects,
                     const std::function<bool(const std::string& name)>& is_removed);
 

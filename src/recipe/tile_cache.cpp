@@ -35,14 +35,15 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
     tiles_.splice(tiles_.begin(), tiles_, found);
     return tiles_.front();
   }
-  // Removes old tiles first, so that the new tile can use their memory.
+  // Removes old tiles first, so that the new tile can use the memory of one that no thread reads.
+  tessera::detail::ByteBuffer unused;
   while (nbytes_ + nbytes > kMaxNbytes && !tiles_.empty()) {
     nbytes_ -= tiles_.back()->nbytes;
     if (tiles_.back().use_count() == 1) {
-      // use_count() does not order memory. Copying the pointer does (libstdc++ acquires), so that
-      // the last reader's reads come before the buffer is filled again.
-      const std::shared_ptr<Tile> unused = tiles_.back();
-      free_.push_back(std::move(unused->buffer));
+      // The last other thread may just have dropped the tile. Reading the count does not wait for
+      // what that thread read before; counting up and down does.
+      { const std::shared_ptr<Tile> counted = tiles_.back(); }
+      unused = std::move(tiles_.back()->buffer);
     }
     tiles_.pop_back();
   }
@@ -51,11 +52,7 @@ std::shared_ptr<TileCache::Tile> TileCache::find(std::size_t tensor, std::size_t
   tile->piece = piece;
   tile->number = number;
   tile->nbytes = nbytes;
-  if (!free_.empty()) {
-    tile->buffer = std::move(free_.back());
-    free_.pop_back();
-  }
-  free_.clear();
+  tile->buffer = std::move(unused);
   tile->bytes = tile->buffer.take(nbytes);
   tiles_.push_front(tile);
   nbytes_ += nbytes;

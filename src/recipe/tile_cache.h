@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
 #include "base/byte_buffer.h"
 #include "tessera/layout/region.h"
@@ -57,9 +56,8 @@ class TileCache {
   void forget(const std::shared_ptr<Tile>& tile);
 
   std::mutex mutex_;
-  // Most recently used first. Shared: readers may use a tile after its removal.
+  // Most recently used first. Shared: threads may read a tile after its removal.
   std::list<std::shared_ptr<Tile>> tiles_;
-  std::vector<tessera::detail::ByteBuffer> free_;  // memory of removed tiles, to be used again
   std::uint64_t nbytes_ = 0;
 };
 

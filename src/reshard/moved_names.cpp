@@ -428,9 +428,8 @@ void note_groups_with_old_names(const CheckpointContents& source, const MovedNam
   const StateRoots states(source);
   std::set<std::string> roots;  // parts of names before `state`, where what follows it changes
   const auto add_root = [&](const std::string& name) {
-    const auto own = formats::parse_per_rank_name(name);
     const auto before = states.behind_state(name);
-    const std::string new_name = renamed(own ? own->name : name, options.renames);
+    const std::string new_name = formats::name_after_renames(name, options.renames);
     if (!before || !behind_state(new_name)) return;
     const bool is_same = new_name.ends_with("state." + std::string(*before));
     if (!is_same) roots.emplace(*states.root_of(name));

@@ -53,8 +53,9 @@ SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelectio
       reader.read_value(v);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
-      // Other errors are reported later, when the move reads the value.
+      // Other errors are thrown when the move (also a dry run) reads the value, if it does.
       if (error.kind() == ErrorKind::unsupported) gaps.refused_values.emplace(v, error);
+      if (error.kind() == ErrorKind::io) break;  // do not wait for a dead server once per value
     }
   }
   return gaps;

@@ -76,12 +76,14 @@ StoreDestination::StoreDestination(const std::string& url_given, const StoreOpti
     : state_(new State{.url = without_trailing_slashes(url_given), .spool = {}}) {
   const std::string& url = state_->url;
   object_store::forget(url);
-  object_store::SpoolOptions spool{.url = url,
-                                   .staging_suffix = std::string(StagedDestination::kSuffix),
-                                   .is_index = is_index_unless_extra(options.extra_files),
-                                   .needs_index = formats::needs_index,
-                                   .resumes = options.kept_work == KeptWork::resume,
-                                   .discards = options.kept_work == KeptWork::discard};
+  object_store::SpoolOptions spool{
+      .url = url,
+      .staging_suffix = std::string(StagedDestination::kSuffix),
+      .is_index = is_index_unless_extra(options.extra_files),
+      .needs_index = formats::needs_index,
+      .may_be_whole_without_index = formats::may_be_whole_without_index,
+      .resumes = options.kept_work == KeptWork::resume,
+      .discards = options.kept_work == KeptWork::discard};
   if (formats::writer_of(options.format).writes_bytes_once()) {
     spool.release = object_store::SpooledFile::Release::after_upload;
   } else {  // HDF5 makes files grow

@@ -38,21 +38,6 @@ void RecordingFileSystem::remove_all(const std::string& path) {
       made_, [&](const std::string& made) { return made == path || made.starts_with(path + "/"); });
 }
 
-namespace {
-
-/// Whether a save without `overwrite` may replace these objects, because an interrupted run has
-/// left them. Without a mark, shards of a model may lack only their index, and a folder may be a
-/// complete checkpoint of its own (DeepSpeed's universal one).
-bool may_be_replaced_unasked(const std::string& url, bool is_marked,
-                             const object_store::StoredObjects& objects) {
-  const bool may_be_model = std::ranges::any_of(objects, [](const auto& object) {
-    return formats::opens_alone(object.first) || object.first.find('/') != std::string::npos;
-  });
-  return (is_marked || !may_be_model) && formats::is_interrupted_write(url, {});
-}
-
-}  // namespace
-
 StoreSave::~StoreSave() {
   if (!folder_.empty()) ::rmdir(folder_.c_str());
 }
@@ -63,7 +48,7 @@ std::string StoreSave::begin(OverwritePolicy overwrite) {
   is_marked_ = object_store::take_incomplete_mark(replaced_);
   object_store::require_one_kind(url_, replaced_);
   if (!replaced_.empty() && overwrite == OverwritePolicy::refuse &&
-      !may_be_replaced_unasked(url_, is_marked_, replaced_)) {
+      !formats::is_interrupted_write(url_, {})) {
     throw Error(ErrorKind::already_exists, {.path = url_},
                 "destination exists (OverwritePolicy::replace replaces a checkpoint)");
   }

@@ -4,6 +4,7 @@ The server is moto's. The proxy in front of it counts requests and fails on dema
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -142,14 +143,14 @@ def test_large_files_are_uploaded_in_parts_that_nobody_sees(proxy, keys, large, 
     options = options if options != "x.pt" else ()
     local = reshard(large, tmp_path / key.split("/")[1], *options)
     seen = []
-    proxy.refuse = lambda request: seen.append((request, names(keys, key))) if request.method != "GET" else None
+    proxy.refuse = lambda request: seen.append((request, unmarked(keys, key))) if request.method != "GET" else None
     succeed(proxy, "ckpt-reshard", large, f"s3://checkpoints/{key}", *options)
     expect_same(keys(key), key, local)
     assert len([request for request, _ in seen if is_part(request)]) >= 3
     for request, visible in seen:
         if is_part(request):
             assert visible == []
-    last, visible = seen[-2] if seen[-1][0].method == "DELETE" else seen[-1]  # the DELETE removes the claim
+    last, visible = [each for each in seen if each[0].method != "DELETE"][-1]  # DELETE removes a claim or the mark
     final = sorted(keys(key))
     index = [name for name in final if name.endswith(("index.h5", ".metadata", ".index.json"))] or final
     assert last.path.startswith("/checkpoints/" + index[0]) and visible == [name for name in final if name != index[0]]
@@ -922,15 +923,8 @@ def test_a_replacement_by_another_format_is_resumed_after_its_files_began_to_app
 
 def half_replaced(proxy, url):  # noqa: F811
     """A move was killed when it had removed the index and the first file of sharded safetensors."""
-    removals = []
-
-    def refuse(request):
-        if request.method == "DELETE" and not request.upload_id:
-            removals.append(request)
-            return s3_error(503, "SlowDown") if len(removals) > 3 else None  # the first is of the mark, which is not there yet
-
     succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
-    proxy.refuse = refuse
+    refuse_after(proxy, 3, is_removal)  # the first is of the mark, which is not there yet
     fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", AWS_MAX_ATTEMPTS="1")
     proxy.refuse = None
 
@@ -1005,8 +999,8 @@ def refuse_after(proxy, number, is_counted):  # noqa: F811
     def refuse(request):
         if not is_counted(request):
             return None
-        seen.append(request)
-        return s3_error(403, "AccessDenied") if len(seen) > number else None
+        seen.append(request)  # several threads do this at the same time
+        return s3_error(403, "AccessDenied") if seen.index(request) >= number else None
 
     proxy.refuse = refuse
     return seen
@@ -1014,7 +1008,7 @@ def refuse_after(proxy, number, is_counted):  # noqa: F811
 
 @pytest.mark.parametrize("option", ["--resume", "--discard"])
 @pytest.mark.parametrize("options", [("--to", "rank_files", "--world-size", 1), ("--to", "rank_files", "--world-size", 2),
-                                     ("--to", "safetensors"), ("--to", "deepspeed")], ids=str)
+                                     ("--to", "safetensors"), FORMATS["sharded"][0], ("--to", "deepspeed")], ids=str)
 def test_objects_of_an_interrupted_move_are_no_checkpoint_and_do_not_block(options, option, proxy, keys, tmp_path):  # noqa: F811
     """Also files of ranks of one rank, where the names do not show that a whole item, such as the optimizer, is missing."""
     local = reshard(SOURCE, tmp_path / "local", *options)
@@ -1077,14 +1071,36 @@ def test_discard_alone_replaces_no_complete_checkpoint(name, proxy, keys):  # no
     assert keys("new/whole/") == before and len(keys("new/notes/")) == 1
 
 
-def test_discard_alone_replaces_no_shards_without_an_index(proxy, keys):  # noqa: F811
-    url = "s3://checkpoints/new/shards"
-    succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
-    keys.client.delete_object(Bucket="checkpoints", Key="new/shards/model.safetensors.index.json")
-    before = keys("new/shards/")
+@pytest.mark.parametrize(("options", "index"), [(FORMATS["sharded"][0], "model.safetensors.index.json"),
+                                               (("--to", "deepspeed"), "latest_universal")], ids=["sharded", "deepspeed"])
+def test_discard_alone_replaces_no_files_that_are_complete_without_their_index(options, index, proxy, keys, jobs, tmp_path):  # noqa: F811
+    url = "s3://checkpoints/new/whole"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
+    keys.client.delete_object(Bucket="checkpoints", Key="new/whole/" + index)
+    before = keys("new/whole/")
     for option in ((), ("--discard",)):
-        assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0], *option)
-    assert keys("new/shards/") == before and len(before) > 1
+        assert "destination exists" in fail(proxy, "ckpt-reshard", SOURCE, url, *options, *option)
+    save(proxy, jobs, tmp_path, "native", [[url, 1, {}, "destination exists"]], 1)
+    assert keys("new/whole/") == before and len(before) > 1
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options, "--overwrite")
+    expect_same(keys("new/whole/"), "new/whole", reshard(SOURCE, tmp_path / "local", *options))
+
+
+def test_old_files_are_removed_at_the_same_time(proxy, keys):  # noqa: F811
+    url, together, removals = "s3://checkpoints/new/many", threading.Barrier(8), []
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["many_files"][0])
+
+    def refuse(request):
+        if is_removal(request):
+            removals.append(request)
+            if removals.index(request) < together.parties:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait(20)
+
+    proxy.refuse = refuse
+    succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 1, "--overwrite")
+    assert not together.broken
+    assert names(keys, "new/many") == ["new/many/index.h5", "new/many/rank-00000.h5"]
 
 
 # Trainers

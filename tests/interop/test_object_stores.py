@@ -517,6 +517,32 @@ def test_an_interrupt_ends_a_move_while_the_server_fails(writes, is_silent, is_p
     command = [BIN / "ckpt-reshard", source, destination]
     if is_python:
         command = [sys.executable, "-c", f"import tessera; tessera.reshard({source!r}, {destination!r})"]
+    interrupt(proxy, command, asked, ended, is_python)
+
+
+@pytest.mark.parametrize(("call", "silent"), [
+    (f"tessera.open({url_of('dcp')!r})", "?"),
+    (f"tessera.load({{'x': 1}}, {url_of('dcp')!r})", ".metadata"),
+    (f"tessera.open({url_of('dcp')!r})['model.emb.weight'].numpy()", ".distcp"),
+    (f"tessera.open({url_of('dcp')!r})['optim.param_groups.0.lr']", ".distcp"),
+    ("tessera.latest_valid('s3://checkpoints/runs')", "runs/torch"),
+    (f"tessera.scan({url_of('torch')!r})", "runs"),
+    (f"tessera.reshard({str(CHECKPOINTS['torch'])!r}, 'moved', like={url_of('dcp')!r}, dry_run=True)", "?")])
+def test_an_interrupt_ends_python_while_the_server_does_not_answer(call, silent, proxy):
+    asked, ended = threading.Event(), threading.Event()
+
+    def refuse(request):
+        if silent in request.path:
+            asked.set()
+            ended.wait(60)
+            return s3_error(503, "SlowDown")
+
+    proxy.refuse = refuse
+    interrupt(proxy, [sys.executable, "-c", "import tessera; " + call], asked, ended, True)
+
+
+def interrupt(proxy, command, asked, ended, is_python):
+    """Presses Ctrl-C soon after the request to which the server does not answer; expects the end of the program."""
     variables = {"AWS_MAX_ATTEMPTS": "100", "PYTHONPATH": str(package_folder())}
     with subprocess.Popen(command, env=environment(proxy, **variables), stderr=subprocess.PIPE, text=True) as process:
         assert asked.wait(60)

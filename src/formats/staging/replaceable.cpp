@@ -1,13 +1,14 @@
 #include "formats/staging/replaceable.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "formats/drivers.h"
 #include "formats/index_names.h"
 #include "formats/signatures.h"
 #include "formats/staging/extra_copies.h"
@@ -17,6 +18,7 @@
 #include "object_store/stored_objects.h"
 #include "object_store/url.h"
 #include "tessera/base/error.h"
+#include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
 
@@ -115,22 +117,30 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
   }
   std::vector<std::string> names = fs.list_directory(directory);
   std::erase_if(names, [&](const auto& name) { return extra_file(name) != extra_files.end(); });
+  std::vector<std::string> paths;
   for (const std::string& name : names) {
     const std::string path = join_path(directory, name);
     if (!is_plain_folder(path)) {
-      require_mark(fs, path, option);
+      paths.push_back(path);
       continue;
     }
     for (const std::string& file : list_files_within(fs, path)) {
-      require_mark(fs, join_path(path, file), option);
+      paths.push_back(join_path(path, file));
     }
   }
+  const int num_threads = object_store::is_url(directory) ? object_store::kNumThreadsForUrls : 1;
+  parallel_for(static_cast<std::int64_t>(paths.size()), num_threads, {}, [&](std::int64_t i) {
+    require_mark(fs, paths[static_cast<std::size_t>(i)], option);
+  });
   if (format) driver_of(*format).require_one_checkpoint(fs, directory, names, option);
 }
 
-}  // namespace
+/// Whether a folder without the mark and without an index may be what an interrupted run left,
+/// although it holds a folder of a universal checkpoint, which may be complete.
+enum class Folders { allowed, only_marked };
 
-bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& extra_files) {
+/// As is_interrupted_write.
+bool is_left(const std::string& url, const std::vector<ExtraFile>& extra_files, Folders folders) {
   const FileSystem& fs = object_store::files();
   if (fs.kind_of(url) != FileKind::directory) return false;
   const auto is_extra = [&](const std::string& name) {
@@ -138,18 +148,32 @@ bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& 
     return file != extra_files.end() && holds_copy(fs, join_path(url, name), *file);
   };
   if (first_foreign_entry(fs, url, FileNames::of_our_writers, is_extra)) return false;
-  const std::vector<std::string> names = fs.list_directory(url);
+  std::vector<std::string> names = fs.list_directory(url);
+  const bool is_marked = std::erase(names, object_store::kIncompleteMark) > 0;
+  std::erase_if(names, is_extra);
+  const auto is_folder = [&](const std::string& name) {
+    return is_plain_folder(join_path(url, name));
+  };
   const auto may_be_whole = [&](const std::string& name) {
-    return !is_extra(name) &&
-           (is_index_name(name) || opens_alone(name) || rank_files_driver().writes_file(name));
+    if (is_folder(name)) return folders == Folders::only_marked;
+    return is_index_name(name) || may_be_whole_without_index(name);
   };
-  const auto begins_well = [&](const std::string& name) {
-    return is_extra(name) || is_plain_folder(join_path(url, name)) ||
-           fits_its_name(fs, join_path(url, name));
-  };
-  const bool is_marked = std::ranges::find(names, object_store::kIncompleteMark) != names.end();
-  return (is_marked || std::ranges::none_of(names, may_be_whole)) &&
-         std::ranges::all_of(names, begins_well);
+  if (!is_marked && std::ranges::any_of(names, may_be_whole)) return false;
+  std::erase_if(names, is_folder);
+  std::atomic<bool> all_fit = true;
+  parallel_for(static_cast<std::int64_t>(names.size()), object_store::kNumThreadsForUrls, {},
+               [&](std::int64_t i) {
+                 if (!all_fit) return;
+                 const std::string path = join_path(url, names[static_cast<std::size_t>(i)]);
+                 if (!fits_its_name(fs, path)) all_fit = false;
+               });
+  return all_fit;
+}
+
+}  // namespace
+
+bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& extra_files) {
+  return is_left(url, extra_files, Folders::only_marked);
 }
 
 void refuse_interrupted_write(const std::string& url) {
@@ -180,7 +204,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
                        const std::vector<ExtraFile>& extra_files) {
   const auto kind = fs.kind_of(path);
   if (!kind || (kind == FileKind::directory && fs.list_directory(path).empty())) return;
-  if (object_store::is_url(path) && is_interrupted_write(path, extra_files)) {
+  if (object_store::is_url(path) && is_left(path, extra_files, Folders::allowed)) {
     const std::set<std::string> extra = names_of(extra_files);
     const std::vector<std::string> names = fs.list_directory(path);
     if (std::ranges::any_of(names, [&](const auto& name) { return !extra.contains(name); })) return;

@@ -10,15 +10,16 @@
 namespace tessera::formats {
 
 /// Checks and throws as `check_replaceable` of detect.h does. In a directory, also accepts a file
-/// whose name and bytes equal those of one of `extra_files`. At a URL, also accepts what
-/// is_interrupted_write accepts, unless only extra files are there.
+/// whose name and bytes equal those of one of `extra_files`. At a URL, also accepts what an
+/// interrupted run may have left, unless only extra files are there: what is_interrupted_write
+/// accepts, and files of DeepSpeed's universal checkpoint without `latest_universal`.
 void check_replaceable(const FileSystem& fs, const std::string& path, const std::string& option,
                        const std::vector<ExtraFile>& extra_files);
 
 /// Whether the folder at the URL `url` holds only what an interrupted run of Tessera left: files
 /// that Tessera writes, and files that are equal to one of `extra_files`. The folder is marked as
 /// incomplete, or lacks the file without which readers find no checkpoint. Returns false for files
-/// of ranks without the mark, because they have no index: they may be a complete checkpoint.
+/// without the mark that may be a complete checkpoint (may_be_whole_without_index).
 bool is_interrupted_write(const std::string& url, const std::vector<ExtraFile>& extra_files);
 
 /// Throws Error(already_exists): an interrupted run has left a part of a checkpoint at `url`.

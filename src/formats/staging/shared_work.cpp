@@ -451,7 +451,7 @@ void SharedWork::undo_exchange() noexcept {
 }
 
 /// Whether the new checkpoint has left the staging path, but is not at the destination.
-bool SharedWork::is_lost() const {
+bool SharedWork::is_result_missing() const {
   if (is_begun() || !mode_of_name(path_in(kWorkName))) return false;
   const auto inode = recorded_inode(fs_, path_);
   return inode && inode_of_name(destination_) != inode;
@@ -470,7 +470,7 @@ void SharedWork::remove_replaced() {
 }
 
 void SharedWork::clean_up() {
-  if (is_lost()) {
+  if (is_result_missing()) {
     throw Error::expected(ErrorKind::mismatch, {.path = destination_}, "shared work",
                           "the new checkpoint here or at " +
                               printable(StagedDestination::staging_path_of(destination_)) +
@@ -512,7 +512,7 @@ void SharedWork::discard() {
   const FileDescriptor whole = lock();
   refuse_while_compared();
   if (!is_begun()) {
-    if (!is_lost()) remove_replaced();
+    if (!is_result_missing()) remove_replaced();
     remove();
     return;
   }

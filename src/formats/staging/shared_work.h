@@ -151,7 +151,7 @@ class SharedWork {
   /// Returns the names in the folder; none if there is no folder, such as when another worker has
   /// just finished the work and removed it.
   std::vector<std::string> names() const;
-  bool is_lost() const;
+  bool is_result_missing() const;
   void remove_replaced();
   bool has_done_text(const std::string& name) const;
   std::string comparison_path(int share) const;

@@ -370,9 +370,10 @@ class Load {
  public:
   explicit Load(const nb::bytes& path) {
     const std::string opened = string_of(path);
-    const nb::gil_scoped_release without_gil;
-    object_store::forget(opened);
-    reader_ = formats::open_checkpoint(files_.file_system(), opened);
+    run_interruptibly([&] {
+      object_store::forget(opened);
+      reader_ = formats::open_checkpoint(files_.file_system(), opened);
+    });
   }
 
   std::string_view format() const { return reader_->format().name(); }
@@ -392,10 +393,7 @@ class Load {
   }
   nb::object read_value(std::size_t value_index) const {
     Value value;
-    {
-      const nb::gil_scoped_release without_gil;
-      value = reader_->read_value(value_index);
-    }
+    run_short_read(reader_->path(), [&] { value = reader_->read_value(value_index); });
     return value_to_python(value);
   }
 
@@ -562,11 +560,10 @@ void bind_job(nb::module_& module) {
       [](const nb::bytes& directory, bool checksums) {
         const std::string path = string_of(directory);
         formats::LatestValid found;
-        {
-          const nb::gil_scoped_release without_gil;
+        run_interruptibly([&] {
           found = formats::latest_valid(
               path, checksums ? formats::Validation::checksums : formats::Validation::structure);
-        }
+        });
         nb::list skipped;
         for (const formats::SkippedCheckpoint& each : found.skipped) {
           skipped.append(nb::make_tuple(path_or_none(each.path), text_to_python(each.why)));

@@ -456,7 +456,10 @@ nb::dict move(const BytesPairs& sources, const nb::bytes& destination, const nb:
   for (const auto& path : {string_of(destination), given.like_path, given.extra_files_folder}) {
     object_store::forget(path);
   }
-  const MoveRequest request = make_move_request(std::move(paths), string_of(destination), given);
+  MoveRequest request;
+  run_interruptibly([&, to = string_of(destination)] {  // may open a checkpoint `like`
+    request = make_move_request(std::move(paths), to, given);
+  });
   Outcome outcome;
   std::atomic<bool> is_complete = false;
   try {

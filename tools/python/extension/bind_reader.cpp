@@ -37,7 +37,7 @@ using formats::CheckpointReader;
 
 /// The bytes that one thread reads in one step.
 constexpr std::int64_t kWindowNbytes = std::int64_t{16} << 20;
-/// Reads of at least this size can be interrupted by Ctrl-C.
+/// Reads of at least this size can be interrupted by Ctrl-C. Reads from URLs always can.
 constexpr std::size_t kWatchedNbytes = std::size_t{64} << 20;
 
 /// Writable memory of a numpy array, a torch tensor or a bytearray.
@@ -60,8 +60,7 @@ class TensorSource {
     const Box box{offsets, sizes};
     const std::span<std::byte> out = bytes_of(buffer);
     if (out.size() < kWatchedNbytes) {
-      const nb::gil_scoped_release without_gil;
-      read_windows(box, out, {});
+      run_short_read(reader_->path(), [&] { read_windows(box, out, {}); });
     } else {
       run_watched(nb::none(), [&](Watch& watch) { read_windows(box, out, watch.token()); });
     }
@@ -93,14 +92,15 @@ class Reader {
  public:
   Reader(const std::string& path, const formats::OpenOptions& options,
          const std::string& recipe_path, bool inverse, const std::vector<std::string>& settings) {
-    const nb::gil_scoped_release without_gil;
-    object_store::forget(path);
-    auto opened = formats::open_checkpoint(files_->file_system(), path, options);
-    formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
-    if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
-      opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
-    }
-    reader_ = std::move(opened);
+    run_interruptibly([&] {
+      object_store::forget(path);
+      auto opened = formats::open_checkpoint(files_->file_system(), path, options);
+      formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
+      if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
+        opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
+      }
+      reader_ = std::move(opened);
+    });
   }
 
   std::string_view format() const { return reader_->format().name(); }
@@ -182,14 +182,15 @@ class Reader {
 
   /// Throws if a file that has been opened was changed or replaced since.
   void require_unchanged() const {
-    const nb::gil_scoped_release without_gil;
-    files_->require_unchanged();
+    run_short_read(reader_->path(), [&] { files_->require_unchanged(); });
   }
 
   /// Returns a digest by which ranks check that they read the same checkpoint, or copies of it.
   std::string identity() const {
-    const nb::gil_scoped_release without_gil;
-    return formats::identity_of(*reader_, [](const std::string&) { return true; });
+    std::string digest;
+    run_interruptibly(
+        [&] { digest = formats::identity_of(*reader_, [](const std::string&) { return true; }); });
+    return digest;
   }
 
   nb::object read_value(std::size_t value_index) const {
@@ -209,8 +210,9 @@ class Reader {
   const CheckpointContents& contents() const { return reader_->contents(); }
 
   Value value_at(std::size_t value_index) const {
-    const nb::gil_scoped_release without_gil;
-    return reader_->read_value(value_index);
+    Value value;
+    run_short_read(reader_->path(), [&] { value = reader_->read_value(value_index); });
+    return value;
   }
 
   // Shared with the tensors, which may live longer than this object.

@@ -8,6 +8,7 @@
 #include "inspect/pickle_scan/pickle_scan.h"
 #include "object_store/files.h"
 #include "python_value.h"
+#include "watched_work.h"
 
 namespace tessera::python {
 namespace {
@@ -44,11 +45,10 @@ nb::list problems_to_python(const std::vector<inspect::ScanProblem>& problems) {
 nb::tuple scan(const std::vector<nb::bytes>& paths) {
   const std::vector<std::string> wanted = strings_of(paths);
   inspect::PickleScanReport report;
-  {
-    const nb::gil_scoped_release others_run;
+  run_interruptibly([&] {
     for (const std::string& path : wanted) object_store::forget(path);
     report = inspect::scan_pickles(object_store::files(), wanted);
-  }
+  });
   return nb::make_tuple(names_to_python(report.names), problems_to_python(report.problems),
                         report.num_files, report.num_pickles);
 }

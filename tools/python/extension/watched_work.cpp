@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/current_stop.h"
+#include "object_store/url.h"
 
 namespace tessera::python {
 namespace {
@@ -125,6 +126,16 @@ void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
   if (raised) std::rethrow_exception(raised);
   if (failure) std::rethrow_exception(failure);
   reporter.report_end();
+}
+
+void run_interruptibly(const std::function<void()>& work) {
+  run_watched(nb::none(), [&](Watch&) { work(); });
+}
+
+void run_short_read(const std::string& path, const std::function<void()>& work) {
+  if (object_store::is_url(path)) return run_interruptibly(work);
+  const nb::gil_scoped_release without_gil;
+  work();
 }
 
 }  // namespace tessera::python

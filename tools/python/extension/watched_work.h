@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <stop_token>
+#include <string>
 
 #include "tessera/formats/checkpoint.h"
 
@@ -41,5 +42,14 @@ class Watch {
 /// raised when the work has ended. Rethrows what the work throws. If a signal handler or `progress`
 /// forks, this call throws immediately in the child, because only the parent has that thread.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
+
+/// Runs work that may wait for a server, as run_watched does, without `progress`. The stop of the
+/// work ends these waits.
+void run_interruptibly(const std::function<void()>& work);
+
+/// Runs work that reads a little of the checkpoint at `path`. If that is a URL, as
+/// run_interruptibly does; otherwise on this thread, without the GIL, because a local read takes
+/// less time than the start of a thread.
+void run_short_read(const std::string& path, const std::function<void()>& work);
 
 }  // namespace tessera::python
