@@ -208,7 +208,7 @@ class Combination {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
                                               readers_[source]->read_value(other));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return false;
     }
   }

@@ -98,7 +98,7 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
     const std::string text = read_file(fs, path, kMaxNotesNbytes);
     if (!text.empty()) TablePlan::from_json(text, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
                           "a file with a plan", "another kind of file", "it was not changed");
   }
