@@ -319,6 +319,26 @@ TEST(TorchZipTest, TensorsThatAModuleHasBesideItsParametersAreNoted) {
                           Simplification{Kind::attributes, "m", {"qweight", "scales"}}));
 }
 
+TEST(TorchZipTest, ModulesThatReferToTheirModelAreAllSearchedForTensors) {
+  std::vector<std::pair<std::string, std::string>> layers;
+  constexpr std::size_t kNumLayers = 1500;
+  for (std::size_t i = 0; i < kNumLayers; ++i) {
+    const std::string parts = dict({{text("_parameters"), dict({{text("w"), kTensor}})},
+                                    {text("_buffers"), "}"},
+                                    {text("_modules"), "}"},
+                                    {text(i + 1 < kNumLayers ? "model" : "last"), list({"h\1"})}});
+    layers.emplace_back(text(std::to_string(i)), "cmine\nM\n)\x81" + parts + "b");
+  }
+  const std::string model =
+      "cmine\nM\n)\x81q\1" +
+      dict(
+          {{text("_parameters"), "}"}, {text("_buffers"), "}"}, {text("_modules"), dict(layers)}}) +
+      "b";
+  const auto found = simplifications_of(dict({{text("m"), model}}));
+  ASSERT_EQ(found.size(), kNumLayers);
+  EXPECT_EQ(found.back().what, std::vector<std::string>{"last"});
+}
+
 TEST(TorchZipTest, ARefusedValueSaysThatItHoldsTensors) {
   const std::string object = "ca\nB\n)\x81" + dict({{text("w"), kTensor}}) + "b";
   const MemoryFile file(archive(list({object}), std::string(8, '\0')));
@@ -479,6 +499,27 @@ TEST(TorchZipTest, WhatOnlyLooksLikeAModuleIsAnObject) {
   EXPECT_EQ(leaves_of(module(dict({{text("w"), kTensor}}))), "w=tensor");
   EXPECT_THAT(leaves_of(dict({{text("m"), module(list({kTensor}))}})), HasSubstr("m=<"));
   EXPECT_THAT(leaves_of("ctorch.nn.modules.linear\nLinear\n)\x81"), HasSubstr("state_dict()"));
+}
+
+TEST(TorchZipTest, AQuantizedModuleIsRefusedByName) {
+  const auto module = [](const std::string& class_name, const std::string& attribute,
+                         const std::string& value) {
+    return "c" + class_name + "\n)\x81" +
+           dict({{text("_parameters"), "}"},
+                 {text("_buffers"), "}"},
+                 {text("_modules"), "}"},
+                 {text(attribute), value}}) +
+           "b";
+  };
+  const std::string packed = "ctorch\nScriptObject\n)\x81";
+  const std::string quantized = "torch.ao.nn.quantized.dynamic.modules.linear\nLinear";
+  for (const std::string& refused :
+       {module("mine\nPacked", "param", packed), module(quantized, "scale", number(1))}) {
+    EXPECT_THAT(leaves_of(dict({{text("m"), refused}})),
+                AllOf(HasSubstr("m=<"), HasSubstr("quantized")));
+  }
+  EXPECT_EQ(leaves_of(dict({{text("m"), module("mine\nScaled", "scale", number(1))}})), "m={}");
+  EXPECT_EQ(leaves_of(dict({{text("m"), module(quantized, "bits", number(1))}})), "m={}");
 }
 
 // 2000 entries share one object with 20000 attributes, which is examined only once.
