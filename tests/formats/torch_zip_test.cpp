@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
@@ -176,7 +177,8 @@ TEST(TorchZipTest, ReadsWhatIsBesideObjectsOfClasses) {
 TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
   const std::pair<std::string, std::string> parts[] = {
       {"zero_pp_rank_0_mp_rank_00_optim_states.pt",
-       "one rank of 2: DeepSpeed ZeRO stage 2, optimizer state"},
+       "one rank of several: DeepSpeed ZeRO stage 2, optimizer state of one of 2 data-parallel "
+       "ranks"},
       {"mp_rank_00_model_states.pt", "one rank of 2: DeepSpeed ZeRO stage 2, model states"},
       {"model_world_size_2_rank_1.pt",
        "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"},
@@ -192,6 +194,31 @@ TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
     expect_holds(*reader, path + ".expect.json");
     ASSERT_TRUE(reader->contents().part);
     EXPECT_EQ(part_in_words(*reader->contents().part), words);
+  }
+}
+
+TEST(TorchZipTest, AFileOfOneLayerOrExpertOrOptimizerIsAPart) {
+  const auto part_of = [](const std::string& path) {
+    const auto part = open_file(path)->contents().part;
+    return part ? part_in_words(*part) : "";
+  };
+  EXPECT_EQ(part_of(test::fixture("megatron/valid/dp2_distributed/iter_0000003/mp_rank_00/"
+                                  "distrib_optim.pt")),
+            "one file of several: Megatron-LM's distributed optimizer, without its model");
+  const std::string layer = "layer_03-model_01-model_states.pt";
+  const std::string fixture = test::fixture("deepspeed/valid/tensor/global_step2/" + layer);
+  const test::TemporaryDirectory directory;
+  for (const auto& [name, form] : std::vector<std::pair<std::string, std::string>>{
+           {"layer_03-model_states.pt", "one layer of a pipeline"},
+           {layer, "one model-parallel rank's part of one layer"},
+           {"layer_0_expert_1_mp_rank_00_model_states.pt", "one expert of one layer"},
+           {"expert_1_mp_rank_00_model_states.pt", "one expert of all layers"},
+           {"expp_rank_1_mp_rank_00_optim_states.pt",
+            "optimizer state of one expert-parallel rank"}}) {
+    std::filesystem::copy_file(fixture, directory / name);
+    EXPECT_EQ(part_of(directory / name),
+              "one file of several: DeepSpeed, " + form + ", as the name of the file says");
+    std::filesystem::remove(directory / name);
   }
 }
 
