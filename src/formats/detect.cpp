@@ -121,6 +121,7 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   std::string what = "expected a checkpoint (" + described(&FormatDescription::in_directory) +
                      "), found a directory with none of them";
   const std::vector<std::string> within = checkpoints_within(fs, path, names);
+  if (within.size() > 1) throw refusal_of_folders(path, within);
   if (!within.empty()) what += " (did you mean " + printable(join_path(path, within[0])) + "?)";
   throw refusal(ErrorKind::unsupported, path, what);
 }

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <limits>
 #include <set>
+#include <vector>
 
+#include "base/checked_math.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -100,56 +102,94 @@ std::optional<std::uint64_t> num_parts_of(const std::set<std::uint64_t>& numbers
   return num_parts;
 }
 
+/// Returns which part of a checkpoint an entry of a directory is, as far as `own`, one of the
+/// numbers in its name, tells. `names`: the numbers in the names of all entries.
+std::optional<PartOfWhole> part_of_series(const std::string& directory, const NumberedName& own,
+                                          const std::vector<std::vector<NumberedName>>& names,
+                                          std::string_view beside) {
+  std::set<std::uint64_t> numbers{own.number};
+  bool is_padded = own.is_padded;
+  for (const std::vector<NumberedName>& name : names) {
+    for (const NumberedName& sibling : name) {
+      if (sibling.series != own.series) continue;
+      numbers.insert(sibling.number);
+      is_padded = is_padded || sibling.is_padded;
+    }
+  }
+  const bool is_of_ranks = is_series_of_ranks(own.series);
+  if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
+  const auto num_parts = num_parts_of(numbers, is_padded || own.count || is_of_ranks);
+  if (!num_parts && own.number > 0 && is_of_ranks) {
+    return PartOfWhole{.unit = own.unit,
+                       .form = "rank " + std::to_string(own.number) + ", as its name says",
+                       .series = join_path(directory, own.series),
+                       .number = own.number};
+  }
+  if (!num_parts) return std::nullopt;
+  const std::string unit = own.unit == Unit::rank ? "rank " : "file ";
+  return PartOfWhole{.unit = own.unit,
+                     .form = unit + std::to_string(own.number) + ", as the names of the " +
+                             std::string(beside) + " say",
+                     .num_parts = own.count.value_or(*num_parts),
+                     .series = join_path(directory, own.series),
+                     .number = own.number};
+}
+
 /// Returns which part of a checkpoint the entry `name` of a directory is, as the names of the other
 /// entries show. `beside`: what a message calls these other entries.
 std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& directory,
                                       const std::string& name, std::string_view beside) {
-  const auto own = numbered_name(name);
-  if (!own) return std::nullopt;
-  std::set<std::uint64_t> numbers{own->number};
-  bool is_padded = own->is_padded;
+  const std::vector<NumberedName> own = numbered_names(name);
+  if (own.empty()) return std::nullopt;
+  std::vector<std::vector<NumberedName>> names;
   for (const std::string& other : fs.list_directory(directory)) {
-    const auto sibling = numbered_name(other);
-    if (!sibling || sibling->series != own->series) continue;
-    numbers.insert(sibling->number);
-    is_padded = is_padded || sibling->is_padded;
+    names.push_back(numbered_names(other));
   }
-  const bool is_of_ranks = is_series_of_ranks(own->series);
-  if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
-  const auto num_parts = num_parts_of(numbers, is_padded || own->count || is_of_ranks);
-  if (!num_parts && own->number > 0 && is_of_ranks) {
-    return PartOfWhole{.unit = own->unit,
-                       .form = "rank " + std::to_string(own->number) + ", as its name says",
-                       .series = join_path(directory, own->series),
-                       .number = own->number};
+  std::vector<PartOfWhole> parts;
+  for (const NumberedName& number : own) {
+    if (auto part = part_of_series(directory, number, names, beside)) parts.push_back(*part);
   }
-  if (!num_parts) return std::nullopt;
-  const std::string unit = own->unit == Unit::rank ? "rank " : "file ";
-  return PartOfWhole{.unit = own->unit,
-                     .form = unit + std::to_string(own->number) + ", as the names of the " +
-                             std::string(beside) + " say",
-                     .num_parts = own->count.value_or(*num_parts),
-                     .series = join_path(directory, own->series),
-                     .number = own->number};
+  if (parts.empty()) return std::nullopt;
+  PartOfWhole part = parts.front();
+  if (parts.size() == 1) return part;
+  std::string numbers;
+  for (const PartOfWhole& one : parts) {
+    numbers = std::to_string(one.number) + (numbers.empty() ? "" : " and ") + numbers;
+    if (one.unit == Unit::rank) part.unit = Unit::rank;
+    if (&one == &parts.front()) continue;
+    part.num_parts = part.num_parts && one.num_parts ? checked_mul(*part.num_parts, *one.num_parts)
+                                                     : std::nullopt;
+  }
+  part.form = "numbers " + numbers + ", as the names of the " + std::string(beside) + " say";
+  part.series.clear();  // the files of one series are not all files
+  part.number = 0;
+  return part;
 }
 
 }  // namespace
 
-std::optional<NumberedName> numbered_name(std::string_view name) {
-  std::optional<NumberedName> of_count;
+std::vector<NumberedName> numbered_names(std::string_view name) {
+  std::vector<NumberedName> found;
+  std::vector<NumberedName> of_count;
   for (auto run = run_before(name, name.size()); run; run = run_before(name, run->begin)) {
     const auto number = number_in(name.substr(run->begin, run->end - run->begin));
     if (!number) continue;
-    NumberedName found = name_around(name, *run, Unit::rank, *number);
-    if (is_series_of_ranks(found.series)) return found;
-    if (const auto unit = unit_before(name.substr(0, run->begin))) {
-      return name_around(name, *run, *unit, *number);
-    }
-    if (!of_count && count_behind(name.substr(run->end))) {
-      of_count = name_around(name, *run, Unit::file, *number);
+    NumberedName of_rank = name_around(name, *run, Unit::rank, *number);
+    if (is_series_of_ranks(of_rank.series)) {
+      found.push_back(std::move(of_rank));
+    } else if (const auto unit = unit_before(name.substr(0, run->begin))) {
+      found.push_back(name_around(name, *run, *unit, *number));
+    } else if (count_behind(name.substr(run->end))) {
+      of_count.push_back(name_around(name, *run, Unit::file, *number));
     }
   }
-  return of_count;
+  found.insert(found.end(), of_count.begin(), of_count.end());
+  return found;
+}
+
+std::optional<NumberedName> numbered_name(std::string_view name) {
+  const std::vector<NumberedName> found = numbered_names(name);
+  return found.empty() ? std::nullopt : std::optional(found.front());
 }
 
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path) {

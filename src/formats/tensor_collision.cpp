@@ -24,10 +24,14 @@ const TensorEntry& entry_of(const TensorOfSource& tensor) {
 bool are_of_ranks(const TensorOfSource& a, const TensorOfSource& b) {
   const std::string& path_of_a = a.reader->path();
   const std::string& path_of_b = b.reader->path();
-  const auto first = numbered_name(last_component(path_of_a));
-  const auto second = numbered_name(last_component(path_of_b));
-  return first && second && first->number != second->number && first->series == second->series &&
-         directory_of(path_of_a) == directory_of(path_of_b);
+  if (directory_of(path_of_a) != directory_of(path_of_b)) return false;
+  const std::vector<NumberedName> others = numbered_names(last_component(path_of_b));
+  return std::ranges::any_of(numbered_names(last_component(path_of_a)),
+                             [&](const NumberedName& one) {
+                               return std::ranges::any_of(others, [&](const NumberedName& other) {
+                                 return one.series == other.series && one.number != other.number;
+                               });
+                             });
 }
 
 /// Whether the shapes differ in exactly one dimension, as the shapes of two shards may.

@@ -135,15 +135,26 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source,
   if (source.simplifications.empty()) return;
   const std::set<std::string> moved = names_moved(plan, source, selection);
   const bool is_empty = source.tensors.empty() && source.values.empty();
-  const auto is_moved = [&](const std::string& name) {
-    if (name.empty()) return !moved.empty() || is_empty;
-    if (moved.contains(name)) return true;
+  std::set<std::string> in_source;
+  for (const formats::TensorEntry& tensor : source.tensors) in_source.insert(tensor.meta.fqn);
+  for (const formats::Alias& alias : source.aliases) in_source.insert(alias.fqn);
+  for (const formats::ValueEntry& value : source.values) in_source.insert(value.name);
+  const auto has_at_or_below = [](const std::set<std::string>& entries, const std::string& name) {
+    if (entries.contains(name)) return true;
     const std::string prefix = name + ".";
-    const auto next = moved.lower_bound(prefix);
-    return next != moved.end() && next->starts_with(prefix);
+    const auto next = entries.lower_bound(prefix);
+    return next != entries.end() && next->starts_with(prefix);
+  };
+  const auto is_moved = [&](Simplification::Kind kind, const std::string& name) {
+    if (name.empty()) return !moved.empty() || is_empty;
+    if (has_at_or_below(moved, name)) return true;
+    // A module without parameters and buffers has no entry that could be moved. Its attributes are
+    // lost if its name is selected.
+    return kind == Simplification::Kind::attributes && !has_at_or_below(in_source, name) &&
+           selection.contains(name);
   };
   for (const auto& [kind, name, what] : source.simplifications) {
-    if (!is_moved(name)) continue;
+    if (!is_moved(kind, name)) continue;
     ++counts[change_of(kind)];
     if (!what.empty()) names[change_of(kind)].insert(what.begin(), what.end());
   }
@@ -244,6 +255,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
     for (const std::string& name : names[change]) {
       if (counted.names.size() < kMaxNames) counted.names.push_back(name);
     }
+    if (names[change].size() > kMaxNames) counted.names.emplace_back("and more");
   }
   return found;
 }

@@ -106,6 +106,11 @@ TEST(DetectTest, PointsAtTheCheckpointWithin) {
   write(directory / "step-100/.metadata", "x");
   EXPECT_THAT(refusal(directory.path()),
               HasSubstr("did you mean " + (directory / "step-100") + "?"));
+  std::filesystem::create_directory(directory / "optimizer_0");
+  write(directory / "optimizer_0/.metadata", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              HasSubstr("found a directory that has checkpoints in it: optimizer_0, step-100 (give "
+                        "the path of one, or merge them)"));
 }
 
 TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {

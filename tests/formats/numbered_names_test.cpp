@@ -91,6 +91,19 @@ TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {
             "one file of 3: file 3, as the names of the files beside it say");
 }
 
+TEST_F(NamesBesideTest, EachNumberInANameCounts) {
+  put("tp_rank_00_pp_rank_000.pt");
+  put("tp_rank_01_pp_rank_000.pt");
+  EXPECT_EQ(part_of("tp_rank_01_pp_rank_000.pt"),
+            "one rank of 2: rank 1, as the names of the files beside it say");
+  put("tp_rank_00_pp_rank_001.pt");
+  put("tp_rank_01_pp_rank_001.pt");
+  put("tp_rank_02_pp_rank_000.pt");
+  put("tp_rank_02_pp_rank_001.pt");
+  EXPECT_EQ(part_of("tp_rank_02_pp_rank_000.pt"),
+            "one rank of 6: numbers 2 and 0, as the names of the files beside it say");
+}
+
 TEST_F(NamesBesideTest, FoldersOfRanksTellOfTheirFiles) {
   FileSystem::posix().make_directory(tmp_ / "tp_rank_00");
   put("tp_rank_00/model.ckpt");

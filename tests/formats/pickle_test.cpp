@@ -327,9 +327,9 @@ bool is_integer(Object object) {
 TEST(PickleTest, HeldObjectsAreCountedOnce) {
   const auto count = [](const std::string& pickle) {
     const ObjectGraph graph = record(pickle);
-    HeldObjects held(graph);
-    const std::size_t num_found = held.count(graph.root(), is_integer);
-    EXPECT_EQ(held.count(graph.root(), is_integer), num_found);
+    HeldObjects held(graph, is_integer);
+    const std::size_t num_found = held.count(graph.root());
+    EXPECT_EQ(held.count(graph.root()), num_found);
     return num_found;
   };
   EXPECT_EQ(count("ca\nB\nK\x07\x85R}(U\x01xK\x01K\x02Nub."), 3u);
@@ -347,10 +347,38 @@ TEST(PickleTest, CountsOfSharedPartsCostLittle) {
   std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
   for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
   const ObjectGraph graph = record(pickle + "e.");
-  HeldObjects held(graph);
+  HeldObjects held(graph, is_integer);
   std::size_t num_found = 0;
   for (std::size_t i = 0; i < graph.root().num_items("root"); ++i) {
-    num_found += held.count(graph.root().item(i), is_integer);
+    num_found += held.count(graph.root().item(i));
+  }
+  EXPECT_EQ(num_found, 0u);
+}
+
+TEST(PickleTest, ASearchForHeldObjectsRemembersWhatHoldsNone) {
+  // [[None, ...], (the list before,), 7, [itself, 7], [itself, None]]
+  const ObjectGraph graph = record("](](NNeq\1h\1\x85K\7]q\2(h\2K\7e]q\3(h\3Nee."s);
+  HeldObjects held(graph, is_integer);
+  const Object root = graph.root();
+  for (int round = 0; round < 2; ++round) {
+    const std::vector<bool> expected{false, false, true, true, false};
+    ASSERT_EQ(root.num_items("root"), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(held.is_or_holds(root.item(i)), expected[i]) << i;
+    }
+    EXPECT_TRUE(held.is_or_holds(root));
+  }
+}
+
+// 10^5 objects share one state of 10^5 entries, which is searched once.
+TEST(PickleTest, SearchesOfSharedPartsDoNotRunOut) {
+  std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
+  for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
+  const ObjectGraph graph = record(pickle + "e.");
+  HeldObjects held(graph, is_integer);
+  std::size_t num_found = 0;
+  for (std::size_t i = 0; i < graph.root().num_items("root"); ++i) {
+    num_found += held.is_or_holds(graph.root().item(i)) ? 1U : 0U;
   }
   EXPECT_EQ(num_found, 0u);
 }

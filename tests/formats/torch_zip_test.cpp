@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <numeric>
@@ -176,7 +177,8 @@ TEST(TorchZipTest, ReadsWhatIsBesideObjectsOfClasses) {
 TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
   const std::pair<std::string, std::string> parts[] = {
       {"zero_pp_rank_0_mp_rank_00_optim_states.pt",
-       "one rank of 2: DeepSpeed ZeRO stage 2, optimizer state"},
+       "one rank of several: DeepSpeed ZeRO stage 2, optimizer state of one of 2 data-parallel "
+       "ranks"},
       {"mp_rank_00_model_states.pt", "one rank of 2: DeepSpeed ZeRO stage 2, model states"},
       {"model_world_size_2_rank_1.pt",
        "one rank of 2: FSDP or tensor parallelism, the local parts of 1 tensor"},
@@ -192,6 +194,31 @@ TEST(TorchZipTest, OnePartOfACheckpointSaysSo) {
     expect_holds(*reader, path + ".expect.json");
     ASSERT_TRUE(reader->contents().part);
     EXPECT_EQ(part_in_words(*reader->contents().part), words);
+  }
+}
+
+TEST(TorchZipTest, AFileOfOneLayerOrExpertOrOptimizerIsAPart) {
+  const auto part_of = [](const std::string& path) {
+    const auto part = open_file(path)->contents().part;
+    return part ? part_in_words(*part) : "";
+  };
+  EXPECT_EQ(part_of(test::fixture("megatron/valid/dp2_distributed/iter_0000003/mp_rank_00/"
+                                  "distrib_optim.pt")),
+            "one file of several: Megatron-LM's distributed optimizer, without its model");
+  const std::string layer = "layer_03-model_01-model_states.pt";
+  const std::string fixture = test::fixture("deepspeed/valid/tensor/global_step2/" + layer);
+  const test::TemporaryDirectory directory;
+  for (const auto& [name, form] : std::vector<std::pair<std::string, std::string>>{
+           {"layer_03-model_states.pt", "one layer of a pipeline"},
+           {layer, "one model-parallel rank's part of one layer"},
+           {"layer_0_expert_1_mp_rank_00_model_states.pt", "one expert of one layer"},
+           {"expert_1_mp_rank_00_model_states.pt", "one expert of all layers"},
+           {"expp_rank_1_mp_rank_00_optim_states.pt",
+            "optimizer state of one expert-parallel rank"}}) {
+    std::filesystem::copy_file(fixture, directory / name);
+    EXPECT_EQ(part_of(directory / name),
+              "one file of several: DeepSpeed, " + form + ", as the name of the file says");
+    std::filesystem::remove(directory / name);
   }
 }
 
@@ -317,6 +344,26 @@ TEST(TorchZipTest, TensorsThatAModuleHasBesideItsParametersAreNoted) {
   EXPECT_THAT(simplifications_of(dict({{text("m"), whole}})),
               ElementsAre(Simplification{Kind::attributes, "m.in", {"qweight", "scales"}},
                           Simplification{Kind::attributes, "m", {"qweight", "scales"}}));
+}
+
+TEST(TorchZipTest, ModulesThatReferToTheirModelAreAllSearchedForTensors) {
+  std::vector<std::pair<std::string, std::string>> layers;
+  constexpr std::size_t kNumLayers = 1500;
+  for (std::size_t i = 0; i < kNumLayers; ++i) {
+    const std::string parts = dict({{text("_parameters"), dict({{text("w"), kTensor}})},
+                                    {text("_buffers"), "}"},
+                                    {text("_modules"), "}"},
+                                    {text(i + 1 < kNumLayers ? "model" : "last"), list({"h\1"})}});
+    layers.emplace_back(text(std::to_string(i)), "cmine\nM\n)\x81" + parts + "b");
+  }
+  const std::string model =
+      "cmine\nM\n)\x81q\1" +
+      dict(
+          {{text("_parameters"), "}"}, {text("_buffers"), "}"}, {text("_modules"), dict(layers)}}) +
+      "b";
+  const auto found = simplifications_of(dict({{text("m"), model}}));
+  ASSERT_EQ(found.size(), kNumLayers);
+  EXPECT_EQ(found.back().what, std::vector<std::string>{"last"});
 }
 
 TEST(TorchZipTest, ARefusedValueSaysThatItHoldsTensors) {
@@ -479,6 +526,27 @@ TEST(TorchZipTest, WhatOnlyLooksLikeAModuleIsAnObject) {
   EXPECT_EQ(leaves_of(module(dict({{text("w"), kTensor}}))), "w=tensor");
   EXPECT_THAT(leaves_of(dict({{text("m"), module(list({kTensor}))}})), HasSubstr("m=<"));
   EXPECT_THAT(leaves_of("ctorch.nn.modules.linear\nLinear\n)\x81"), HasSubstr("state_dict()"));
+}
+
+TEST(TorchZipTest, AQuantizedModuleIsRefusedByName) {
+  const auto module = [](const std::string& class_name, const std::string& attribute,
+                         const std::string& value) {
+    return "c" + class_name + "\n)\x81" +
+           dict({{text("_parameters"), "}"},
+                 {text("_buffers"), "}"},
+                 {text("_modules"), "}"},
+                 {text(attribute), value}}) +
+           "b";
+  };
+  const std::string packed = "ctorch\nScriptObject\n)\x81";
+  const std::string quantized = "torch.ao.nn.quantized.dynamic.modules.linear\nLinear";
+  for (const std::string& refused :
+       {module("mine\nPacked", "param", packed), module(quantized, "scale", number(1))}) {
+    EXPECT_THAT(leaves_of(dict({{text("m"), refused}})),
+                AllOf(HasSubstr("m=<"), HasSubstr("quantized")));
+  }
+  EXPECT_EQ(leaves_of(dict({{text("m"), module("mine\nScaled", "scale", number(1))}})), "m={}");
+  EXPECT_EQ(leaves_of(dict({{text("m"), module(quantized, "bits", number(1))}})), "m={}");
 }
 
 // 2000 entries share one object with 20000 attributes, which is examined only once.

@@ -7,7 +7,9 @@
 #include <initializer_list>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "inspect/pickle_scan/global_verdict.h"
@@ -219,6 +221,61 @@ TEST(PickleScanTest, ArchivesThatTheScanCannotReadAreProblems) {
     EXPECT_EQ(report.problems[0].found, name);
     EXPECT_FALSE(report.is_clean());
   }
+}
+
+/// A `.npy` file whose header has these items, and `data` behind the header.
+std::string npy(const std::string& descr, const std::string& shape, const std::string& data) {
+  const std::string header =
+      "{'descr': " + descr + ", 'fortran_order': False, 'shape': " + shape + ", }\n";
+  const auto size = static_cast<char>(header.size());
+  return std::string("\x93NUMPY\1\0", 8) + size + std::string(1, '\0') + header + data;
+}
+
+TEST(PickleScanTest, APickleBehindAnArrayOrAStreamIsFound) {
+  const auto file = FileSystem::posix().open(test::fixture("torch_zip/valid/stream.pt"));
+  std::string stream(file->nbytes(), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(stream)));
+  const std::string five(40, '\1');
+  for (const std::string& before :
+       {npy("'<f8'", "(5,)", five), npy("'<U1'", "(5, 2)", five), npy("'<M8[ns]'", "(5,)", five),
+        npy("[('x', '<f4'), ('y', '|u1', (2, 2))]", "(5,)", five), npy("'<f8'", "()", "12345678"),
+        npy("'<f8'", "(0,)", ""), npy("'|O'", "(1,)", "\x80\x02N."),
+        npy("'<f8'", "(5,)", five) + npy("'<f8'", "(5,)", five), stream, stream + stream,
+        stream + npy("'<f8'", "(5,)", five)}) {
+    EXPECT_TRUE(scan_bytes(before).is_clean());
+    const PickleScanReport report = scan_bytes(before + kSystem);
+    EXPECT_THAT(names_with(report, Verdict::dangerous), ElementsAre("os.system"));
+    EXPECT_THAT(report.problems, IsEmpty());
+    EXPECT_EQ(report.num_pickles, scan_bytes(before).num_pickles + 1);
+  }
+}
+
+TEST(PickleScanTest, BytesBehindAPickleOrAnArrayAreAProblemUnlessScanned) {
+  const std::string five(40, '\1');
+  const std::string pickle("\x80\x02}U\x01nK\5s.");
+  for (const std::string& bytes :
+       {pickle + five + kSystem, npy("'<f8'", "(5,)", five) + five, kSystem + five,
+        npy("[('x', [('y', '<f4')])]", "(5,)", five), npy("'<f8'", "(1, 0x5)", five),
+        npy("'<f8'", "(99999999999, 99999999999)", five)}) {
+    EXPECT_THAT(problem_kinds(scan_bytes(bytes)), ElementsAre("not looked at"));
+  }
+  const std::string archive = test::zip_bytes({{.name = "x/data.pkl", .data = pickle}});
+  EXPECT_TRUE(scan_bytes(pickle + archive).is_clean());
+}
+
+TEST(PickleScanTest, SourceInAnArchiveOfTorchPackageIsAProblem) {
+  const std::string pickle("\x80\2cmine.net\nNet\n)R.");
+  const std::vector<test::ZipMember> package{{.name = "x/.data/extern_modules", .data = "os\n"},
+                                             {.name = "x/mine/__init__.py", .data = "pass\n"},
+                                             {.name = "x/mine/net.py", .data = "import os\n"},
+                                             {.name = "x/model/model.pkl", .data = pickle}};
+  const PickleScanReport report = scan_bytes(test::zip_bytes(package));
+  EXPECT_THAT(names_with(report, Verdict::dangerous), ElementsAre("mine.net.Net"));
+  ASSERT_THAT(report.problems, SizeIs(1));
+  EXPECT_EQ(report.problems[0].member, "x/mine/__init__.py");
+  EXPECT_THAT(report.problems[0].found, HasSubstr("2 modules of Python source"));
+  const std::vector<test::ZipMember> no_package(package.begin() + 1, package.end());
+  EXPECT_TRUE(scan_bytes(test::zip_bytes(no_package)).is_clean());
 }
 
 // Bytes of a tensor can look like the opcode INST. Without a MARK before it, this is no pickle.

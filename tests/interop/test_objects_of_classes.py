@@ -91,6 +91,32 @@ def test_whole_modules_of_every_protocol_are_their_state_dict(protocol, tmp_path
     assert all(torch.equal(flat_names(moved)[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantized_modules_are_refused_by_name(tmp_path):
+    """Shows E7. Their weights are packed objects, not parameters."""
+    layers = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.LSTM(4, 4), torch.nn.Linear(4, 4))
+    model = torch.ao.quantization.quantize_dynamic(layers, {torch.nn.LSTM, torch.nn.Linear})
+    torch.save(model, tmp_path / "model.pt")
+    process = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.pt")
+    assert process.returncode == 3 and not (tmp_path / "moved.pt").exists()
+    assert "!1._all_weight_values.0" in process.stderr and "!2'" in process.stderr and "quantized module" in process.stderr
+    left_out = ["--only", "!1._all_weight_values.0", "--only", "!2"]
+    succeed("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.pt", *left_out)
+    assert list(torch.load(tmp_path / "moved.pt")) == ["0.weight"]
+    torch.save(model[2], tmp_path / "alone.pt")
+    process = run("ckpt-reshard", tmp_path / "alone.pt", tmp_path / "moved_alone.pt")
+    assert process.returncode == 3 and "quantized module" in process.stderr
+
+
+def test_a_move_names_tensors_of_a_module_without_parameters(tmp_path):
+    """Shows E7."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Identity())
+    model[1].inverse_frequencies = torch.arange(6.0)
+    torch.save(model, tmp_path / "model.pt")
+    process = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.pt")
+    assert process.returncode == 0 and "1 tensor, dict or module loses attributes (inverse_frequencies)" in process.stdout
+
+
 def flat_names(state, prefix=""):
     found = {}
     for key, value in state.items():

@@ -68,6 +68,36 @@ TEST(FormatChangesTest, NamesOfAttributesAndTypesAreListedOnce) {
                           FormatChangeCount{value_types, 1, {"frozenset"}}));
 }
 
+TEST(FormatChangesTest, AttributesOfAModuleWithoutEntriesAreCountedIfItsNameIsSelected) {
+  using enum FormatChange;
+  MemoryCheckpoint source;
+  source.add({"model.head.weight", DType::float32, {1}}, bytes_of<float>({1}));
+  source.contents_for_change().simplifications = {
+      {Simplification::Kind::attributes, "model.table", {"values"}},
+      {Simplification::Kind::attributes, "model.head", {"scratch"}}};
+  const auto changes = [&](NameSelection only) {
+    const PlanOptions options{.format = Format::native, .only = std::move(only)};
+    return plan_reshard(source.contents(), source.path(), options).changes;
+  };
+  EXPECT_THAT(changes({}), ElementsAre(FormatChangeCount{attributes, 2, {"scratch", "values"}}));
+  EXPECT_THAT(changes(NameSelection({"model.head"})),
+              ElementsAre(FormatChangeCount{attributes, 1, {"scratch"}}));
+}
+
+TEST(FormatChangesTest, AListOfNamesSaysThatThereAreMore) {
+  MemoryCheckpoint source;
+  source.add({"w", DType::float32, {1}}, bytes_of<float>({1}));
+  std::vector<std::string> attributes;
+  for (char letter = 'a'; letter <= 'k'; ++letter) attributes.emplace_back(1, letter);
+  source.contents_for_change().simplifications = {
+      {Simplification::Kind::attributes, "w", attributes}};
+  const auto changes =
+      plan_reshard(source.contents(), source.path(), {.format = Format::native}).changes;
+  ASSERT_EQ(changes.size(), 1U);
+  attributes.back() = "and more";
+  EXPECT_EQ(changes[0].names, attributes);
+}
+
 TEST(FormatChangesTest, FlatUnitsThatAreNotRecordedAreNoted) {
   MemoryCheckpoint source;
   for (const char* name : {"a", "b", "c"}) {

@@ -7,6 +7,7 @@
 #include "base/size_text.h"
 #include "ckpt-inspect/diff_command.h"
 #include "ckpt-inspect/json_members.h"
+#include "ckpt-inspect/quantized.h"
 #include "ckpt-inspect/report/page.h"
 #include "cli/output_file.h"
 #include "inspect/layout_map.h"
@@ -93,6 +94,15 @@ void write_source(JsonOutput& json, const CheckpointReader& reader,
   json.member("nbytes", totals.nbytes).end_object();
 }
 
+// Writes what a tensor is of a quantized weight, such as its codes: their statistics are not those
+// of the weight.
+void write_quantized_words(JsonOutput& json, const char* member,
+                           const formats::QuantizedTensors& quantized, std::size_t tensor_index) {
+  if (const formats::QuantizedPart* const part = quantized.find(tensor_index)) {
+    json.member(member, quantized.in_words(*part));
+  }
+}
+
 void write_tensor(JsonOutput& json, const CheckpointContents& contents, const TensorEntry& tensor,
                   const reshard::StateRole& role, int world_size) {
   json.member("name", tensor.meta.fqn).member("dtype", dtype_name(tensor.meta.dtype));
@@ -125,7 +135,8 @@ void write_ranks(JsonOutput& json, const CheckpointContents& contents,
 }
 
 void write_checkpoint(JsonOutput& json, const CheckpointReader& reader,
-                      const inspect::Selection& selection, const std::vector<Numbers>& numbers) {
+                      const inspect::Selection& selection, const std::vector<Numbers>& numbers,
+                      const formats::QuantizedTensors& quantized) {
   const CheckpointContents& contents = reader.contents();
   const int world_size = std::max(1, contents.world_size);
   write_source(json.key("source"), reader, selection);
@@ -136,6 +147,7 @@ void write_checkpoint(JsonOutput& json, const CheckpointReader& reader,
     json.begin_object();
     const std::size_t t = selection.tensors[i];
     write_tensor(json, contents, contents.tensors[t], roles[t], world_size);
+    write_quantized_words(json, "quantized", quantized, t);
     if (!numbers.empty()) write_numbers(json.key("numbers"), numbers[i]);
     json.end_object();
   }
@@ -182,7 +194,9 @@ std::vector<Numbers> numbers_of_differing(const CheckpointReader& reader,
 
 void write_comparison(JsonOutput& json, const CheckpointReader& a, const CheckpointReader& b,
                       const inspect::DiffReport& report, const std::vector<Numbers>& numbers_a,
-                      const std::vector<Numbers>& numbers_b) {
+                      const std::vector<Numbers>& numbers_b,
+                      const formats::QuantizedTensors& quantized_a,
+                      const formats::QuantizedTensors& quantized_b) {
   json.key("compared").begin_object().member("tensors", report.num_tensors_compared);
   json.member("values", report.num_values_compared).member("nbytes", report.nbytes_compared);
   json.end_object().key("differences").begin_array();
@@ -193,10 +207,13 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
     if (difference.elements) {
       for (const CheckpointReader* reader : {&a, &b}) {
         const CheckpointContents& contents = reader->contents();
-        const TensorMeta& meta =
-            contents.tensors[find_tensor(contents, difference.name).value()].meta;
-        json.member(reader == &a ? "a" : "b",
+        const bool is_a = reader == &a;
+        const std::size_t t = find_tensor(contents, difference.name).value();
+        const TensorMeta& meta = contents.tensors[t].meta;
+        json.member(is_a ? "a" : "b",
                     std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape));
+        write_quantized_words(json, is_a ? "quantized_a" : "quantized_b",
+                              is_a ? quantized_a : quantized_b, t);
       }
       if (!numbers_a.empty()) {
         write_numbers(json.key("numbers_a"), numbers_a[next]);
@@ -209,6 +226,14 @@ void write_comparison(JsonOutput& json, const CheckpointReader& a, const Checkpo
   json.end_array().key("untied").begin_array();
   for (const inspect::Untied& untied : report.untied) json.value(untied.name);
   json.end_array();
+}
+
+// Counts a tensor in the note if its elements are codes.
+void add_codes(CodesNote& note, const CheckpointReader& reader,
+               const formats::QuantizedTensors& quantized, std::size_t tensor_index) {
+  if (!quantized.are_codes(tensor_index)) return;
+  note.add(reader.contents().tensors[tensor_index].meta.fqn,
+           quantized.scheme_in_words(*quantized.find(tensor_index)));
 }
 
 // Writes the page. `write_data` writes the data inside it.
@@ -228,7 +253,13 @@ std::string report_on_one(const ReportOptions& options, const JsonOutput::TextSi
   const auto* const reader = open_source(source, terminal);
   const inspect::Selection selection = select_with_tensors_of_aliases(*reader, source);
   const auto numbers = compute_numbers(*reader, selection.tensors, options, terminal);
-  write_page(write, [&](JsonOutput& json) { write_checkpoint(json, *reader, selection, numbers); });
+  const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
+  write_page(write, [&](JsonOutput& json) {
+    write_checkpoint(json, *reader, selection, numbers, quantized);
+  });
+  CodesNote note;
+  for (const std::size_t t : selection.tensors) add_codes(note, *reader, quantized, t);
+  if (!numbers.empty()) note.print(terminal);
   return counts_in_words(selection.totals) + "; " + exact_size(selection.totals.nbytes) + "; " +
          format_in_words(*reader);
 }
@@ -244,11 +275,24 @@ std::string report_on_two(const ReportOptions& options, const JsonOutput::TextSi
   const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const auto numbers_a = numbers_of_differing(*a, report, options, terminal);
   const auto numbers_b = numbers_of_differing(*b, report, options, terminal);
+  const formats::QuantizedTensors quantized_a = quantized_tensors_of(*a);
+  const formats::QuantizedTensors quantized_b = quantized_tensors_of(*b);
   write_page(write, [&](JsonOutput& json) {
     write_source(json.key("a"), *a, inspect::select(a->contents(), {}, a->path()));
     write_source(json.key("b"), *b, inspect::select(b->contents(), {}, b->path()));
-    write_comparison(json, *a, *b, report, numbers_a, numbers_b);
+    write_comparison(json, *a, *b, report, numbers_a, numbers_b, quantized_a, quantized_b);
   });
+  CodesNote note;
+  for (const inspect::Difference& difference : report.differences) {
+    if (!difference.elements) continue;
+    const std::size_t in_b = find_tensor(b->contents(), difference.name).value();
+    if (quantized_b.are_codes(in_b)) {
+      add_codes(note, *b, quantized_b, in_b);
+    } else {
+      add_codes(note, *a, quantized_a, find_tensor(a->contents(), difference.name).value());
+    }
+  }
+  if (!numbers_a.empty()) note.print(terminal);
   return report.differences.empty() ? "equal" : counted(report.differences.size(), "difference");
 }
 

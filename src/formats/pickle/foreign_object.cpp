@@ -107,9 +107,12 @@ std::vector<std::string> foreign_names(const ObjectGraph& graph, std::size_t max
   return {names.begin(), names.end()};
 }
 
-HeldObjects::HeldObjects(const ObjectGraph& graph)
-    : visits_left_((std::uint64_t{1} << 20) + 8 * std::uint64_t{graph.nbytes()}),
-      round_of_(graph.num_objects()) {}
+HeldObjects::HeldObjects(const ObjectGraph& graph, bool (*wanted)(Object))
+    : wanted_(wanted),
+      visits_left_((std::uint64_t{1} << 20) + 8 * std::uint64_t{graph.nbytes()}),
+      round_of_(graph.num_objects()),
+      holds_(graph.num_objects(), Holds::unknown),
+      holder_of_(graph.num_objects()) {}
 
 template <class Visit>
 void HeldObjects::for_each_part(Object object, const Visit& visit) {
@@ -135,7 +138,7 @@ void HeldObjects::for_each_part(Object object, const Visit& visit) {
   }
 }
 
-std::size_t HeldObjects::count(Object holder, bool (*wanted)(Object)) {
+std::size_t HeldObjects::count(Object holder) {
   ++round_;
   std::size_t num_found = 0;
   std::vector<Object> open{holder};
@@ -143,7 +146,7 @@ std::size_t HeldObjects::count(Object holder, bool (*wanted)(Object)) {
   while (!open.empty()) {
     const Object object = open.back();
     open.pop_back();
-    if (object != holder && wanted(object)) {
+    if (object != holder && wanted_(object)) {
       ++num_found;
       continue;
     }
@@ -154,6 +157,36 @@ std::size_t HeldObjects::count(Object holder, bool (*wanted)(Object)) {
     if (visits_left_ == 0) return 0;
   }
   return num_found;
+}
+
+bool HeldObjects::is_or_holds(Object object) {
+  ++round_;
+  std::vector<Object> open{object};
+  std::vector<std::uint32_t> visited{object.id()};
+  round_of_[object.id()] = round_;
+  holder_of_[object.id()] = object.id();
+  while (!open.empty()) {
+    const Object next = open.back();
+    open.pop_back();
+    if (wanted_(next) || holds_[next.id()] == Holds::some) {
+      for (std::uint32_t id = next.id(); holder_of_[id] != id;) {
+        id = holder_of_[id];
+        holds_[id] = Holds::some;
+      }
+      return true;
+    }
+    if (holds_[next.id()] == Holds::none) continue;
+    if (visits_left_ == 0) return true;
+    for_each_part(next, [&](Object part) {
+      if (visits_left_ > 0) --visits_left_;
+      if (std::exchange(round_of_[part.id()], round_) == round_) return;
+      holder_of_[part.id()] = next.id();
+      visited.push_back(part.id());
+      open.push_back(part);
+    });
+  }
+  for (const std::uint32_t id : visited) holds_[id] = Holds::none;
+  return false;
 }
 
 }  // namespace tessera::formats::pickle

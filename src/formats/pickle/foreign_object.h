@@ -33,24 +33,33 @@ std::optional<Object> entries_as_dict(Object object);
 /// Returns the names of all foreign globals of the graph, sorted, each once, at most `max_names`.
 std::vector<std::string> foreign_names(const ObjectGraph& graph, std::size_t max_names);
 
-/// Counts objects of one kind that other objects hold, at any depth. Each call of `count` visits a
-/// shared object or a cycle once. All calls together visit at most 2^20 objects plus 8 for each
-/// byte of the pickle; after that, `count` returns 0.
+/// Looks for objects of one kind (`wanted`) that other objects hold, at any depth. Does not look
+/// inside the objects that it finds. All calls together visit at most 2^20 objects plus 8 for each
+/// byte of the pickle.
 class HeldObjects {
  public:
-  explicit HeldObjects(const ObjectGraph& graph);
+  HeldObjects(const ObjectGraph& graph, bool (*wanted)(Object));
 
-  /// Returns how many objects within `holder` satisfy `wanted`. Does not look inside the objects
-  /// that it counts. Returns 0 once the visits are used up.
-  std::size_t count(Object holder, bool (*wanted)(Object));
+  /// Returns how many wanted objects `holder` holds. Visits a shared object or a cycle once.
+  /// Returns 0 once the visits are used up.
+  std::size_t count(Object holder);
+  /// Returns whether `object` is a wanted object or holds one. Remembers which objects hold none,
+  /// so all calls together visit these once. Once the visits are used up, returns true: `object`
+  /// may hold one.
+  bool is_or_holds(Object object);
 
  private:
+  enum class Holds : std::uint8_t { unknown, none, some };
+
   template <class Visit>
   static void for_each_part(Object object, const Visit& visit);
 
+  bool (*wanted_)(Object);
   std::uint64_t visits_left_;
   std::uint32_t round_ = 0;
-  std::vector<std::uint32_t> round_of_;  // by id: the last count that visited it
+  std::vector<std::uint32_t> round_of_;   // by id: the last call that visited it
+  std::vector<Holds> holds_;              // by id
+  std::vector<std::uint32_t> holder_of_;  // by id, of this round: the object that led to it
 };
 
 }  // namespace tessera::formats::pickle

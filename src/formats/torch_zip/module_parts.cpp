@@ -35,6 +35,13 @@ std::vector<std::string_view> names_in(const std::optional<Object>& set) {
   return names;
 }
 
+/// Whether the class is one of PyTorch's quantized modules:
+/// `torch.ao.nn.intrinsic.quantized.modules.linear_relu.LinearReLU`.
+bool is_quantized_class(std::string_view name) {
+  return (name.starts_with("torch.ao.nn.") || name.starts_with("torch.nn.")) &&
+         name.find(".quantized.") != std::string_view::npos;
+}
+
 }  // namespace
 
 std::optional<ModuleParts> module_parts(Object object) {
@@ -55,6 +62,22 @@ std::optional<ModuleParts> module_parts(Object object) {
   }
   if (!is_dict(parameters) || !is_dict(buffers) || !is_dict(modules)) return std::nullopt;
   return ModuleParts{*parameters, *buffers, *modules, names_in(transient)};
+}
+
+bool has_packed_weights(Object module) {
+  const bool is_quantized = is_quantized_class(pickle::foreign_name(module));
+  const Object state = *module.call_state("module");
+  for (std::size_t i = 0; i < state.num_entries("module"); ++i) {
+    const Object key = state.entry_key(i);
+    const Object value = state.entry_value(i);
+    if (pickle::is_foreign(value) && pickle::foreign_name(value) == "torch.ScriptObject") {
+      return true;
+    }
+    if (!is_quantized || !key.is(ObjectKind::str)) continue;
+    const std::string_view name = key.as_text("attribute");
+    if (name == "scale" || name == "zero_point") return true;
+  }
+  return false;
 }
 
 }  // namespace tessera::formats::torch_zip

@@ -21,4 +21,11 @@ struct ModuleParts {
 /// other object. Cost: linear in the number of attributes.
 std::optional<ModuleParts> module_parts(pickle::Object object);
 
+/// Returns whether a module's state_dict() returns weights or scales that are not among its
+/// parameters and buffers, as in PyTorch's quantized modules: packed weights
+/// (`torch.ScriptObject`), or a scale and a zero point that are Python numbers. Other modules can
+/// make such entries too, but only their code tells. Requires: module_parts(module). Cost: linear
+/// in the number of attributes.
+bool has_packed_weights(pickle::Object module);
+
 }  // namespace tessera::formats::torch_zip

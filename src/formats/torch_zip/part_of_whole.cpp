@@ -74,8 +74,14 @@ std::optional<PartOfWhole> part_of_deepspeed_optimizer(Object root) {
   const bool has_groups = entry(state, "single_partition_of_fp32_groups") ||
                           entry(state, "fp32_flat_groups") || entry(state, "param_slice_mappings");
   if (!stage && !has_groups) return {};
-  return PartOfWhole{.form = with_stage(number(stage), "optimizer state"),
-                     .num_parts = product({number(entry(state, "partition_count"))})};
+  // The file does not tell the number of model-parallel ranks.
+  const auto data_parallel = product({number(entry(state, "partition_count"))});
+  return PartOfWhole{
+      .form = with_stage(
+          number(stage),
+          "optimizer state" + (data_parallel ? " of one of " + std::to_string(*data_parallel) +
+                                                   " data-parallel ranks"
+                                             : std::string()))};
 }
 
 /// Returns which part `mp_rank_00_model_states.pt` is; nothing for another file. Without ZeRO and
@@ -114,6 +120,36 @@ std::optional<PartOfWhole> part_of_megatron(Object root, const std::string& path
   if (num_parts == 1 || (!num_parts && !folder.starts_with("mp_rank_"))) return {};
   return PartOfWhole{.form = "Megatron-LM, one rank of tensor, pipeline and expert parallelism",
                      .num_parts = num_parts};
+}
+
+/// Returns which part DeepSpeed's file of one layer or expert is; nothing for another name. Such a
+/// file holds tensors and nothing else, so its name is all that tells.
+std::optional<PartOfWhole> part_of_deepspeed_name(std::string_view name) {
+  struct Form {
+    std::string_view pattern;
+    std::string_view in_words;
+  };
+  constexpr std::array kForms{
+      Form{"layer_#-model_states.pt", "one layer of a pipeline"},
+      Form{"layer_#-model_#-model_states.pt", "one model-parallel rank's part of one layer"},
+      Form{"layer_#_expert_#_mp_rank_#_model_states.pt", "one expert of one layer"},
+      Form{"expert_#_mp_rank_#_model_states.pt", "one expert of all layers"},
+      Form{"expp_rank_#_mp_rank_#_optim_states.pt", "optimizer state of one expert-parallel rank"},
+  };
+  for (const Form& form : kForms) {
+    if (!is_name_like(name, form.pattern)) continue;
+    return PartOfWhole{
+        .unit = PartOfWhole::Unit::file,
+        .form = "DeepSpeed, " + std::string(form.in_words) + ", as the name of the file says"};
+  }
+  return {};
+}
+
+/// Returns which part Megatron-LM's `distrib_optim.pt` is; nothing for another file.
+std::optional<PartOfWhole> part_of_megatron_optimizer(Object root) {
+  if (!entry(root, "buckets_coalesced") && !entry(root, "per_bucket_numel")) return {};
+  return PartOfWhole{.unit = PartOfWhole::Unit::file,
+                     .form = "Megatron-LM's distributed optimizer, without its model"};
 }
 
 /// Returns N of a name such as `model_world_size_N_rank_R.pt`.
@@ -170,6 +206,8 @@ std::optional<PartOfWhole> find_part(Object root, std::size_t num_local_tensors,
   if (auto part = part_of_deepspeed_optimizer(root)) return part;
   if (auto part = part_of_deepspeed_model(root)) return part;
   if (auto part = part_of_megatron(root, path)) return part;
+  if (auto part = part_of_megatron_optimizer(root)) return part;
+  if (auto part = part_of_deepspeed_name(name)) return part;
   if (auto part = part_of_sharded_tensors(num_local_tensors, name)) return part;
   return part_of_series(path, name);
 }

@@ -59,7 +59,7 @@ class Flattener {
   Flattener(const pickle::ObjectGraph& graph, TensorParser& parser)
       : graph_(graph),
         budget_(graph),
-        held_(graph),
+        held_(graph, &TensorParser::is_tensor),
         parser_(parser),
         opened_(graph.num_objects(), Known::no_idea),
         with_tensor_(graph.num_objects(), Known::no_idea),
@@ -83,7 +83,10 @@ class Flattener {
     object = without_types(object);
     if (parser_.is_tensor(object)) return add(object, [&] { return parser_.parse(object); });
     if (is_mapping(object)) return visit_mapping(object);
-    if (is_module(object)) return visit_module(object);
+    if (is_module(object)) {
+      if (has_packed_weights(object)) return add_packed_module(object);
+      return visit_module(object);
+    }
     if (TensorParser::is_torchscript_object(object)) return add_packed_object(object);
     const bool is_list = object.is(ObjectKind::list);
     if ((is_list && list_is_opened(object)) ||
@@ -185,24 +188,21 @@ class Flattener {
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
   }
 
-  /// Returns the names of a module's other attributes that hold tensors, at most eight.
+  /// Returns the names of a module's other attributes that hold tensors.
   std::vector<std::string> attributes_with_tensors(Object module) {
-    constexpr std::size_t kMaxNames = 8;
     constexpr std::size_t kMaxNameNbytes = 80;
     // The last one lists the parameters of nn.LSTM and nn.GRU again.
     constexpr std::array<std::string_view, 4> kParts{"_parameters", "_buffers", "_modules",
                                                      "_flat_weights"};
     const Object state = *module.call_state("module");
     std::vector<std::string> names;
-    for (std::size_t i = 0; i < state.num_entries("module") && names.size() < kMaxNames; ++i) {
+    for (std::size_t i = 0; i < state.num_entries("module"); ++i) {
       const Object key = state.entry_key(i);
       const Object value = state.entry_value(i);
       if (!key.is(ObjectKind::str)) continue;
       const std::string_view name = key.as_text("attribute");
       if (std::ranges::find(kParts, name) != kParts.end()) continue;
-      const bool holds_tensor =
-          parser_.is_tensor(value) || held_.count(value, &TensorParser::is_tensor) > 0;
-      if (holds_tensor) names.push_back(printable(name, kMaxNameNbytes));
+      if (held_.is_or_holds(value)) names.push_back(printable(name, kMaxNameNbytes));
     }
     return names;
   }
@@ -261,7 +261,7 @@ class Flattener {
     budget_.take_states();
     budget_.spend(object, kErrorNbytes);
     const bool is_tensor = parser_.is_tensor(object);
-    const std::size_t num_tensors = is_tensor ? 0 : held_.count(object, &TensorParser::is_tensor);
+    const std::size_t num_tensors = is_tensor ? 0 : held_.count(object);
     add_leaf(object, with_held(error, num_tensors));
   }
 
@@ -320,6 +320,14 @@ class Flattener {
                                      object.describe() +
                                          ": expected a TorchScript module with attributes, found a "
                                          "packed object (quantized?)"));
+  }
+
+  void add_packed_module(Object module) {
+    add_refused(module, module.error(ErrorKind::unsupported,
+                                     pickle::foreign_in_words(module) +
+                                         ", a quantized module: what its state_dict() returns is "
+                                         "not among its parameters and buffers; nothing was "
+                                         "executed"));
   }
 
   static bool is_mapping(Object object) {
@@ -643,8 +651,8 @@ Value SavedObject::as_value() const {
     return pickle::to_value(object, budget);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::unsupported || TensorParser::is_tensor(object)) throw;
-    pickle::HeldObjects held(*graph_);
-    throw with_held(error, held.count(object, &TensorParser::is_tensor));
+    pickle::HeldObjects held(*graph_, &TensorParser::is_tensor);
+    throw with_held(error, held.count(object));
   }
 }
 

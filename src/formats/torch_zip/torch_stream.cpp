@@ -33,8 +33,8 @@ class StreamStorages final : public Storages {
  public:
   explicit StreamStorages(const ReadableFile& file) : file_(file) {}
 
-  /// Finds the storages, which follow each other from `position` to the end of the file.
-  void place(const Object& keys, const ObjectGraph& graph, std::uint64_t position) {
+  /// Finds the storages, which follow each other from `position` on. Returns where the last ends.
+  std::uint64_t place(const Object& keys, const ObjectGraph& graph, std::uint64_t position) {
     const std::map<std::string_view, StorageId> ids = storage_ids(graph);
     const std::size_t num_keys = keys.num_items("storage keys");
     for (std::size_t i = 0; i < num_keys; ++i) {
@@ -47,12 +47,7 @@ class StreamStorages final : public Storages {
       }
       position = place_one(id->second, position);
     }
-    if (position == file_.nbytes()) return;
-    throw Error::expected(ErrorKind::unsupported,
-                          {.path = file_.path(), .byte_range = ByteRange{position, file_.nbytes()}},
-                          "stream", "one saved object",
-                          std::to_string(file_.nbytes() - position) + " bytes after it",
-                          "several torch.save calls into one file? save each into its own file");
+    return position;
   }
 
   std::optional<std::size_t> find(std::string_view key) const override {
@@ -161,21 +156,13 @@ void refuse_exchanged_parts(const ObjectGraph& machine, const ObjectGraph& saved
   }
 }
 
-}  // namespace
+struct StreamParts {
+  ObjectGraph saved;
+  std::unique_ptr<StreamStorages> storages;
+  std::uint64_t end = 0;  // position behind the last storage
+};
 
-bool begins_as_stream(std::string_view first_bytes) {
-  if (first_bytes.starts_with(kMagicLine)) return true;
-  constexpr std::size_t kProtoNbytes = 2;
-  constexpr std::size_t kFrameNbytes = 9;
-  if (first_bytes.size() < kProtoNbytes || first_bytes[0] != '\x80') return false;
-  first_bytes.remove_prefix(kProtoNbytes);
-  if (first_bytes.starts_with('\x95')) {
-    first_bytes.remove_prefix(std::min(kFrameNbytes, first_bytes.size()));
-  }
-  return first_bytes.starts_with(kMagicNumber);
-}
-
-TorchStream::TorchStream(const ReadableFile& file, std::span<const std::string> as_dict) {
+StreamParts read_stream(const ReadableFile& file, std::span<const std::string> as_dict) {
   PickleSequence pickles(file);
   pickles.next(kMaxSmallStreamPickleNbytes);  // the magic number (see begins_as_stream)
   const ObjectGraph protocol = pickles.next(kMaxSmallStreamPickleNbytes);
@@ -193,8 +180,38 @@ TorchStream::TorchStream(const ReadableFile& file, std::span<const std::string> 
   const ObjectGraph keys = pickles.next(kMaxStreamPickleNbytes);
   refuse_exchanged_parts(machine, saved);
   auto storages = std::make_unique<StreamStorages>(file);
-  storages->place(keys.root(), saved, pickles.position());
-  take(file.path(), std::move(saved), std::move(storages));
+  const std::uint64_t end = storages->place(keys.root(), saved, pickles.position());
+  return {std::move(saved), std::move(storages), end};
+}
+
+}  // namespace
+
+bool begins_as_stream(std::string_view first_bytes) {
+  if (first_bytes.starts_with(kMagicLine)) return true;
+  constexpr std::size_t kProtoNbytes = 2;
+  constexpr std::size_t kFrameNbytes = 9;
+  if (first_bytes.size() < kProtoNbytes || first_bytes[0] != '\x80') return false;
+  first_bytes.remove_prefix(kProtoNbytes);
+  if (first_bytes.starts_with('\x95')) {
+    first_bytes.remove_prefix(std::min(kFrameNbytes, first_bytes.size()));
+  }
+  return first_bytes.starts_with(kMagicNumber);
+}
+
+TorchStream::TorchStream(const ReadableFile& file, std::span<const std::string> as_dict) {
+  StreamParts parts = read_stream(file, as_dict);
+  if (parts.end < file.nbytes()) {
+    throw Error::expected(ErrorKind::unsupported,
+                          {.path = file.path(), .byte_range = ByteRange{parts.end, file.nbytes()}},
+                          "stream", "one saved object",
+                          std::to_string(file.nbytes() - parts.end) + " bytes after it",
+                          "several torch.save calls into one file? save each into its own file");
+  }
+  take(file.path(), std::move(parts.saved), std::move(parts.storages));
+}
+
+std::uint64_t end_of_stream(const ReadableFile& file) {
+  return read_stream(file, {}).end;
 }
 
 }  // namespace tessera::formats::torch_zip

@@ -31,4 +31,8 @@ class TorchStream final : public SavedObject {
   explicit TorchStream(const ReadableFile& file, std::span<const std::string> as_dict = {});
 };
 
+/// Returns where the TorchStream at the beginning of a file ends, behind its last storage. Further
+/// bytes may follow. Throws: as TorchStream.
+std::uint64_t end_of_stream(const ReadableFile& file);
+
 }  // namespace tessera::formats::torch_zip

@@ -10,8 +10,10 @@
 #include "base/digest.h"
 #include "formats/dcp/metadata.h"
 #include "formats/signatures.h"
+#include "formats/torch_zip/torch_stream.h"
 #include "formats/zip/zip_reader.h"
 #include "inspect/pickle_scan/byte_window.h"
+#include "inspect/pickle_scan/data_end.h"
 #include "inspect/pickle_scan/global_verdict.h"
 #include "inspect/pickle_scan/tar_entries.h"
 
@@ -150,10 +152,14 @@ void ReportBuilder::add_problem(ScanProblem problem) {
   if (report_.problems.size() < kMaxProblems) report_.problems.push_back(std::move(problem));
 }
 
-void ReportBuilder::add_pickle(const PickleWalk& walk, const ScannedPlace& place) {
+void ReportBuilder::add_pickle(const PickleWalk& walk, const ScannedPlace& place,
+                               const std::set<std::string>& packaged) {
   ++report_.num_pickles;
   for (const WalkedGlobal& global : walk.globals) {
-    const Judgement judgement = judge(global);
+    Judgement judgement = judge(global);
+    if (judgement.verdict != Verdict::dangerous && packaged.contains(global.module)) {
+      judgement = {Verdict::dangerous, "its source is in the archive and runs when it is loaded"};
+    }
     const Key key{judgement.verdict, global.module, global.name, std::string(judgement.reason)};
     ScannedName& name = names_[key];
     name.is_called |= global.is_called;
@@ -224,11 +230,10 @@ void FileScan::scan(const ReadableFile& file, const std::string& member, int dep
     scan_zip(file, member, depth);
   }
   if (is_tar(head)) scan_tar(file, member, depth);
-  if (head.starts_with(kNumpySignature)) return scan_numpy(file, member);
   const bool is_compressed = scan_compressed(file, member, depth);
   const bool must_be =
       !is_compressed && is_pickle_name(member.empty() ? file.path() : member, head);
-  scan_pickles_at(file, 0, member, must_be ? Expect::pickle : Expect::anything);
+  scan_in_a_row(file, member, must_be ? Expect::pickle : Expect::anything);
 }
 
 void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::string& member) {
@@ -246,12 +251,43 @@ void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::st
 void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
   const ZipListing listing = list_zip_entries(file);
   add_faults(listing.faults, member);
+  std::set<std::string> of_outer_archive =
+      std::exchange(packaged_, packaged_modules(listing.entries, member));
   std::set<std::tuple<std::string, std::uint64_t, std::uint64_t>> done;
   for (const ZipEntry& entry : listing.entries) {
     if (done.emplace(entry.name, entry.data.begin, entry.data.end).second) {
       scan_zip_entry(file, entry, within(member, entry.name), depth);
     }
   }
+  packaged_ = std::move(of_outer_archive);
+}
+
+std::set<std::string> FileScan::packaged_modules(const std::vector<ZipEntry>& entries,
+                                                 const std::string& member) {
+  constexpr std::string_view kMark = "/.data/extern_modules";  // torch.package needs this member
+  constexpr std::string_view kSource = ".py";
+  constexpr std::string_view kPackage = ".__init__";
+  const auto is_mark = [&](const ZipEntry& entry) {
+    return formats::zip::without_case(entry.name).ends_with(kMark);
+  };
+  if (std::ranges::none_of(entries, is_mark)) return {};
+  std::set<std::string> modules;
+  std::string first;  // the name of the first source
+  for (const ZipEntry& entry : entries) {
+    if (!formats::zip::without_case(entry.name).ends_with(kSource)) continue;
+    if (first.empty()) first = entry.name;
+    std::string module = entry.name.substr(entry.name.find('/') + 1);
+    module.resize(module.size() - kSource.size());
+    std::ranges::replace(module, '/', '.');
+    if (module.ends_with(kPackage)) module.resize(module.size() - kPackage.size());
+    modules.insert(std::move(module));
+  }
+  if (!first.empty()) {
+    not_looked_at(within(member, first), "no code in an archive of torch.package",
+                  std::to_string(modules.size()) + (modules.size() == 1 ? " module" : " modules") +
+                      " of Python source, which runs when the archive is loaded");
+  }
+  return modules;
 }
 
 void FileScan::scan_zip_entry(const ReadableFile& file, const ZipEntry& entry,
@@ -286,8 +322,8 @@ void FileScan::scan_tar(const ReadableFile& file, const std::string& member, int
     const std::string name = within(member, entry.name);
     const FileSlice data(file, entry.data);
     if (has_raw_tensors(entry.name)) {
-      const std::uint64_t end = scan_pickles_at(data, 0, name, Expect::pickle);
-      if (end < data.nbytes()) not_looked_at(name, "only pickles", "raw tensors between them");
+      const PickleRow row = scan_pickles_at(data, 0, name, Expect::pickle);
+      if (row.end < data.nbytes()) not_looked_at(name, "only pickles", "raw tensors between them");
     } else {
       scan(data, name, depth + 1);
     }
@@ -335,21 +371,66 @@ void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const 
   scan_member(BytesFile(file.path(), std::move(inflated.bytes)), crc, name, depth);
 }
 
-void FileScan::scan_numpy(const ReadableFile& file, const std::string& member) {
-  const std::string head = read_some(file, 0, 12);
+void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect) {
+  std::uint64_t begin = 0;
+  bool is_sure = expect == Expect::pickle;  // the bytes before `begin` look like this not by chance
+  while (begin < file.nbytes()) {
+    const std::string head = read_some(file, begin, kHeadNbytes);
+    std::optional<std::uint64_t> end;
+    if (head.starts_with(kNumpySignature)) {
+      end = scan_numpy(file, begin, member);
+      is_sure = true;
+    } else {
+      const PickleRow row = scan_pickles_at(file, begin, member, expect);
+      if (!row.has_stop) return;  // add_pickle has reported a broken pickle, or there is none
+      if (row.end == begin) break;
+      is_sure = is_sure || head.starts_with('\x80');
+      end = formats::torch_zip::begins_as_stream(head) ? stream_end(file, begin) : row.end;
+    }
+    if (!end) {
+      return not_looked_at(member, "data whose end the scan can tell",
+                           "an array or a stream of torch.save of an unknown kind");
+    }
+    begin = *end;
+    expect = Expect::anything;
+  }
+  const bool is_looked_at = begin == 0 || begin >= file.nbytes() ||
+                            is_tar(read_some(file, 0, kHeadNbytes)) ||
+                            read_some(file, begin, 4) == formats::detail::kZipSignature;
+  if (is_sure && !is_looked_at) {
+    not_looked_at(member, "only pickles and arrays",
+                  std::to_string(file.nbytes() - begin) + " bytes behind them, from byte " +
+                      std::to_string(begin) + " on");
+  }
+}
+
+std::optional<std::uint64_t> FileScan::scan_numpy(const ReadableFile& file, std::uint64_t begin,
+                                                  const std::string& member) {
+  const std::string head = read_some(file, begin, 12);
   const bool is_short = head.size() > 6 && head[6] == 1;
-  ByteWindow in(file, 8);
+  constexpr std::uint64_t kVersionNbytes = 2;
+  ByteWindow in(file, std::min(begin + kNumpySignature.size() + kVersionNbytes, file.nbytes()));
   const std::uint64_t header_nbytes = in.number(is_short ? 2 : 4).value_or(0);
-  const std::uint64_t begin = in.position();
+  const std::uint64_t header_begin = in.position();
   constexpr std::uint64_t kMaxHeaderNbytes = std::uint64_t{1} << 20;
-  const std::string header = read_some(file, begin, std::min(header_nbytes, kMaxHeaderNbytes));
+  const std::string header =
+      read_some(file, header_begin, std::min(header_nbytes, kMaxHeaderNbytes));
   const auto says = [&](std::string_view code) { return header.find(code) != std::string::npos; };
   const bool has_objects = says("O'") || says("O\"") || says("'object") || says("\"object");
   if (header_nbytes > kMaxHeaderNbytes)
     not_looked_at(member, "a NumPy header of at most 1 MiB", "a longer one");
-  if (begin + header_nbytes >= file.nbytes()) return;
-  scan_pickles_at(file, begin + header_nbytes, member,
-                  has_objects ? Expect::pickle : Expect::anything);
+  const std::uint64_t data_begin = header_begin + header_nbytes;
+  if (data_begin >= file.nbytes()) return file.nbytes();
+  if (has_objects) {
+    const PickleRow row = scan_pickles_at(file, data_begin, member, Expect::pickle);
+    return row.has_stop ? row.end : file.nbytes();
+  }
+  const auto data_nbytes = numpy_data_nbytes(header);
+  if (data_nbytes == 0U) return data_begin;
+  const PickleRow row = scan_pickles_at(file, data_begin, member, Expect::anything);
+  if (!data_nbytes) return std::nullopt;
+  const std::uint64_t left = file.nbytes() - data_begin;
+  return std::max(row.end, data_begin + std::min(*data_nbytes, left));
 }
 
 /// Adds the pickle at `begin` to the report, if there is one, and sets `end`. Returns whether the
@@ -370,23 +451,32 @@ bool FileScan::add_pickle(const ReadableFile& file, std::uint64_t begin, const s
     if (!spend(member, walk.end - begin)) return false;
     if (!is_sure && !calls_a_dangerous_name(walk)) return false;
   }
-  report_.add_pickle(walk, {.path = file_.path(), .member = member});
+  report_.add_pickle(walk, {.path = file_.path(), .member = member}, packaged_);
   end = walk.end;
   return walk.has_stop;
 }
 
-std::uint64_t FileScan::scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
-                                        const std::string& member, Expect expect) {
-  for (std::size_t i = 0; begin < file.nbytes(); ++i) {
+FileScan::PickleRow FileScan::scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
+                                              const std::string& member, Expect expect) {
+  PickleRow row{.end = begin, .has_stop = true};
+  for (std::size_t i = 0; row.end < file.nbytes(); ++i) {
     if (i == kMaxPicklesInARow) {
       not_looked_at(member, "at most " + std::to_string(kMaxPicklesInARow) + " pickles in a row",
                     "more");
+      row.has_stop = false;
       break;
     }
+    const std::string head = read_some(file, row.end, 32);
+    const bool is_data =
+        head.starts_with(kNumpySignature) || formats::torch_zip::begins_as_stream(head);
+    if (i > 0 && is_data) break;
+    const std::uint64_t before = row.end;
     const Expect expected = i == 0 ? expect : Expect::anything;
-    if (!add_pickle(file, begin, member, expected, begin)) break;
+    const bool has_stop = add_pickle(file, before, member, expected, row.end);
+    if (!has_stop && row.end > before) row.has_stop = false;
+    if (!has_stop) break;
   }
-  return begin;
+  return row;
 }
 
 }  // namespace tessera::inspect

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "inspect/pickle_scan/inflate.h"
 #include "inspect/pickle_scan/pickle_scan.h"
@@ -18,7 +22,9 @@ class ReportBuilder {
  public:
   void add_file() { ++report_.num_files; }
   std::uint64_t num_pickles() const { return report_.num_pickles; }
-  void add_pickle(const PickleWalk& walk, const ScannedPlace& place);
+  /// `packaged`: the modules whose Python source is in the same archive (torch.package).
+  void add_pickle(const PickleWalk& walk, const ScannedPlace& place,
+                  const std::set<std::string>& packaged);
   void add_problem(ScanProblem problem);
   /// Returns the report, with the names sorted.
   PickleScanReport take();
@@ -45,6 +51,9 @@ class FileScan {
 
   void scan(const ReadableFile& file, const std::string& member, int depth);
   void scan_zip(const ReadableFile& file, const std::string& member, int depth);
+  /// Reports the Python source in an archive of torch.package, and returns its modules.
+  std::set<std::string> packaged_modules(const std::vector<ZipEntry>& entries,
+                                         const std::string& member);
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
@@ -55,10 +64,20 @@ class FileScan {
                      int depth, std::uint32_t crc = 0);
   void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                    int depth);
-  void scan_numpy(const ReadableFile& file, const std::string& member);
-  /// Scans pickles in a row from `begin` on. Returns where the last ends; `begin` if it finds none.
-  std::uint64_t scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
-                                const std::string& member, Expect expect);
+  /// Scans what follows each other in a file: pickles, streams of torch.save with their storages,
+  /// NumPy arrays. Reports bytes behind them as not looked at.
+  void scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect);
+  /// Scans the array at `begin`, and the pickles of its objects. Returns where it ends; nothing if
+  /// that is not known.
+  std::optional<std::uint64_t> scan_numpy(const ReadableFile& file, std::uint64_t begin,
+                                          const std::string& member);
+  struct PickleRow {
+    std::uint64_t end = 0;  // behind the last pickle; where the row begins if there is none
+    bool has_stop = true;   // false: the last pickle is broken, so nothing is known behind it
+  };
+  /// Scans pickles in a row from `begin` on, up to an array or a stream of torch.save behind them.
+  PickleRow scan_pickles_at(const ReadableFile& file, std::uint64_t begin,
+                            const std::string& member, Expect expect);
   bool add_pickle(const ReadableFile& file, std::uint64_t begin, const std::string& member,
                   Expect expect, std::uint64_t& end);
   void add_faults(const std::vector<ArchiveFault>& faults, const std::string& member);
@@ -70,6 +89,7 @@ class FileScan {
   const ReadableFile& file_;
   std::uint64_t budget_nbytes_;  // how many bytes the scan may still read
   bool is_budget_spent_ = false;
+  std::set<std::string> packaged_;  // the modules in the archive of torch.package being scanned
 };
 
 }  // namespace tessera::inspect

@@ -280,6 +280,7 @@ function showCheckpoint() {
       if (title) nodes.push(make("h4", each === tensor ? null : {class: "hint"}, shown(title)));
       nodes.push(make("p", {class: "hint"}, `${each.dtype} ${shape(each.shape)}, ${counted(each.nbytes, "byte")}` + (each.nbytes < 1024 ? "" : ` (${size(each.nbytes)})`)));
       nodes.push(make("p", {class: "hint"}, `${each.layout}, ${counted(each.pieces, "piece")}` + (each.kind ? `, ${each.kind} state` : "")));
+      if (each.quantized) nodes.push(make("p", {class: "hint"}, shown(each.quantized)));
       if (data.ranks.length > 1) nodes.push(strip(each.shares));
       if (each.numbers) nodes.push(make("div", {style: {marginTop: "10px"}}, histogramWithAxis(each.numbers)), statistics(each.numbers));
       return make("div", {class: "card"}, ...nodes);
@@ -523,7 +524,7 @@ function showCheckpoint() {
   });
   const columns = [
     {title: "name", key: (row) => row.name, cell: (row) => nameButton(row, openTensor, row.weight && table.sorted === null)},
-    {title: "dtype", width: 104, class: "medium", key: (row) => row.dtype, cell: (row) => row.dtype},
+    {title: "dtype", width: 104, class: "medium", key: (row) => row.dtype, cell: (row) => row.dtype + (row.quantized?.startsWith("codes") ? " (codes)" : "")},
     {title: "shape", width: 104, class: "medium", cell: (row) => shape(row.shape)},
     {title: "bytes", width: 72, class: "number", key: (row) => row.nbytes, cell: (row) => size(row.nbytes)},
   ];
@@ -606,6 +607,10 @@ function showComparison() {
     if (row.kind === "elements") {
       content.push(make("p", {class: "hint"}, `${row.a}` + (row.a === row.b ? "" : ` → ${row.b}`) + `; largest difference ${number(largestDifference(row))}`));
       if (row.nan_on_one_side) content.push(make("p", {class: "bad"}, `${exact(row.nan_on_one_side)} NaN on one side`));
+    }
+    for (const side of ["a", "b"]) {
+      const words = row["quantized_" + side];
+      if (words) content.push(make("p", {class: "hint"}, `${side.toUpperCase()}: ${shown(words)}`));
     }
     if (row.numbers_a) {
       for (const [side, numbers] of [["A", row.numbers_a], ["B", row.numbers_b]]) {
