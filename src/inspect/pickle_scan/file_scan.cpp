@@ -220,14 +220,14 @@ void FileScan::scan(const ReadableFile& file, const std::string& member, int dep
         member, "at most " + std::to_string(kMaxDepth) + " archives within each other", "more");
   }
   const std::string head = read_some(file, 0, kHeadNbytes);
-  if (depth == 0 || head.starts_with(formats::detail::kZipSignature)) {
-    scan_zip(file, member, depth);
-  }
+  const bool begins_as_zip = head.starts_with(formats::detail::kZipSignature);
+  const bool is_zip = (depth == 0 || begins_as_zip) && scan_zip(file, member, depth);
   if (is_tar(head)) scan_tar(file, member, depth);
   if (head.starts_with(kNumpySignature)) return scan_numpy(file, member);
   const bool is_compressed = scan_compressed(file, member, depth);
-  const bool must_be =
-      !is_compressed && is_pickle_name(member.empty() ? file.path() : member, head);
+  // torch.save writes archives under any name: accelerate has random_states_0.pkl.
+  const bool is_other = is_compressed || (begins_as_zip && is_zip);
+  const bool must_be = !is_other && is_pickle_name(member.empty() ? file.path() : member, head);
   scan_pickles_at(file, 0, member, must_be ? Expect::pickle : Expect::anything);
 }
 
@@ -243,7 +243,7 @@ void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::st
   }
 }
 
-void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
+bool FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
   const ZipListing listing = list_zip_entries(file);
   add_faults(listing.faults, member);
   std::set<std::tuple<std::string, std::uint64_t, std::uint64_t>> done;
@@ -252,6 +252,7 @@ void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int
       scan_zip_entry(file, entry, within(member, entry.name), depth);
     }
   }
+  return listing.faults.empty() && !listing.entries.empty();
 }
 
 void FileScan::scan_zip_entry(const ReadableFile& file, const ZipEntry& entry,

@@ -44,7 +44,8 @@ class FileScan {
   enum class Expect { pickle, anything };
 
   void scan(const ReadableFile& file, const std::string& member, int depth);
-  void scan_zip(const ReadableFile& file, const std::string& member, int depth);
+  /// Scans the members of a zip archive. Returns whether the file is one, without faults.
+  bool scan_zip(const ReadableFile& file, const std::string& member, int depth);
   void scan_zip_entry(const ReadableFile& file, const ZipEntry& entry, const std::string& member,
                       int depth);
   void scan_tar(const ReadableFile& file, const std::string& member, int depth);
