@@ -321,12 +321,7 @@ LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, d
                           fs.kind_of(folder) ? "no such file in it" : "nothing");
   }
   const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
-  // Beside the base model's file, the reader of the folder refuses to choose one of the two.
-  const std::string file = join_path(folder, "adapter_model.safetensors");
-  const bool has_both = fs.kind_of(file) == FileKind::regular &&
-                        fs.kind_of(join_path(folder, "model.safetensors")) == FileKind::regular;
-  return read_lora_adapter(formats::open_checkpoint(fs, has_both ? file : folder), config,
-                           config_path, scale);
+  return read_lora_adapter(formats::open_checkpoint(fs, folder), config, config_path, scale);
 }
 
 std::string adapter_config_digest(const FileSystem& fs, const std::string& folder) {

@@ -113,14 +113,6 @@ bool describes_codes(std::string_view name) {
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
-/// Returns whether accelerate or the Trainer of transformers resumes from a file of this name:
-/// weights of FSDP, or an optimizer.
-bool is_resumed_from(std::string_view name) {
-  return name == "optimizer.pt" ||
-         (name.ends_with(".bin") &&
-          (name.starts_with("pytorch_model_fsdp") || name.starts_with("optimizer")));
-}
-
 /// Returns whether a file is DeepSpeed's `latest`, with the name of a folder beside it. Folders are
 /// not copied, so a copy of the file would name none.
 bool names_a_folder(const FileSystem& fs, const std::string& directory, std::string_view name) {
@@ -193,7 +185,7 @@ class Sorter {
         is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "describes Megatron's tensors, which a recipe changed");
     }
-    if (changes_tensors_ && is_resumed_from(name)) {
+    if (changes_tensors_ && formats::is_resumed_from(name)) {
       return leave(name, "belongs to the tensors before the change");
     }
     if (options_.removes_quantization && describes_codes(name)) {
