@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/bin/bin_files.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
 #include "tessera/formats/format_driver.h"
@@ -58,6 +59,12 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 }
 
 }  // namespace
+
+bool is_resumed_from(std::string_view name) {
+  return name == "optimizer.pt" ||
+         (name.ends_with(".bin") &&
+          (name.starts_with(bin::kFsdpModelBegin) || name.starts_with("optimizer")));
+}
 
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened) {

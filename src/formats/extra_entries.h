@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/file_system.h"
@@ -26,6 +27,10 @@ struct ExtraEntry {
   Kind kind = Kind::file;
   std::uint64_t nbytes = 0;  // of a file
 };
+
+/// Returns whether accelerate or the Trainer of transformers resumes from a file of this name:
+/// weights of FSDP, or an optimizer.
+bool is_resumed_from(std::string_view name);
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
 /// name. Leaves out unfinished checkpoints of Tessera's writers, and their journals. `opened` lists

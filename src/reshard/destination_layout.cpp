@@ -237,6 +237,15 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
   return shards_of(*rule_.strategy, parameter.meta.shape, unit_index_.find(parameter.meta.fqn));
 }
 
+bool DestinationLayout::keeps_flat_ranges(const TensorEntry& entry,
+                                          std::size_t source_tensor) const {
+  if (!holds_replicas_ || options_.mesh || options_.like || options_.table_plan) return false;
+  const Strategy& strategy = *rule_.strategy;
+  return strategy.sharding == Strategy::Sharding::dim0 && strategy.num_replicas == 1 &&
+         rule_.world_size == source_.world_size &&
+         is_flat_state(entry, source_.tensors[source_tensor]);
+}
+
 std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
                                                       std::size_t source_tensor,
                                                       const StateRole& role) const {
@@ -244,6 +253,9 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      entry.meta.shape);
   };
+  if (keeps_flat_ranges(entry, source_tensor)) {
+    return kept_shards(source_.tensors[source_tensor]);
+  }
   if (has_values_of_ranks(source_tensor)) return whole();
   const auto like_parameter = [&] {
     return role.parameter_index ? shards_of_parameter(*role.parameter_index, entry.parameter)
@@ -271,6 +283,13 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
       break;
   }
   return whole();
+}
+
+bool is_flat_state(const TensorEntry& entry, const TensorEntry& source_tensor) {
+  return is_numbered_vector(entry) && entry.meta.shape == source_tensor.meta.shape &&
+         std::ranges::all_of(source_tensor.pieces, [](const Piece& piece) {
+           return std::holds_alternative<FlatRange>(piece.region);
+         });
 }
 
 std::vector<Shard> kept_shards(const TensorEntry& tensor) {

@@ -47,6 +47,11 @@ class DestinationLayout {
     return names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn);
   }
 
+  /// Returns whether a destination tensor keeps the flat ranges of its source tensor. This is so
+  /// for a vector of numbered state if the destination has a file for each rank and as many ranks
+  /// as the source: only FSDP1 has such vectors, and it loads each rank's own range.
+  bool keeps_flat_ranges(const formats::TensorEntry& entry, std::size_t source_tensor) const;
+
   /// Returns the shards of a destination tensor. Its `kind` says how it is cut: by its own shape,
   /// like its parameter (in `role`), or not at all (a copy for each rank). Requires: `entry` is
   /// row-wise state, or `keeps_pieces()` is false (copies need a number of ranks).
@@ -74,6 +79,10 @@ class DestinationLayout {
   /// Tensors of which ranks have their own values: stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
+
+/// Returns whether an entry is state of a flat parameter (FSDP1) at source and destination: a
+/// vector of numbered state that consists of flat ranges.
+bool is_flat_state(const formats::TensorEntry& entry, const formats::TensorEntry& source_tensor);
 
 /// Returns the pieces of a source tensor as shards, without empty ones. Of several replicas,
 /// returns the one on the lowest rank. A tensor without elements gets one shard, on rank 0.

@@ -134,12 +134,14 @@ bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::s
 /// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
+  /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast.
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
-         const ExtraFilesOptions& options)
+         const ExtraFilesOptions& options, bool changes_tensors)
       : fs_(fs),
         driver_(formats::driver_of(format)),
         is_directory_(driver_.destination_kind(destination) == DestinationKind::directory),
-        options_(options) {}
+        options_(options),
+        changes_tensors_(changes_tensors) {}
 
   void sort(const Found& found) {
     for (const auto& [name, places] : found) sort(name, places);
@@ -186,6 +188,9 @@ class Sorter {
     if (options_.is_converted && formats::holds_whole_tensors(driver_.format()) &&
         is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "describes Megatron's tensors, which a recipe changed");
+    }
+    if (changes_tensors_ && formats::is_resumed_from(name)) {
+      return leave(name, "belongs to the tensors before the change");
     }
     if (options_.removes_quantization && describes_codes(name)) {
       return leave(name, "describes quantized weights, which became numbers");
@@ -257,6 +262,7 @@ class Sorter {
   const formats::FormatDriver& driver_;
   const bool is_directory_;
   const ExtraFilesOptions& options_;
+  const bool changes_tensors_;
   // Names of files that differ between the sources, and of which the preference chose one.
   std::vector<std::string> preferred_;
   ExtraFilesPlan result_;
@@ -372,7 +378,10 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   if (options.policy == ExtraFilesPolicy::refuse && !beside.empty()) {
     return {.problems = {refused(beside, reader.path())}};
   }
-  Sorter sorter(fs, format, destination, options);
+  const auto cast = dtypes_of_cast(plan, reader, options.widened);
+  Sorter sorter(fs, format, destination, options,
+                options.changes_tensors || options.removes_quantization || options.is_converted ||
+                    cast.has_value());
   if (options.folder.empty()) {
     sorter.sort(beside);
   } else {
@@ -395,7 +404,6 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
         return path.substr(path.rfind('/') + 1).starts_with("adapter");
       });
   if (options.removes_quantization) unquantize_config(fs, files);
-  const auto cast = dtypes_of_cast(plan, reader, options.widened);
   if (cast) edit_config(fs, *cast, files);
   return files;
 }

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "base/size_text.h"
 #include "formats/own_annotations.h"
@@ -66,6 +69,55 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
       "in the destination, this rank and an entry that is not cut, with the name after "
       "'per_rank.<rank>.'",
       "not both, so the entry keeps its own name and is no longer that of one rank" + others);
+}
+
+/// Adds a note about a text that the destination keeps and that names tensors which are left out or
+/// renamed. torchao has such texts in a safetensors file's `__metadata__`: what each tensor is, and
+/// `tensor_names`.
+void note_texts_with_names(const CheckpointContents& source, const Plan& plan, PlanReport& report) {
+  const CheckpointContents& destination = plan.destination;
+  const auto is_gone = [&](const std::string& name) {
+    const auto is_alias = [&](const formats::Alias& alias) { return alias.fqn == name; };
+    return destination.find_tensor(name) == nullptr &&
+           std::ranges::none_of(destination.aliases, is_alias);
+  };
+  const auto names_what_is_gone = [&](const std::string& key) {
+    if (source.find_tensor(key) != nullptr) return is_gone(key);
+    return key == "tensor_names" &&
+           std::ranges::any_of(source.tensors, [&](const formats::TensorEntry& tensor) {
+             return is_gone(tensor.meta.fqn);
+           });
+  };
+  std::vector<std::string> keys;
+  for (const auto& [key, text] : destination.annotations) {
+    if (names_what_is_gone(key)) keys.push_back(key);
+  }
+  if (keys.empty()) return;
+  report.note(
+      "metadata", "", "texts that name the tensors of the destination",
+      counted(keys.size(), "text") + " with names of tensors of the source, such as '" +
+          printable(keys.front()) +
+          "' (kept unchanged; a loader that needs them, such as torchao's, may refuse them)");
+}
+
+/// Adds a note about FSDP1's flat optimizer state in files of other ranks than those of the source.
+void note_flat_state(const CheckpointContents& source, const Plan& plan, PlanReport& report) {
+  std::uint64_t count = 0;
+  const std::string* first = nullptr;
+  for (std::size_t i = 0; i < plan.copies.size(); ++i) {
+    const formats::TensorEntry& entry = plan.destination.tensors[i];
+    if (!is_flat_state(entry, source.tensors[plan.copies[i].source_tensor])) continue;
+    if (std::holds_alternative<FlatRange>(entry.pieces.front().region)) continue;
+    if (count++ == 0) first = &entry.meta.fqn;
+  }
+  if (count == 0) return;
+  report.note("ranks", *first,
+              "the " + std::to_string(source.world_size) +
+                  " ranks of the source, whose ranges of flat parameters FSDP1 loads",
+              counted(count, "vector") + " of optimizer state as " +
+                  (count == 1 ? "a DTensor" : "DTensors") + " for " +
+                  std::to_string(plan.destination.world_size) +
+                  " ranks, which FSDP1 cannot load (move without the optimizer)");
 }
 
 /// Adds a note about flat units that the destination does not record, though some of their
@@ -140,6 +192,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   if (traits.holds_replicas) {
     place_own_entries(plan);
     note_separate_own_entries(destination, report);
+    note_flat_state(source, plan, report);
   }
   check_names_are_unique(destination, options, report);
   remove_aliases_of_nothing(destination);
@@ -148,6 +201,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_table_plan(source, options, moved.tensors, report);
   note_lost_units(source, plan, options.format, report);
   note_names_of_model(plan, options, report);
+  note_texts_with_names(source, plan, report);
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options);
   return plan;
 }

@@ -191,7 +191,10 @@ void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& cop
     }
   }
   const FormatTraits::Pieces pieces = formats::traits_of(options_.format).pieces;
-  if (pieces == FormatTraits::Pieces::boxes) cut_into_boxes(entry);
+  if (pieces == FormatTraits::Pieces::boxes &&
+      !layout_.keeps_flat_ranges(entry, moved.source_tensor)) {
+    cut_into_boxes(entry);
+  }
   // Writers that sort pieces use this order.
   std::ranges::stable_sort(entry.pieces.edit(), {}, &Piece::region);
 }

@@ -634,6 +634,19 @@ TEST_F(SafetensorsTest, ASecondModelOfAccelerateNeedsAName) {
   EXPECT_EQ(open(tmp_ / "models/model_1.safetensors")->contents().tensors[0].meta.fqn, "b");
 }
 
+TEST_F(SafetensorsTest, AnAdapterBesideAModelNeedsAName) {
+  std::filesystem::create_directory(tmp_ / "models");
+  put_safetensors("models/adapter_model.safetensors",
+                  R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  EXPECT_EQ(open(tmp_ / "models")->contents().tensors[0].meta.fqn, "a");
+  put_safetensors("models/model.safetensors",
+                  R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  EXPECT_THAT([&] { open(tmp_ / "models"); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "'model.safetensors' and 'adapter_model.safetensors', a model and an "
+                          "adapter (give the path of one file"));
+}
+
 TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {
   std::filesystem::create_directory(tmp_ / "two");
   const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";

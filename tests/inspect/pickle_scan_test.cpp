@@ -120,6 +120,20 @@ TEST(PickleScanTest, HonestCheckpointsAreClean) {
   }
 }
 
+// accelerate saves random_states_0.pkl with torch.save, which writes a zip archive.
+TEST(PickleScanTest, AnArchiveUnderANameOfPicklesIsNoBrokenPickle) {
+  const std::string archive =
+      read_file(FileSystem::posix(), test::fixture("torch_zip/valid/training_state.pt"),
+                std::uint64_t{1} << 20);
+  EXPECT_THAT(scan_bytes(archive, "random_states_0.pkl").problems, IsEmpty());
+  EXPECT_THAT(problem_kinds(scan_bytes(archive.substr(0, archive.size() / 2), "cut.pkl")),
+              ::testing::Contains("broken pickle"));
+  // As a pickle, an archive begins with a persistent id, which ends with the first line.
+  const std::string called = test::zip_bytes({{.name = "\ncos\nsystem\n(S'ls'\ntR."}});
+  EXPECT_THAT(names_with(scan_bytes(called, "called.pkl"), Verdict::dangerous),
+              ElementsAre("os.system"));
+}
+
 TEST(PickleScanTest, APlaceIsTheFileTheMemberAndTheByteOfTheOpcode) {
   const PickleScanReport report =
       scan_bytes(test::zip_bytes({{.name = "a/data.pkl", .data = kSystem}}));

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import pickle
 import shutil
 import tarfile
@@ -14,6 +15,8 @@ import pytest
 import torch
 from ckpt_tools import FORMATS as SIMPLE_FORMATS
 from ckpt_tools import ROOT, reshard, run, succeed
+from on_ranks import run_function
+from safetensors.torch import load_file
 
 FORMATS = (*SIMPLE_FORMATS, "rank_files")
 PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
@@ -385,6 +388,34 @@ def test_a_storage_beside_tensors_is_named_and_can_be_left_out(tmp_path):
     assert "found a storage: bytes without a dtype and a shape" in process.stderr and not (tmp_path / "moved.pt").exists()
     succeed("ckpt-reshard", tmp_path / "source.pt", tmp_path / "moved.pt", "--only", "!a", "--only", "!b.1")
     assert same(torch.load(tmp_path / "moved.pt"), {"b": [w(3.0)], "w": w()})
+
+
+def save_without_flattening(folder):
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    for name, placement in (("sharded", Shard(0)), ("replicated", Replicate())):
+        weight = distribute_tensor(torch.arange(14.0).reshape(7, 2), mesh, [placement])
+        dcp.save({"model": {"w": weight}, "step": 3}, checkpoint_id=folder / name, planner=planner)
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_parts_of_dtensors_in_values_of_dcp_are_no_whole_tensors(tmp_path):
+    """Shows F1. With flatten_state_dict=False, a value of DCP is a dict of rank 0, with this rank's parts of the tensors."""
+    run_function(save_without_flattening, 2, tmp_path)
+    moved = tmp_path / "moved.safetensors"
+    process = run("ckpt-reshard", tmp_path / "sharded", moved)
+    assert process.returncode == 3 and not moved.exists()
+    assert "found one rank of several" in process.stderr and "the local parts of 1 tensor" in process.stderr, process.stderr
+    assert load_file(reshard(tmp_path / "sharded", moved, "--as-is"))["model.w"].shape == (4, 2)
+    whole = load_file(reshard(tmp_path / "replicated", tmp_path / "whole.safetensors"))
+    assert torch.equal(whole["model.w"], torch.arange(14.0).reshape(7, 2))
 
 
 def test_a_dict_called_per_rank_is_kept(tmp_path):

@@ -6,6 +6,7 @@ import json
 import numpy
 import pytest
 import torch
+import torch.distributed.checkpoint
 from ckpt_tools import FIXTURES, assert_same_state, expectation, listing, reshard, run, succeed
 
 CLASSES = [path.with_name(path.name.removesuffix(".expect.json")) for path in sorted(FIXTURES.glob("*/classes/*.expect.json"))]
@@ -49,6 +50,40 @@ def test_a_move_names_each_refused_value_and_how_to_leave_it_out(path, tmp_path)
     assert sorted(advised) == sorted(f"!{name}" for name in refused)
     only = [argument for pattern in advised for argument in ("--only", pattern)]
     assert_same_state(listing(reshard(path, tmp_path / "moved", "--to", "native", *only)), expectation(path))
+
+
+class Codes(torch.Tensor):
+    """A float32 tensor in 8 bits, such as the state of torchao's optimizers."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.is_pinned.default:
+            return False
+        return cls(args[0].codes)  # detach and the like, which DCP calls
+
+    def __reduce_ex__(self, protocol):
+        return Codes, (self.codes,)
+
+
+def test_tensors_of_classes_in_dcp_are_refused_values_and_no_damage(tmp_path):
+    """Shows F1, E3. `.metadata` names no class: it says that each is an ordinary tensor."""
+    state = {"w": torch.arange(4), "m": Codes(torch.zeros(4000, dtype=torch.uint8)), "v": Codes(torch.zeros(4, dtype=torch.uint8))}
+    torch.distributed.checkpoint.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    checked = run("ckpt-inspect", "verify", "dcp", cwd=tmp_path)
+    assert checked.returncode == 0 and checked.stdout.count("value: expected a value of plain types") == 2, checked.stdout
+    process = run("ckpt-reshard", "dcp", "moved", "--to", "native", cwd=tmp_path)
+    assert process.returncode == 3
+    for name in "mv":
+        assert f"(to leave it out, add --only '!{name}')" in process.stderr, process.stderr
+    moved = reshard(tmp_path / "dcp", tmp_path / "moved", "--to", "native", "--only", "!m", "--only", "!v")
+    assert [row["name"] for row in listing(moved)["tensors"]] == ["w"]
 
 
 def test_an_object_read_as_a_dict_is_one_after_the_move(tmp_path):

@@ -224,6 +224,102 @@ def test_all_parts_come_from_the_first_of_replicas_that_differ(tmp_path):
     assert tessera.load({"other": torch.empty(1)}, saved, strict=False).notes == []
 
 
+def save_stages(folder):
+    """Saves two pipeline stages whose tensors have equal names. The ranks of a stage have a mesh of their own."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "shard"))["shard"]
+    local = {"w": torch.full((4, 2), float(rank)), "equal": torch.full((1,), float(rank % 2))}
+    sharded = {name: DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False) for name, tensor in local.items()}
+    for folder, names in ((folder / "all", ("w", "equal")), (folder / "equal", ("equal",))):
+        folder.mkdir(exist_ok=True)
+        torch.save({name: sharded[name] for name in names}, folder / f"model_world_size_4_rank_{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_stages_with_equal_names_are_refused(tmp_path):
+    """Shows F1. They are no replicas: only the first stage would be moved."""
+    run_function(save_stages, 4, tmp_path)
+    process = run("ckpt-reshard", tmp_path / "all", tmp_path / "moved.safetensors")
+    assert process.returncode == 3 and not (tmp_path / "moved.safetensors").exists()
+    assert "model_world_size_4_rank_2.pt: model.w: replicas: expected the bytes of rank 0" in process.stderr, process.stderr
+    assert "(pipeline stages? give each stage names of its own)" in process.stderr
+    assert load_file(reshard(tmp_path / "equal", tmp_path / "equal.safetensors"))["model.equal"].tolist() == [0, 1]
+
+
+def test_a_tensor_that_cannot_be_read_on_one_rank_is_one_refused_value(tmp_path):
+    """Shows F1. All other tensors can be moved, and `verify` tells it once."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for rank in range(2):
+        torch.save({"w": torch.arange(3)}, saved / f"model_world_size_2_rank_{rank}.pt")
+        state = torch.zeros(2) if rank == 1 else torch.zeros(2).to_sparse()
+        torch.save({"state": {0: {"exp_avg": state, "tied": state}}}, saved / f"optim_world_size_2_rank_{rank}.pt")
+    moved = reshard(saved, tmp_path / "model.safetensors", "--only", "model")
+    assert load_file(moved)["model.w"].tolist() == [0, 1, 2]
+    process = run("ckpt-reshard", saved, tmp_path / "all.pt")
+    assert process.returncode == 3 and "(to leave it out, add --only '!optim.state.0.exp_avg')" in process.stderr, process.stderr
+    assert process.stderr.count("optim_world_size_2_rank_0.pt") == 2
+    checked = succeed("ckpt-inspect", "verify", saved)
+    told = [line for line in checked.splitlines() if "state.0.exp_avg" in line]
+    assert len(told) == 1 and "optim_world_size_2_rank_0.pt: optim.state.0.exp_avg: " in told[0], checked
+
+
+def continue_with_fsdp1(action, folder, losses):
+    """Trains with FSDP1 as verl does, and saves or loads a file for each rank. Writes the next losses of this rank."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0 if action == "save" else 1)
+    rank = dist.get_rank()
+    model = FullyShardedDataParallel(torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)), device_id=torch.device("cpu"),
+                                     device_mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-1)
+    path = {item: folder / f"{item}_world_size_2_rank_{rank}.pt" for item in ("model", "optim")}
+
+    def train(steps):
+        for step in steps:
+            loss = model(torch.randn(8, 5, generator=torch.Generator().manual_seed(step))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield loss.item()
+
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(),
+                                                  ShardedOptimStateDictConfig()):
+        if action == "save":
+            list(train(range(3)))
+            torch.save(model.state_dict(), path["model"])
+            torch.save(optimizer.state_dict(), path["optim"])
+        else:
+            model.load_state_dict(torch.load(path["model"], weights_only=False))
+            optimizer.load_state_dict(torch.load(path["optim"], weights_only=False))
+    (losses / f"{action}{rank}.json").write_text(json.dumps(list(train(range(3, 6)))))
+    dist.barrier()
+    os._exit(0)  # Gloo's threads can abort an ordinary exit
+
+
+def test_fsdp1_continues_with_its_flat_parameters(tmp_path):
+    """Shows F1. The state of flat parameters, which FSDP1 keeps under numbers, stays in ordinary vectors."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    run_function(continue_with_fsdp1, 2, "save", saved, tmp_path)
+    moved = reshard(saved, tmp_path / "moved", "--to", "rank_files", "--device-mesh", "cpu:fsdp")
+    run_function(continue_with_fsdp1, 2, "load", moved, tmp_path)
+    expected = json.loads((tmp_path / "save0.json").read_text())
+    for rank in range(2):
+        assert json.loads((tmp_path / f"load{rank}.json").read_text()) == expected
+    process = run("ckpt-reshard", saved, tmp_path / "moved4", "--to", "rank_files", "--world-size", "4")
+    assert process.returncode == 0 and "which FSDP1 cannot load (move without the optimizer)" in process.stderr, process.stderr
+
+
 def save_equal_parts(folder):
     """Saves three DTensors of one storage on each rank: a whole tensor twice, and a part of a longer one."""
     import torch.distributed as dist

@@ -180,6 +180,29 @@ TEST_F(ExtraFilesTest, MegatronsFilesAreLeftWhereARecipeMadeOtherTensors) {
   EXPECT_EQ(carried(plan({.is_converted = true}, Format::safetensors)), both);
 }
 
+// accelerate or the Trainer would resume from them, instead of from the new weights.
+TEST_F(ExtraFilesTest, FilesToResumeFromAreLeftIfTheTensorsChange) {
+  const FileNames resumed{"optimizer.bin", "optimizer.pt", "pytorch_model_fsdp.bin",
+                          "pytorch_model_fsdp_1.bin"};
+  for (const std::string& name : resumed) write_file(tmp_ / ("source/" + name), "mine");
+  write_file(tmp_ / "source/scheduler.bin", "mine");
+  FileNames all = resumed;
+  all.emplace_back("scheduler.bin");
+  EXPECT_EQ(carried(plan()), all);
+  FileNames lines;
+  for (const std::string& name : resumed) {
+    lines.push_back(name + ": belongs to the tensors before the change");
+  }
+  for (const ExtraFilesOptions& options :
+       {ExtraFilesOptions{.changes_tensors = true}, ExtraFilesOptions{.is_converted = true},
+        ExtraFilesOptions{.removes_quantization = true}}) {
+    EXPECT_EQ(left(plan(options)), lines);
+    EXPECT_EQ(carried(plan(options)), FileNames{"scheduler.bin"});
+  }
+  cast_ = DType::bfloat16;
+  EXPECT_EQ(left(plan()), lines);
+}
+
 TEST_F(ExtraFilesTest, RefusalNamesAll) {
   const ExtraFilesOptions refuse{.policy = ExtraFilesPolicy::refuse};
   EXPECT_THAT(plan(refuse).problems, ::testing::IsEmpty());

@@ -86,6 +86,23 @@ TEST(PlannerTest, WithoutARuleThePiecesStay) {
               ElementsAre(Box{{0, 0}, {6, 4}}, Box{{6, 0}, {4, 4}}));
 }
 
+// torchao's loader needs these texts of a safetensors file's __metadata__.
+TEST(PlannerTest, TextsThatNameRenamedTensorsAreNoted) {
+  CheckpointContents contents = adamw();
+  contents.annotations = {{"format", "pt"}, {"model.up.bias", "{}"}, {"tensor_names", "[]"}};
+  const auto notes = [&](const PlanOptions& options) {
+    return lines_of(plan_reshard(contents, "src", options).notes);
+  };
+  PlanOptions options{.format = Format::safetensors};
+  EXPECT_THAT(notes(options), IsEmpty());
+  options.renames = {{"model.up.weight", "w"}};
+  EXPECT_THAT(notes(options), ElementsAre(HasSubstr("1 text with names of tensors of the source, "
+                                                    "such as 'tensor_names'")));
+  options.renames = {{"model.", ""}};
+  EXPECT_THAT(notes(options), ElementsAre(HasSubstr("2 texts with names of tensors of the source, "
+                                                    "such as 'model.up.bias'")));
+}
+
 TEST(PlannerTest, ReplicasAreStoredOnce) {
   CheckpointContents contents = adamw();
   contents.tensors[0].pieces = {{whole_box(Shape{10}), 3}, {whole_box(Shape{10}), 1}};

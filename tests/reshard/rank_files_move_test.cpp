@@ -332,6 +332,37 @@ TEST_F(RankFilesMoveTest, AVectorOfNumberedStateComesBackAsItWas) {
   }
 }
 
+// Shows F1. FSDP1 loads ordinary vectors with each rank's own range of a flat parameter.
+TEST_F(RankFilesMoveTest, FlatStateOfFsdp1StaysFlatForAsManyRanks) {
+  const auto source = open(kValid + "fsdp1");
+  const auto flat_of = [&](const CheckpointReader& reader) {
+    std::vector<std::string> lines;
+    for (const formats::TensorEntry& tensor : reader.contents().tensors) {
+      for (const formats::Piece& piece : tensor.pieces) {
+        if (!std::holds_alternative<FlatRange>(piece.region)) continue;
+        lines.push_back(pieces_of(reader, tensor.meta.fqn));
+      }
+    }
+    return lines;
+  };
+  const auto moved = move(*source, {});
+  EXPECT_THAT(flat_of(*source), testing::Not(testing::IsEmpty()));
+  EXPECT_EQ(flat_of(*moved), flat_of(*source));
+  test::expect_holds(*moved, kValid + "fsdp1.expect.json");
+  const auto note_of = [&](const PlanOptions& options) {
+    std::string found;
+    for (const auto& note : plan_reshard(source->contents(), source->path(), options).notes) {
+      if (note.expected.ends_with("whose ranges of flat parameters FSDP1 loads"))
+        found = note.found;
+    }
+    return found;
+  };
+  EXPECT_EQ(note_of({.format = Format("rank_files")}), "");
+  EXPECT_THAT(note_of({.format = Format("rank_files"), .world_size = 3}),
+              testing::EndsWith("vectors of optimizer state as DTensors for 3 ranks, which FSDP1 "
+                                "cannot load (move without the optimizer)"));
+}
+
 // Shows F1.
 TEST_F(RankFilesMoveTest, VectorsOfNumberedStateThatDifferBetweenRanksAreNotJoined) {
   const formats::Key zero = formats::NonStringKey{"0"};

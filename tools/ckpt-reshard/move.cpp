@@ -338,6 +338,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
+       .changes_tensors = source.combination.has_value() || options.drop_optimizer,
        .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});
   if (source.combination) {

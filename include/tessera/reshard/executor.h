@@ -65,6 +65,10 @@ struct ExtraFilesOptions {
   formats::MergePreference preference = formats::MergePreference::none;
   /// Whether quantized weights became numbers. If true, the move does not copy their settings.
   bool removes_quantization = false;
+  /// Whether the destination's tensors are other ones than the source's (a combination, a recipe),
+  /// or the optimizer is left out. If true, the move does not copy the files of weights and
+  /// optimizers that trainers resume from. Nor does it if the plan casts tensors.
+  bool changes_tensors = false;
   /// Whether a recipe made the tensors. If true, a destination of whole tensors does not get
   /// Megatron's `common.pt` and `metadata.json`, which describe the tensors before the recipe.
   bool is_converted = false;

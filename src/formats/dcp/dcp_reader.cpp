@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/list_of_lists.h"
 #include "base/once.h"
 #include "formats/dcp.h"
 #include "formats/dcp/item.h"
@@ -68,6 +69,19 @@ void refuse_safetensors(const ReadableFile& file, const StorageInfo& info) {
       "with TORCH_SAVE, or with HuggingFaceStorageWriter");
 }
 
+/// A tensor's item that holds what Tessera does not read, such as an object of a class. Not damage.
+class RefusedObject : public Error {
+ public:
+  explicit RefusedObject(const Error& error) : Error(error) {}
+};
+
+/// Whether a program other than torch wrote the archive: torch never compresses.
+bool has_compressed_member(const zip::ZipReader& zip) {
+  return std::ranges::any_of(zip.members(), [](const zip::Member& member) {
+    return member.compression != zip::Compression::stored;
+  });
+}
+
 class ItemCheck;
 
 class DcpReader final : public DividedReader, public PartlyRead {
@@ -85,6 +99,7 @@ class DcpReader final : public DividedReader, public PartlyRead {
     }
     metadata_ = dcp::parse_metadata(pickle::PickleBytes(*file), file_path);
     if (is_of_one_rank) metadata_.contents.part = part_by_names_beside(fs_, path_);
+    refuse_objects();
     if (!metadata_.is_flattened) {
       nested_ = dcp::take_values_apart(metadata_, file_path,
                                        [&](const StorageInfo& info) { return open_item(info); });
@@ -134,6 +149,8 @@ class DcpReader final : public DividedReader, public PartlyRead {
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                      PartOfCheck& part) const;
   void count_opened_classes();
+  bool is_object(const TensorEntry& tensor, std::size_t piece, const StorageInfo& info);
+  void refuse_objects();
   /// Whether `path_` is the directory of all ranks, and not the metadata file of one rank.
   bool is_whole() const { return directory_ == path_; }
   bool describes_more_than_items() const;
@@ -202,7 +219,10 @@ std::unique_ptr<Chunk> DcpReader::open_chunk(
                           ".metadata of another save?");
   };
   if (leaves.size() == 1) {
-    if (const auto* refusal = std::get_if<Error>(&leaves.front().content)) throw Error(*refusal);
+    if (const auto* refusal = std::get_if<Error>(&leaves.front().content)) {
+      if (has_compressed_member(item->archive.zip())) throw Error(*refusal);
+      throw RefusedObject(*refusal);
+    }
   }
   const bool is_tensor = leaves.size() == 1 && leaves.front().path.empty() &&
                          std::holds_alternative<TensorRecord>(leaves.front().content);
@@ -228,7 +248,11 @@ std::shared_ptr<const Chunk> DcpReader::chunk_at(std::size_t tensor_index,
                         checks_of_chunks_.of(key));
     });
   } catch (const Error& error) {
-    throw error.at_tensor(tensor.meta.fqn);
+    if (error.kind() != ErrorKind::unsupported || error.remedy()) {
+      throw error.at_tensor(tensor.meta.fqn);
+    }
+    throw Error(error.kind(), error.at_tensor(tensor.meta.fqn).where(), error.reason(),
+                {Remedy::Action::leave_out, pattern_of(metadata_.contents, tensor.meta.fqn)});
   }
 }
 
@@ -243,6 +267,77 @@ void DcpReader::check_rest(const RestOptions& options) const {
     } catch (const Error& error) {
       throw error.at_tensor(metadata_.contents.tensors[key >> 32].meta.fqn);
     }
+  }
+}
+
+/// Returns whether the item of a piece holds an object of a class, and keeps the reason.
+bool DcpReader::is_object(const TensorEntry& tensor, std::size_t piece, const StorageInfo& info) {
+  try {
+    open_chunk(tensor, std::get<Box>(tensor.pieces[piece].region), info);
+  } catch (const RefusedObject& refusal) {
+    metadata_.refused_tensors.emplace(tensor.meta.fqn, refusal.at_tensor(tensor.meta.fqn));
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+  }
+  return false;
+}
+
+/// Turns each tensor whose items hold an object of a class, such as the 8-bit state of torchao's
+/// optimizers, into a refused value, as such a tensor is in a file of torch.save. `.metadata` does
+/// not name the class: it has the shape and dtype that the object stands for. So opens the items
+/// that have fewer bytes than their chunks; torch writes no others. If one of them is refused,
+/// opens all small items, too, in which the pickle is larger than what an object saves. Items that
+/// cannot be opened for another reason stay: reading them later throws.
+void DcpReader::refuse_objects() {
+  CheckpointContents& contents = metadata_.contents;
+  dcp::Storage& storage = metadata_.storage;
+  std::vector<bool> is_refused(contents.tensors.size());
+  const auto look_at = [&](const auto& is_suspect) {
+    for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+      const TensorEntry& tensor = contents.tensors[t];
+      for (std::size_t p = 0; p < tensor.pieces.size() && !is_refused[t]; ++p) {
+        const StorageInfo& info = storage.pieces[t][p];
+        const std::uint64_t nbytes = nbytes_of(tensor.pieces[p].region, tensor.meta.dtype);
+        if (nbytes > 0 && is_suspect(info.nbytes, nbytes))
+          is_refused[t] = is_object(tensor, p, info);
+      }
+    }
+    return std::ranges::find(is_refused, true) != is_refused.end();
+  };
+  constexpr std::uint64_t kMaxSmallItemNbytes = std::uint64_t{64} << 10;
+  const auto is_smaller = [](std::uint64_t item, std::uint64_t chunk) { return item < chunk; };
+  const auto is_small = [](std::uint64_t item, std::uint64_t) {
+    return item < kMaxSmallItemNbytes;
+  };
+  if (!look_at(is_smaller)) return;
+  look_at(is_small);
+
+  std::vector<std::pair<ValueEntry, StorageInfo>> values;
+  for (std::size_t v = 0; v < contents.values.size(); ++v) {
+    values.emplace_back(std::move(contents.values[v]), storage.values[v]);
+  }
+  std::vector<TensorEntry> tensors;
+  tessera::detail::ListOfLists<StorageInfo> pieces;
+  for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
+    TensorEntry& tensor = contents.tensors[t];
+    const std::span<const StorageInfo> places = std::as_const(storage.pieces)[t];
+    if (!is_refused[t]) {
+      tensors.push_back(std::move(tensor));
+      pieces.add(places);
+      continue;
+    }
+    values.emplace_back(ValueEntry{tensor.meta.fqn, std::move(tensor.key_path), tensor.dict_order},
+                        places.front());
+  }
+  std::ranges::sort(values, {}, [](const auto& value) { return value.first.name; });
+  contents.tensors = std::move(tensors);
+  storage.pieces = std::move(pieces);
+  contents.values.clear();
+  storage.values.clear();
+  for (auto& [entry, place] : values) {
+    contents.values.push_back(std::move(entry));
+    storage.values.push_back(place);
   }
 }
 
@@ -384,6 +479,8 @@ class ItemCheck {
       const auto item = open();
       check_members(name, item->archive.zip());
       add_foreign_names(item->archive);
+    } catch (const RefusedObject& refusal) {
+      report_refused_value(refusal.at_tensor(name));
     } catch (const Error& error) {
       report_structure(error.at_tensor(name));
     }

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/torch_zip/simplifications.h"
 
 namespace tessera::formats::dcp {
@@ -179,6 +180,7 @@ class Parts {
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open) {
   NestedTensors nested;
   Parts parts(metadata, path);
+  std::size_t num_local_tensors = 0;
   for (std::size_t v = 0; v < metadata.contents.values.size(); ++v) {
     ValueEntry& value = metadata.contents.values[v];
     const StorageInfo& info = metadata.storage.values[v];
@@ -192,6 +194,7 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
       if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     }
     const bool is_apart = holds_more_than_values(flattened.leaves);
+    num_local_tensors += flattened.num_local_tensors;
     parts.note(value.name, flattened.simplifications, is_apart);
     if (!is_apart) {
       parts.keep(std::move(value), info);
@@ -202,6 +205,11 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
         {std::move(value.name), info, std::move(item), std::move(flattened.opened_classes)});
   }
   parts.finish(nested);
+  if (num_local_tensors > 0 && !metadata.contents.part) {
+    metadata.contents.part =
+        PartOfWhole{.form = "DCP saved with flatten_state_dict=False, the local parts of " +
+                            counted(num_local_tensors, "tensor") + " in values of one rank"};
+  }
   return nested;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "base/checked_math.h"
@@ -62,8 +63,14 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     // Sharded tensors first, because `is_flat_state` needs to know whether any exist, and whether
     // they have replicas.
     for (const auto& [name, gathered] : by_name_) {
+      if (has_unreadable_part(gathered)) unreadable_.insert(name);
+    }
+    for (const auto& [name, gathered] : by_name_) {
       note_numel(gathered);
-      refuse_unreadable_part(name, gathered);
+      if (unreadable_.contains(name)) {
+        add_unreadable(name, gathered);
+        continue;
+      }
       if (!gathered.tensors.empty()) add_values_beside_tensors(name, gathered);
       if (!gathered.targets.empty() && !is_tied(gathered)) untied_.push_back(name);
       if (!is_sharded(gathered)) continue;
@@ -72,9 +79,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       has_sharded_state_ = has_sharded_state_ || is_numbered_state(gathered.key_path);
     }
     for (const auto& [name, gathered] : by_name_) {
-      if (!is_sharded(gathered)) add_other(name, gathered);
+      if (!unreadable_.contains(name) && !is_sharded(gathered)) add_other(name, gathered);
     }
+    refuse_other_models();
     by_name_.clear();
+    unreadable_.clear();
     numels_.clear();
     sort_entries();
     require_distinct_names(contents_, path_, "save the entries in 'per_rank' under another key");
@@ -148,9 +157,13 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         if (!is_of_file) sink(contents_.opening_findings[i]);  // the files' readers report theirs
       }
     }
+    const std::set<std::pair<std::string, std::string>> refused = names_of_refused_values();
     for (const RankFile& file : files_) {
       const auto pass_on = [&](const Finding& finding) {
-        if (!is_about_name(file, finding)) sink(finding);
+        // The check of all entries reports these values again, under their names here.
+        const bool is_refused =
+            finding.rule == "value" && refused.contains({file.name, finding.where.fqn});
+        if (!is_refused && !is_about_name(file, finding)) sink(with_full_name(file, finding));
       };
       formats::verify_part(*file.reader, pass_on, progress, num_threads, part);
     }
@@ -190,6 +203,24 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   static bool is_about_name(const RankFile& file, const Finding& finding) {
     return file.is_sole && finding.severity == Finding::Severity::note &&
            finding.rule == "structure";
+  }
+
+  /// Returns the values that cannot be read and that are entries here: each one's file, and its
+  /// name in that file.
+  std::set<std::pair<std::string, std::string>> names_of_refused_values() const {
+    std::set<std::pair<std::string, std::string>> names;
+    for (const Origin& origin : values_) {
+      if (reader_of(origin).refusal_of(origin.index) == nullptr) continue;
+      names.emplace(files_[origin.file].name,
+                    reader_of(origin).contents().values[origin.index].name);
+    }
+    return names;
+  }
+
+  static Finding with_full_name(const RankFile& file, Finding finding) {
+    std::string& name = finding.where.fqn;
+    if (!name.empty()) name = named(file, name);
+    return finding;
   }
 
   // --- gathering
@@ -339,16 +370,22 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
 
   // --- putting together
 
-  /// Throws if one rank has a tensor and another rank, under the same name, an unreadable entry.
-  /// Does not throw for a ShardedTensor: such a rank has no shard, or its elements are missing.
-  void refuse_unreadable_part(const std::string& name, const Gathered& gathered) const {
-    if (gathered.tensors.empty() || gathered.refused.empty()) return;
+  /// Whether one rank has a tensor and another rank, under the same name, an entry that cannot be
+  /// read. Does not count for a ShardedTensor: such a rank has no shard, or its elements are
+  /// missing.
+  bool has_unreadable_part(const Gathered& gathered) const {
+    if (gathered.tensors.empty() || gathered.refused.empty()) return false;
     const ShardPlace* const place = place_of(gathered.tensors.front());
-    if (place != nullptr && place->mesh.empty()) return;
-    const Origin& origin = gathered.refused.front();
-    throw Error::expected(ErrorKind::unsupported, where(origin, name), "entries of ranks",
-                          "a tensor, as on " + rank_in_words(gathered.tensors.front()),
-                          reader_of(origin).refusal_of(origin.index)->reason());
+    return place == nullptr || !place->mesh.empty();
+  }
+
+  /// Adds a tensor that cannot be read on some rank as one value that cannot be read: a part of it
+  /// would be of no use. All other entries of the folder can still be moved.
+  void add_unreadable(const std::string& name, const Gathered& gathered) {
+    add_value(name, gathered.key_path, gathered.dict_order, gathered.refused.front());
+    add_values_beside_tensors(name, gathered);
+    has_sharded_state_ = has_sharded_state_ || (place_of(gathered.tensors.front()) != nullptr &&
+                                                is_numbered_state(gathered.key_path));
   }
 
   bool is_sharded(const Gathered& gathered) const {
@@ -384,8 +421,9 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
 
   /// Whether the name is an alias of the same tensor on every rank, except ranks that have an empty
   /// part of a sharded tensor.
-  static bool is_tied(const Gathered& gathered) {
-    return !gathered.has_own && gathered.targets.size() == 1;
+  bool is_tied(const Gathered& gathered) const {
+    return !gathered.has_own && gathered.targets.size() == 1 &&
+           !unreadable_.contains(*gathered.targets.begin());
   }
 
   void add_sharded(const std::string& name, const Gathered& gathered) {
@@ -448,14 +486,21 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   /// one, so that all readers get the same, and adds a note about it.
   void read_first_replicas(const TensorEntry& tensor, std::vector<Origin>& origins) {
     std::map<Region, Origin> first_of;
+    const bool has_groups = has_groups_of_ranks(origins);
     for (std::size_t i = 0; i < origins.size(); ++i) {
       const auto [found, is_new] = first_of.emplace(tensor.pieces[i].region, origins[i]);
       if (is_new) continue;
       has_replicas_ = true;
       const Origin& first = found->second;
+      const std::uint64_t nbytes = tensor_of(origins[i]).meta.nbytes();
+      if (has_groups) nbytes_of_groups_ += nbytes;
       if (torch_zip::are_equal(reader_of(first), first.index, reader_of(origins[i]),
                                origins[i].index)) {
         continue;
+      }
+      if (has_groups) {
+        differing_nbytes_of_groups_ += nbytes;
+        if (!first_differing_) first_differing_.emplace(tensor.meta.fqn, first, origins[i]);
       }
       contents_.opening_findings.push_back({.severity = Finding::Severity::note,
                                             .rule = "replicas",
@@ -464,6 +509,27 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
                                             .found = "other bytes"});
       origins[i] = first;
     }
+  }
+
+  /// Whether groups of ranks have the tensor, each with a mesh of its own. A DTensor's mesh is then
+  /// smaller than the number of its ranks. ShardedTensors do not say what their group is.
+  bool has_groups_of_ranks(const std::vector<Origin>& origins) const {
+    if (origins.empty()) return false;
+    std::int64_t num_in_mesh = 1;
+    for (const std::int64_t size : place_of(origins.front())->mesh) num_in_mesh *= size;
+    return num_in_mesh < static_cast<std::int64_t>(origins.size());
+  }
+
+  /// Throws if most of what groups of ranks have under equal names differs: then they have
+  /// different models, such as pipeline stages, and all but the first would be lost.
+  void refuse_other_models() const {
+    if (differing_nbytes_of_groups_ <= nbytes_of_groups_ / 2) return;
+    const auto& [name, first, other] = *first_differing_;
+    throw Error::expected(
+        ErrorKind::unsupported, where(other, name), "replicas",
+        "the bytes of " + rank_in_words(first),
+        "other bytes, as in most tensors that groups of ranks have under equal names",
+        "pipeline stages? give each stage names of its own");
   }
 
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
@@ -728,7 +794,8 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
         simplified[{full, kind}].insert(what.begin(), what.end());
       }
       for (const Finding& finding : from.opening_findings) {
-        if (!is_about_name(file, finding)) contents_.opening_findings.push_back(finding);
+        if (is_about_name(file, finding)) continue;
+        contents_.opening_findings.push_back(with_full_name(file, finding));
       }
     }
     end_of_files_notes_ = contents_.opening_findings.size();
@@ -841,6 +908,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   std::set<std::string> on_some_ranks_;      // names that only some ranks have; not sharded ones
   std::map<std::string, int> other_keys_;    // names that have another key path on a rank
   std::map<std::string, std::map<int, std::int64_t>> list_lengths_;  // keys: name of the list, rank
+  std::set<std::string> unreadable_;  // tensors that cannot be read on some rank; while opening
+  // Of what groups of ranks have under equal names, without the first group.
+  std::uint64_t nbytes_of_groups_ = 0;
+  std::uint64_t differing_nbytes_of_groups_ = 0;
+  std::optional<std::tuple<std::string, Origin, Origin>> first_differing_;
   std::set<std::int64_t> numels_;   // of whole tensors but numbered state; only while opening
   bool has_replicas_ = false;       // of sharded tensors
   bool has_sharded_ = false;        // some tensor is a DTensor or ShardedTensor

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "formats/key_paths.h"
+#include "formats/numbered_state.h"
 #include "formats/per_rank.h"
 #include "formats/rank_files/file_names.h"
 #include "formats/torch_zip/state_dict_pickle.h"
@@ -230,6 +231,16 @@ void RankContents::refuse_pieces(std::size_t tensor) const {
       "strategies that fit: dim0, dim1, hybrid:AxB and replicated");
 }
 
+/// Whether a tensor is flat optimizer state of FSDP1, of which each rank has its own range in an
+/// ordinary vector (see [Note: Flat state] in joined_ranks.cpp).
+bool RankContents::is_flat(std::size_t tensor) const {
+  const TensorEntry& entry = contents_.tensors[tensor];
+  return entry.meta.shape.size() == 1 && is_numbered_state(entry.key_path) &&
+         std::ranges::all_of(entry.pieces, [](const Piece& piece) {
+           return std::holds_alternative<FlatRange>(piece.region);
+         });
+}
+
 /// Finds which piece of each tensor each rank holds. Throws if a rank holds two pieces of a tensor.
 void RankContents::find_pieces() {
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
@@ -281,7 +292,7 @@ void RankContents::find_cuts() {
   std::map<std::size_t, std::size_t> num_cut_in;                // key: dimension
   for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
     const TensorEntry& tensor = contents_.tensors[i];
-    if (tensor.meta.shape.empty() || tensor.meta.numel() == 0) continue;
+    if (tensor.meta.shape.empty() || tensor.meta.numel() == 0 || is_flat(i)) continue;
     const Spot& spot = spots_.tensors[i];
     const auto is_whole_piece = [&](const auto& piece) {
       return is_whole(tensor, tensor.pieces[piece.second]);
@@ -376,7 +387,14 @@ std::string RankContents::pickle(const File& file) const {
     const std::size_t i = file.tensors[tensor];
     const TensorMeta& meta = contents_.tensors[i].meta;
     const std::string storage = std::to_string(tensor);
-    if (!cuts_[i]) return torch_zip::pickle_tensor(pickler, meta.dtype, meta.shape, storage);
+    if (!cuts_[i]) {
+      const auto piece = piece_of_rank_[i].find(file.rank);
+      const bool has_range = is_flat(i) && piece != piece_of_rank_[i].end();
+      const Shape shape = has_range
+                              ? Shape{numel_of(contents_.tensors[i].pieces[piece->second].region)}
+                              : meta.shape;
+      return torch_zip::pickle_tensor(pickler, meta.dtype, shape, storage);
+    }
     dtensors.push(pickler, meta.dtype, meta.shape, *cuts_[i], storage);
   };
   return torch_zip::pickle_state_dict(here, values, destination_, {}, push);

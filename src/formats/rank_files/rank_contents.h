@@ -98,6 +98,7 @@ class RankContents {
     bool has_ranks_storage = false;
   };
 
+  bool is_flat(std::size_t tensor) const;
   void find_pieces();
   std::vector<DTensorCut> fitting_cuts(std::size_t tensor) const;
   void find_cuts();

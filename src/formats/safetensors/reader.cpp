@@ -88,16 +88,20 @@ std::set<std::string> series_of(const std::vector<std::string>& names) {
 }
 
 /// Throws if `names` has the files of several models: accelerate writes `model_1.safetensors` for
-/// the second model that was prepared together with the first.
+/// the second model that was prepared together with the first. `adapter_model.safetensors` is an
+/// adapter that PEFT wrote.
 void refuse_second_model(const std::string& directory, const std::vector<std::string>& names) {
   constexpr std::string_view kFirst = "model.safetensors";
-  const auto second = std::ranges::find_if(
-      names, [](const std::string& name) { return is_name_like(name, "model_#.safetensors"); });
+  constexpr std::string_view kAdapter = "adapter_model.safetensors";
+  const auto second = std::ranges::find_if(names, [&](const std::string& name) {
+    return name == kAdapter || is_name_like(name, "model_#.safetensors");
+  });
   if (second == names.end() || std::ranges::find(names, kFirst) == names.end()) return;
   throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "models",
                         "the file of one model",
                         "'" + std::string(kFirst) + "' and '" + printable(*second) +
-                            "', as accelerate writes several models",
+                            (*second == kAdapter ? "', a model and an adapter"
+                                                 : "', as accelerate writes several models"),
                         "give the path of one file; merge joins several under prefixes");
 }
 

@@ -226,13 +226,13 @@ void FileScan::scan(const ReadableFile& file, const std::string& member, int dep
         member, "at most " + std::to_string(kMaxDepth) + " archives within each other", "more");
   }
   const std::string head = read_some(file, 0, kHeadNbytes);
-  if (depth == 0 || head.starts_with(formats::detail::kZipSignature)) {
-    scan_zip(file, member, depth);
-  }
+  const bool begins_as_zip = head.starts_with(formats::detail::kZipSignature);
+  const bool is_zip = (depth == 0 || begins_as_zip) && scan_zip(file, member, depth);
   if (is_tar(head)) scan_tar(file, member, depth);
   const bool is_compressed = scan_compressed(file, member, depth);
-  const bool must_be =
-      !is_compressed && is_pickle_name(member.empty() ? file.path() : member, head);
+  // torch.save writes archives under any name: accelerate has random_states_0.pkl.
+  const bool is_other = is_compressed || (begins_as_zip && is_zip);
+  const bool must_be = !is_other && is_pickle_name(member.empty() ? file.path() : member, head);
   scan_in_a_row(file, member, must_be ? Expect::pickle : Expect::anything);
 }
 
@@ -248,7 +248,7 @@ void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::st
   }
 }
 
-void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
+bool FileScan::scan_zip(const ReadableFile& file, const std::string& member, int depth) {
   const ZipListing listing = list_zip_entries(file);
   add_faults(listing.faults, member);
   std::set<std::string> of_outer_archive =
@@ -260,6 +260,7 @@ void FileScan::scan_zip(const ReadableFile& file, const std::string& member, int
     }
   }
   packaged_ = std::move(of_outer_archive);
+  return listing.faults.empty() && !listing.entries.empty();
 }
 
 std::set<std::string> FileScan::packaged_modules(const std::vector<ZipEntry>& entries,

@@ -50,7 +50,8 @@ class FileScan {
   enum class Expect { pickle, anything };
 
   void scan(const ReadableFile& file, const std::string& member, int depth);
-  void scan_zip(const ReadableFile& file, const std::string& member, int depth);
+  /// Scans the members of a zip archive. Returns whether the file is one, without faults.
+  bool scan_zip(const ReadableFile& file, const std::string& member, int depth);
   /// Reports the Python source in an archive of torch.package, and returns its modules.
   std::set<std::string> packaged_modules(const std::vector<ZipEntry>& entries,
                                          const std::string& member);

@@ -75,7 +75,9 @@ reshard::ExtraFilesOptions extra_files_options(const MoveOptions& options,
   return {.policy = *policy,
           .max_nbytes = options.extra_files_nbytes,
           .folder = options.extra_files_folder,
-          .preference = preference};
+          .preference = preference,
+          .changes_tensors = options.drop_optimizer,
+          .is_converted = !options.recipe_path.empty()};
 }
 
 CreateOptions create_options(const MoveOptions& options, Format format) {
