@@ -27,6 +27,7 @@ using tessera::detail::inode_of_name;
 using tessera::detail::LockResult;
 using tessera::detail::mode_of_name;
 
+using tessera::detail::status_of_name;
 constexpr std::string_view kSuffix = ".shares";  // after the staging path
 constexpr const char* kLockName = "lock";
 constexpr const char* kWorkName = "work";
@@ -60,9 +61,9 @@ void write_text(FileSystem& fs, const std::string& path, const std::string& text
 
 bool is_same_object(const FileDescriptor& file, const std::string& path) {
   struct stat opened {};
-  struct stat named {};
-  return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  const auto named = status_of_name(path);
+  return named && ::fstat(file.get(), &opened) == 0 && opened.st_dev == named->st_dev &&
+         opened.st_ino == named->st_ino;
 }
 
 std::string this_process() {
@@ -196,15 +197,15 @@ std::vector<std::string> SharedWork::names() const {
 }
 
 void SharedWork::require_own() const {
-  struct stat named {};
-  if (::lstat(path_.c_str(), &named) != 0) return;
+  const auto named = status_of_name(path_);
+  if (!named) return;
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
                           "a folder that this user's workers have made", found,
                           "rename or remove it");
   };
-  if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
-  if (named.st_uid != ::geteuid()) refuse("a folder of another user");
+  if (!S_ISDIR(named->st_mode)) refuse(S_ISLNK(named->st_mode) ? "a link" : "a file");
+  if (named->st_uid != ::geteuid()) refuse("a folder of another user");
   for (const std::string& name : names()) {
     if (!is_own_name(name)) refuse("a folder with another file, " + printable(name));
   }
