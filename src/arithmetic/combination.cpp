@@ -45,6 +45,19 @@ bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
   return are_equal;
 }
 
+/// Whether one of `names` is `name`, or is inside or around it, as `m.s` is inside `m`.
+bool has_in_place_of(std::string_view name, const std::set<std::string_view>& names) {
+  const std::string start = std::string(name) + ".";
+  const auto inner = names.lower_bound(start);
+  if (inner != names.end() && inner->starts_with(start)) return true;
+  while (!names.contains(name)) {
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string_view::npos) return false;
+    name = name.substr(0, dot);
+  }
+  return true;
+}
+
 /// Plans a combination of opened readers: a weighted sum of the sources, then merged adapters.
 /// `make` moves the readers into one that adds up elements when they are read. Call it once.
 class Combination {
@@ -195,38 +208,29 @@ class Combination {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
                                               readers_[source]->read_value(other));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return false;
     }
   }
 
   /// Adds the values that the last source has and the first lacks. Removes values that cannot be
   /// beside those of the last source: what is inside or around one of them, and the value that one
-  /// rank has instead of a shared one, if the last source has the shared one only. Otherwise the
-  /// state of that rank would be from another run.
+  /// rank has in place of a shared entry, or of entries inside or around it, if the last source has
+  /// only the shared ones. Otherwise the state of that rank would be from another run.
   void take_values_of_last() {
     const std::size_t last = readers_.size() - 1;
     const CheckpointContents& source = readers_[last]->contents();
     std::set<std::string_view> added;
+    std::set<std::string_view> of_last;
     for (const auto& [name, index] : entries_[last].values()) {
+      of_last.insert(name);
       if (!entries_.front().find_value(name)) added.insert(name);
     }
-    const auto has_added_inside = [&](const std::string& name) {
-      const auto next = added.lower_bound(name + ".");
-      return next != added.end() && next->starts_with(name + ".");
-    };
-    const auto has_added_around = [&](std::string_view name) {
-      while (name.find('.') != std::string_view::npos) {
-        name = name.substr(0, name.rfind('.'));
-        if (added.contains(name)) return true;
-      }
-      return false;
-    };
+    for (const auto& [name, index] : entries_[last].tensors()) of_last.insert(name);
     const auto is_replaced = [&](const std::string& name) {
       if (entries_[last].find_value(name) || !entries_.front().find_value(name)) return false;
       const auto own = formats::parse_per_rank_name(name);
-      return (own && entries_[last].find_value(own->name)) || has_added_inside(name) ||
-             has_added_around(name);
+      return (own && has_in_place_of(own->name, of_last)) || has_in_place_of(name, added);
     };
     std::vector<std::pair<formats::ValueEntry, ValueOrigin>> values;
     for (std::size_t i = 0; i < contents_.values.size(); ++i) {

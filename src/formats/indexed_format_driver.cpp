@@ -20,7 +20,7 @@ std::vector<std::string> IndexedFormatDriver::own_files(const FileSystem& fs,
       const std::vector<std::string> paths = open(fs, directory)->data_files();
       named.insert(paths.begin(), paths.end());
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return own;
     }
   }

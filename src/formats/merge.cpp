@@ -375,7 +375,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       const auto* const dict = value.get_if<Value::Dict>();
       return dict != nullptr && dict->empty();
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return false;
     }
   }
@@ -551,7 +551,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       return tessera::detail::have_equal_bits(reader_of(a.origin).read_value(a.origin.index),
                                               reader_of(b.origin).read_value(b.origin.index));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return false;
     }
   }

@@ -33,6 +33,14 @@ bool selects_entry(const NameSelection& selection, std::string_view name) {
          (wanted.empty() || std::ranges::any_of(wanted, fits));
 }
 
+void add_names_without_rank(std::vector<std::string_view>& names) {
+  const std::size_t num_names = names.size();
+  for (std::size_t i = 0; i < num_names; ++i) {
+    const std::string_view shared = name_without_rank(names[i]);
+    if (shared.size() != names[i].size()) names.push_back(shared);
+  }
+}
+
 std::string name_after_renames(const std::string& name, const std::vector<Rename>& renames) {
   const auto own = own_entry_to_rename(name, renames);
   if (!own) return renamed(name, renames);

@@ -16,6 +16,10 @@ namespace tessera::formats {
 /// one for `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name.
 bool selects_entry(const NameSelection& selection, std::string_view name);
 
+/// Adds `<name>` for each `per_rank.<rank>.<name>`: a pattern that matches only such an entry is
+/// used, because `selects_entry` applies it.
+void add_names_without_rank(std::vector<std::string_view>& names);
+
 /// Returns a name after the renames. They apply to `<name>` in `per_rank.<rank>.<name>`, unless a
 /// rename begins with `per_rank` and replaces its first words.
 std::string name_after_renames(const std::string& name, const std::vector<Rename>& renames);

@@ -57,16 +57,12 @@ std::string method_of_text(const std::string& text) {
 
 }  // namespace
 
+// Passes on all errors: without the method, a cast could take codes for numbers.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path) {
-  try {
-    const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
-    const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-    const std::string path = join_path(folder, "config.json");
-    if (fs.kind_of(path) != FileKind::regular) return {};
-    return method_of_text(read_file(fs, path, kMaxConfigNbytes));
-  } catch (const Error&) {
-    return {};  // not a file of the checkpoint; a move works without it
-  }
+  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
+  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
+  const auto text = read_begin(fs, join_path(folder, "config.json"), kMaxConfigNbytes);
+  return text ? method_of_text(*text) : std::string();
 }
 
 }  // namespace tessera::formats

@@ -50,7 +50,7 @@ std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) 
   try {
     tensor.reader->read_piece(tensor.tensor_index, 0, {0, numel}, bytes);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     return std::nullopt;
   }
   return bytes;
@@ -96,7 +96,7 @@ bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
       if (!std::ranges::equal(first.read(range), second.read(range))) return false;
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     return false;
   }
   return true;

@@ -275,6 +275,7 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
     ++selection.totals.num_aliases;
   }
   if (names.selects_everything()) return selection;
+  formats::add_names_without_rank(all);
   const std::vector<std::string> unused = tessera::detail::unused_patterns(names, all).wanted;
   if (!unused.empty()) {
     std::string what = "no name matches '" + printable(unused.front()) + "'";

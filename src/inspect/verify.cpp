@@ -173,8 +173,9 @@ void check_stored_bytes(const formats::CheckpointReader& reader, const ScanOptio
     };
     formats::verify_part(reader, one_by_one, progress, options.num_threads, part);
   } catch (const Stopped&) {
-    detail::throw_if_stopped(options);
   }
+  // After a stop request, a server's files cannot be read any more. Such a failure is no finding.
+  detail::throw_if_stopped(options);
 }
 
 }  // namespace

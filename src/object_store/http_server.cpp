@@ -9,13 +9,13 @@ std::optional<std::vector<Entry>> HttpServer::list(const std::string& /*url*/) {
 }
 
 void HttpServer::keep_query(const std::string& url, const std::string& query) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   queries_[url] = query;
 }
 
 HttpRequest HttpServer::request_for(const std::string& url, const Query& /*query*/,
                                     std::vector<std::string> headers) {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   const auto query = queries_.find(url);
   return {.url = query == queries_.end() ? url : url + "?" + query->second,
           .headers = std::move(headers),

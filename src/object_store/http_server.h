@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,7 +22,6 @@ class HttpServer final : public Server {
                           std::vector<std::string> headers) override;
   Error error_for(const std::string& url, const HttpResponse& response) override;
 
-  std::mutex mutex_;
   std::map<std::string, std::string> queries_;  // key: URL; queries may be secrets
 };
 
@@ -58,7 +56,6 @@ class HubServer final : public Server {
   std::optional<std::string> own_etag(const std::string& url) override;
   bool sends_if_match() const override { return false; }  // a commit does not change
 
-  std::mutex mutex_;
   std::map<std::string, std::string> commits_;  // key: `OWNER/NAME@REVISION`
 };
 

@@ -128,7 +128,7 @@ HubServer::Place HubServer::place_of(const std::string& url) {
 std::unique_ptr<HubServer> HubServer::asking_again_for(const std::string& url) {
   auto server = std::make_unique<HubServer>();
   const Place place = place_of(url);
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   server->commits_ = commits_;
   server->commits_.erase(place.model + "@" + place.revision);
   return server;
@@ -142,7 +142,7 @@ std::optional<std::string> HubServer::own_etag(const std::string& url) {
 std::string HubServer::commit_of(const std::string& url, const Place& place) {
   const std::string key = place.model + "@" + place.revision;
   {
-    const std::scoped_lock lock(mutex_);
+    const std::scoped_lock lock(memory_mutex());
     const auto found = commits_.find(key);
     if (found != commits_.end()) return found->second;
   }
@@ -156,7 +156,7 @@ std::string HubServer::commit_of(const std::string& url, const Place& place) {
     throw Error::expected(ErrorKind::corruption, {.path = url}, "answer of the hub", "a commit",
                           "none");
   }
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   return commits_.emplace(key, *commit).first->second;
 }
 

@@ -1,5 +1,7 @@
 #include "object_store/remote_file_system.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cctype>
 #include <utility>
@@ -56,7 +58,14 @@ RemoteFileSystem::RemoteFileSystem()
 RemoteFileSystem::~RemoteFileSystem() = default;
 
 RemoteFileSystem& RemoteFileSystem::of_process() {
-  static auto& files = *new RemoteFileSystem;  // not destroyed: background requests use it
+  static auto& files = []() -> RemoteFileSystem& {
+    // If a thread held the mutex during a fork, it would stay locked in the child. The servers'
+    // mutex is registered first, so that a fork locks it second, as `forget` does.
+    Server::memory_mutex();
+    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                     [] { of_process().mutex_.unlock(); });
+    return *new RemoteFileSystem;  // not destroyed: background requests use it
+  }();
   return files;
 }
 
@@ -69,16 +78,21 @@ Server& RemoteFileSystem::server_of(const std::string& url) const {
 
 S3Server& RemoteFileSystem::s3(const std::string& url) const {
   const std::string bucket = parse_url(url).host;
-  const std::scoped_lock lock(mutex_);
-  const auto own = endpoints_.find(bucket);
-  const std::string& endpoint = own == endpoints_.end() ? endpoint_ : own->second;
-  std::unique_ptr<S3Server>& server = s3_[endpoint];
-  if (!server) {
-    S3Settings settings = read_s3_settings(environment_of_process());
-    if (!endpoint.empty()) settings.endpoint = endpoint;
-    if (!settings.endpoint.empty()) require_endpoint(settings.endpoint);
-    server = std::make_unique<S3Server>(std::move(settings));
+  std::string endpoint;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto own = endpoints_.find(bucket);
+    endpoint = own == endpoints_.end() ? endpoint_ : own->second;
+    const auto known = s3_.find(endpoint);
+    if (known != s3_.end()) return *known->second;
   }
+  S3Settings settings = read_s3_settings(environment_of_process());
+  if (!endpoint.empty()) settings.endpoint = endpoint;
+  if (!settings.endpoint.empty()) require_endpoint(settings.endpoint);
+  auto made = std::make_unique<S3Server>(std::move(settings));
+  const std::scoped_lock lock(mutex_);
+  std::unique_ptr<S3Server>& server = s3_[endpoint];
+  if (!server) server = std::move(made);  // else another thread was first
   return *server;
 }
 

@@ -46,7 +46,7 @@ std::string without_scheme(const std::string& origin) {
 }  // namespace
 
 std::string S3Server::region_of(const std::string& bucket) const {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   const auto told = regions_.find(bucket);
   if (told != regions_.end()) return told->second;
   return settings_.region.empty() ? kDefaultRegion : settings_.region;
@@ -161,22 +161,23 @@ Error S3Server::error_of(const std::string& url, const Answer& answer,
 }
 
 S3Settings S3Server::settings() const {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   return settings_;
 }
 
 bool S3Server::renew_credentials() {
-  const std::scoped_lock lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
+  S3Settings found;
   try {
-    S3Settings found = read_s3_settings(environment_of_process());
-    if (found.credentials && found.credentials != settings_.credentials) {
-      settings_.credentials = std::move(found.credentials);
-      settings_.credentials_source = std::move(found.credentials_source);
-      renewed_ = now;
-    }
+    found = read_s3_settings(environment_of_process());
   } catch (const Error&) {
     // Ignored: the server's answer says more than that the settings cannot be read now.
+  }
+  const std::scoped_lock lock(memory_mutex());
+  if (found.credentials && found.credentials != settings_.credentials) {
+    settings_.credentials = std::move(found.credentials);
+    settings_.credentials_source = std::move(found.credentials_source);
+    renewed_ = now;
   }
   // The request may have been signed before another thread has read the new keys.
   return renewed_ && now - *renewed_ < kRenewalTime;
@@ -196,7 +197,7 @@ bool S3Server::learns_from(const std::string& url, const HttpResponse& response)
   const bool is_region = !region.empty() && region.size() <= 64 && is_host_label(region);
   const std::string bucket = parse_url(url).host;
   if (!is_region || region == region_of(bucket)) return false;
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   regions_[bucket] = region;
   return true;
 }

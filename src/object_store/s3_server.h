@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -81,7 +80,6 @@ class S3Server final : public Server {
   bool renew_credentials();
   S3Settings settings() const;
 
-  mutable std::mutex mutex_;
   S3Settings settings_;  // only the credentials and their source change
   std::optional<std::chrono::steady_clock::time_point> renewed_;  // when they changed
   std::atomic<Crc32Support> crc32_support_ = Crc32Support::unknown;

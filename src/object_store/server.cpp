@@ -1,5 +1,7 @@
 #include "object_store/server.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -187,12 +189,22 @@ void Server::read(const std::string& url, const ObjectVersion& version, std::uin
   RangeRead(*this, url, version, offset, out).run();
 }
 
+std::mutex& Server::memory_mutex() {
+  static std::mutex& mutex = []() -> std::mutex& {
+    // If a thread held the mutex during a fork, it would stay locked in the child.
+    ::pthread_atfork([] { memory_mutex().lock(); }, [] { memory_mutex().unlock(); },
+                     [] { memory_mutex().unlock(); });
+    return *new std::mutex;  // never destroyed: threads may use it until the end
+  }();
+  return mutex;
+}
+
 bool Server::is_missing(const std::string& url, const HttpResponse& response) const {
   if (response.status == 404 || response.status == 410) return true;
   if (response.status != 403 || parse_s3_error(response.error_body).code != "AccessDenied") {
     return false;
   }
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(memory_mutex());
   return hosts_with_objects_.contains(parse_url(url).host);
 }
 
@@ -236,7 +248,7 @@ std::optional<FoundObject> Server::find(const std::string& url) {
     }
     if (nbytes) {
       {
-        const std::scoped_lock lock(mutex_);
+        const std::scoped_lock lock(memory_mutex());
         hosts_with_objects_.insert(parse_url(url).host);
       }
       found.version = version_of(response, *nbytes);

@@ -55,6 +55,10 @@ class Server {
   void read(const std::string& url, const ObjectVersion& version, std::uint64_t offset,
             std::span<std::byte> out);
 
+  /// Returns the mutex that guards what all servers remember. It is never held during a request or
+  /// while a file is read, and a fork does not leave it locked in the child.
+  static std::mutex& memory_mutex();
+
  protected:
   /// Returns the request to send, signed if necessary: for an object, or, with a query, for
   /// information such as a list.
@@ -89,7 +93,6 @@ class Server {
  private:
   class RangeRead;
 
-  mutable std::mutex mutex_;
   std::set<std::string> hosts_with_objects_;  // in which `find` found an object
 };
 

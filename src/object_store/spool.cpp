@@ -263,12 +263,29 @@ bool Spool::needs_mark(const std::vector<FilePointer>& files) const {
 }
 
 void Spool::mark() {
+  bool is_marked = false;
   {
     const std::scoped_lock lock(mutex_);
-    has_begun_to_replace_ = options_.replaced.has_value();
-    if (std::exchange(is_marked_, true)) return;
+    is_marked = is_marked_;
   }
-  mark_incomplete(options_.url);
+  if (!is_marked) mark_incomplete(options_.url);
+  const std::scoped_lock lock(mutex_);
+  is_marked_ = true;
+  has_begun_to_replace_ = options_.replaced.has_value();
+}
+
+/// Removes the mark again if the old checkpoint is still complete, because the server refused to
+/// remove its first object.
+void Spool::take_back_mark() noexcept {
+  if (options_.is_marked) return;  // it was incomplete before
+  try {
+    require_replaced_unchanged();
+    remove_mark();
+    const std::scoped_lock lock(mutex_);
+    has_begun_to_replace_ = false;
+  } catch (const Error&) {
+    // Ignored: the mark stays, and the next run can resume or discard what is there.
+  }
 }
 
 void Spool::remove_mark() {
@@ -451,7 +468,15 @@ void Spool::publish(const std::string& staging_path, const std::string& path) {
   const bool is_index_last =
       is_folder && options_.is_index && options_.is_index(name_of(*files.back()));
   if (path == path_ && needs_mark(files)) mark();
-  const bool has_old_objects = replaces && remove_old_objects_before(files);
+  bool has_old_objects = false;
+  if (replaces) {
+    try {
+      has_old_objects = remove_old_objects_before(files);
+    } catch (const Error&) {
+      take_back_mark();
+      throw;
+    }
+  }
   const auto num_before_last = static_cast<std::int64_t>(files.empty() ? 0 : files.size() - 1);
   std::uint64_t max_nbytes = 0;
   for (const FilePointer& file : files) max_nbytes = std::max(max_nbytes, file->nbytes());

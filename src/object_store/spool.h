@@ -106,6 +106,7 @@ class Spool final : public ForwardingFileSystem {
   bool may_be_whole_without_index(const std::vector<FilePointer>& files) const;
   bool needs_mark(const std::vector<FilePointer>& files) const;
   void mark();
+  void take_back_mark() noexcept;
   void remove_mark();
   void require_own_names(const std::vector<FilePointer>& files);
   ObjectVersion left_version(const std::string& url, const std::vector<UploadedPart>& parts,

@@ -123,9 +123,19 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
 void mark_incomplete(const std::string& url) {
   constexpr std::string_view kText =
       "Tessera is writing or removing the checkpoint in this folder, or was interrupted.\n";
-  S3Uploads(server_of(url))
-      .put(url_in(url, std::string(kIncompleteMark)), std::as_bytes(std::span(kText)),
-           Existing::replace);
+  S3Uploads uploads(server_of(url));
+  const std::string mark_url = url_in(url, std::string(kIncompleteMark));
+  uploads.remove(mark_url);  // throws if the caller may not remove objects
+  try {
+    uploads.put(mark_url, std::as_bytes(std::span(kText)), Existing::replace);
+  } catch (const Error&) {
+    try {
+      uploads.remove(mark_url);  // if only the answer was lost
+    } catch (const Error&) {
+      // Ignored: the first error says more.
+    }
+    throw;
+  }
 }
 
 void remove_incomplete_mark(const std::string& url) {

@@ -1,5 +1,6 @@
 #include "object_store/window.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <utility>
@@ -62,7 +63,12 @@ bool Window::drop() {
 }
 
 WindowMemory& WindowMemory::of_process() {
-  static auto& memory = *new WindowMemory;  // never destroyed: files may live until the end
+  static auto& memory = []() -> WindowMemory& {
+    // If a thread held the mutex during a fork, it would stay locked in the child.
+    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                     [] { of_process().mutex_.unlock(); });
+    return *new WindowMemory;  // never destroyed: files may live until the end
+  }();
   return memory;
 }
 

@@ -295,7 +295,8 @@ class Proof {
 RecipeReport check_recipe(const Recipe& recipe, const CheckpointContents& contents,
                           const RecipeOptions& options) {
   const Rules rules = rules_of(recipe, options);
-  const auto megatron = rules_for_megatron(recipe, options.direction, contents, recipe.path());
+  const auto megatron = rules_for_megatron(recipe, options.direction, contents,
+                                           options.megatron_arguments, recipe.path());
   if (!megatron) return Proof(rules, contents, options.prefix).run();
   RecipeReport named = Proof(*megatron, contents, "").run();
   named.rules.clear();  // these are not in the recipe

@@ -129,7 +129,8 @@ std::string with_captures(const std::string& name) {
 
 class RulesBuilder {
  public:
-  RulesBuilder(std::string recipe_path, std::string path) : path_(std::move(path)) {
+  RulesBuilder(std::string recipe_path, const MegatronArguments& arguments, std::string path)
+      : arguments_(arguments), path_(std::move(path)) {
     rules_.path = std::move(recipe_path);
     rules_.rest = Rest::keep;
   }
@@ -139,12 +140,17 @@ class RulesBuilder {
     if (name.ends_with(kExtraState) || is_flat_buffer(name)) return drop(name);
     Place place = place_of(name, num_dims);
     auto& [operations, sources] = places_[place.name];
-    is_needed_ = is_needed_ || place.name != name;
     operations = std::move(place.operations);
+    auto for_rows = operations_for_rows(place.name, arguments_, path_);
+    has_turns_ = has_turns_ || !for_rows.empty();
+    std::ranges::move(for_rows, std::back_inserter(operations));
+    is_needed_ = is_needed_ || place.name != name || !operations.empty();
     sources.push_back(name);
   }
+  /// Requires: all tensors are added.
   void add_value(const std::string& name) {
     if (name.find_first_of("{}") != std::string::npos) return;
+    if (has_turns_ && is_size_of_turns(name)) drop(name);
     if (name.ends_with(kExtraState) || name.find(kShard) != std::string::npos) drop(name);
   }
 
@@ -152,7 +158,8 @@ class RulesBuilder {
     if (!is_needed_) return std::nullopt;
     for (auto& [name, place] : places_) {
       auto& [operations, sources] = place;
-      if (sources.size() == 1 && sources.front() == name) continue;  // "rest" keeps it
+      const bool is_renamed = sources.size() > 1 || sources.front() != name;
+      if (!is_renamed && operations.empty()) continue;  // "rest" keeps it
       Rule rule{.number = kMegatronRule};
       for (const std::string& source : sources) rule.from.push_back(parsed(source, source));
       rule.to.push_back(parsed(name, sources.front()));
@@ -183,9 +190,11 @@ class RulesBuilder {
                           rule_name(kMegatronRule), expected, found);
   }
 
+  const MegatronArguments& arguments_;
   std::string path_;
   Rules rules_;
   bool is_needed_ = false;
+  bool has_turns_ = false;  // rows of the gate and of the up projection take turns in a tensor
   std::set<std::string> dropped_;  // patterns
   std::map<std::string, std::pair<std::vector<Operation>, Sources>>
       places_;  // by name in the recipe
@@ -193,13 +202,17 @@ class RulesBuilder {
 
 }  // namespace
 
+bool is_from_megatron(const Recipe& recipe, Direction direction) {
+  const auto& side = RecipeAccess::parsed(recipe).megatron;
+  return direction == Direction::forward ? side == Side::from : side == Side::to;
+}
+
 std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
                                         const CheckpointContents& contents,
+                                        const MegatronArguments& arguments,
                                         const std::string& path) {
-  const auto& side = RecipeAccess::parsed(recipe).megatron;
-  const bool is_source = direction == Direction::forward ? side == Side::from : side == Side::to;
-  if (!is_source) return std::nullopt;
-  RulesBuilder builder(recipe.path(), path);
+  if (!is_from_megatron(recipe, direction)) return std::nullopt;
+  RulesBuilder builder(recipe.path(), arguments, path);
   const Inputs inputs(contents);
   for (const Input& input : inputs.all()) {
     builder.add_tensor(*input.name, contents.tensors[input.tensor].meta.shape.size());

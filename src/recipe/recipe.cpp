@@ -8,6 +8,8 @@
 
 #include "base/json.h"
 #include "base/python_json.h"
+#include "recipe/megatron_names.h"
+#include "recipe/megatron_rows.h"
 #include "recipe/rules.h"
 #include "tessera/base/error.h"
 
@@ -669,12 +671,19 @@ void add_setting(RecipeOptions& options, std::string_view text) {
 }
 
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
-  return recipe.text() + "\n" + value_to_json(options.config);
+  std::string text = recipe.text() + "\n" + value_to_json(options.config);
+  for (const auto& [name, number] : options.megatron_arguments) {
+    text += "\n" + name + "=" + std::to_string(number);
+  }
+  return text;
 }
 
 void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options) {
   constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+  if (is_from_megatron(recipe, options.direction) && !checkpoint.empty()) {
+    options.megatron_arguments = arguments_in_common_file(fs, checkpoint);
+  }
   const auto& variables = RecipeAccess::parsed(recipe).variables;
   if (std::ranges::all_of(variables,
                           [](const auto& each) { return each.second.config_keys.empty(); })) {

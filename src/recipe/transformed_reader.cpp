@@ -14,6 +14,7 @@
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
 #include "recipe/megatron_names.h"
+#include "recipe/megatron_rows.h"
 #include "recipe/placed_pieces.h"
 #include "recipe/rules.h"
 #include "recipe/state_names.h"
@@ -423,8 +424,13 @@ formats::MissingData TransformedReader::find_missing_data() const {
 std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
                                                    const Recipe& recipe,
                                                    const RecipeOptions& options) {
+  MegatronArguments arguments = options.megatron_arguments;
+  if (is_from_megatron(recipe, options.direction)) {
+    require_new_order_of_rows(*reader);
+    arguments.merge(arguments_in_values(*reader));
+  }
   const auto rules =
-      rules_for_megatron(recipe, options.direction, reader->contents(), reader->path());
+      rules_for_megatron(recipe, options.direction, reader->contents(), arguments, reader->path());
   if (rules) {
     reader = std::make_unique<TransformedReader>(std::move(reader), *rules, "");
   }

@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "formats/per_rank.h"
 #include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 
@@ -37,7 +38,7 @@ std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& cont
   std::map<std::string, const TableName*> known_names;
   for (const TableName& name : names) {
     const TensorMeta& meta = contents.tensors[name.tensor_index].meta;
-    if (meta.shape.size() != 2) continue;
+    if (meta.shape.size() != 2 || is_copy_of_rank(contents, name.fqn)) continue;
     const TableName& known = *known_names.emplace(name.table, &name).first->second;
     if (known.tensor_index != name.tensor_index) {
       throw Error::expected(ErrorKind::mismatch, {path, name.fqn, {}}, "table " + name.table,
@@ -54,12 +55,19 @@ std::vector<TableSize> checkpoint_tables(const formats::CheckpointContents& cont
   }
   const std::vector<StateRole> roles = classify_state(contents);
   for (std::size_t t = 0; t < roles.size(); ++t) {
-    if (!roles[t].parameter_index) continue;
+    if (!roles[t].parameter_index || is_copy_of_rank(contents, contents.tensors[t].meta.fqn)) {
+      continue;
+    }
     const auto table = table_of_tensor.find(*roles[t].parameter_index);
     if (table == table_of_tensor.end()) continue;
     add_state(contents.tensors[t].meta, roles[t].kind, tables[table->second]);
   }
   return tables;
+}
+
+bool is_copy_of_rank(const formats::CheckpointContents& contents, std::string_view fqn) {
+  const auto own = formats::parse_per_rank_name(fqn);
+  return own && contents.find_tensor(own->name) != nullptr;
 }
 
 }  // namespace tessera::reshard

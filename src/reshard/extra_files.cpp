@@ -11,6 +11,7 @@
 #include "formats/extra_entries.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/staging/extra_copies.h"
+#include "object_store/stored_objects.h"
 #include "reshard/config_dtype.h"
 #include "reshard/config_quantization.h"
 #include "tessera/base/error.h"
@@ -174,6 +175,9 @@ class Sorter {
     if (!why.empty()) return leave(name, why);
     if (name == driver_.traits().misleading_name) {
       return leave(name, why_never(ExtraEntry::Kind::checkpoint_file));
+    }
+    if (name == object_store::kIncompleteMark) {
+      return leave(name, "marks an incomplete checkpoint");
     }
     if (names_a_folder(fs_, directory, name)) {
       return leave(name, "names a folder, which is not copied");

@@ -145,6 +145,7 @@ class LoadPlanner {
     }
     // Names that only the checkpoint has are excluded so that they are not unexpected.
     for (const auto& [name, entry] : source_entries_) names.push_back(name);
+    formats::add_names_without_rank(names);
     for (const std::string& pattern : unused_patterns().exclusions) {
       report_.note_unused_exclusion("only", pattern);
     }

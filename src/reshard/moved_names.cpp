@@ -264,7 +264,10 @@ MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptio
 }
 
 bool MovedSelection::contains(std::string_view name) const {
-  if (left_out_ && left_out_->contain(name)) return false;
+  return !(left_out_ && left_out_->contain(name)) && is_asked_for(name);
+}
+
+bool MovedSelection::is_asked_for(std::string_view name) const {
   if (only_.selects_everything()) return true;
   if (!keeps_ranks_ && !wanted_.selects(name)) return false;
   return formats::selects_entry(only_, name);
@@ -303,15 +306,26 @@ LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved
 void check_patterns_match(const CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection, PlanReport& report) {
   const std::vector<std::string_view> names = names_of(source);
-  const auto unused = tessera::detail::unused_patterns(options.only, names);
+  std::vector<std::string_view> with_shared = names;
+  formats::add_names_without_rank(with_shared);
+  const auto unused = tessera::detail::unused_patterns(options.only, with_shared);
   if (!unused.wanted.empty()) {
     refuse_options("names to move", "a pattern that matches a name",
                    "'" + printable(unused.wanted.front()) + "'");
   }
+  if (!selection.selects_of_ranks()) {
+    const auto unused_here = tessera::detail::unused_patterns(options.only, names).wanted;
+    if (!unused_here.empty()) {
+      refuse_options("names to move", "a pattern that matches a name that all ranks share",
+                     "'" + printable(unused_here.front()) +
+                         "', which matches only entries of single ranks; 'per_rank' moves them "
+                         "into one file");
+    }
+  }
   for (const std::string& pattern : unused.exclusions) {
     report.note_unused_exclusion("names to move", pattern);
   }
-  const auto is_asked_for = [&](std::string_view name) { return options.only.selects(name); };
+  const auto is_asked_for = [&](std::string_view name) { return selection.is_asked_for(name); };
   if (!options.only.selects_everything() && std::ranges::none_of(names, is_asked_for)) {
     refuse_options("names to move", "patterns that select at least one name",
                    "patterns that select none");
@@ -429,9 +443,8 @@ void note_groups_with_old_names(const CheckpointContents& source, const MovedNam
   const StateRoots states(source);
   std::set<std::string> roots;  // parts of names before `state`, where what follows it changes
   const auto add_root = [&](const std::string& name) {
-    const auto own = formats::parse_per_rank_name(name);
     const auto before = states.behind_state(name);
-    const std::string new_name = renamed(own ? own->name : name, options.renames);
+    const std::string new_name = formats::name_after_renames(name, options.renames);
     if (!before || !behind_state(new_name)) return;
     const bool is_same = new_name.ends_with("state." + std::string(*before));
     if (!is_same) roots.emplace(*states.root_of(name));

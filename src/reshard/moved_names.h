@@ -29,6 +29,11 @@ class MovedSelection {
   /// selects that, unless the destination is a file for all ranks: a program that loads such a file
   /// expects the names of the model alone.
   bool contains(std::string_view name) const;
+  /// Returns whether the patterns select an entry, also one that the move leaves out for another
+  /// reason.
+  bool is_asked_for(std::string_view name) const;
+  /// Returns whether a pattern for `<name>` also selects `per_rank.<rank>.<name>`.
+  bool selects_of_ranks() const { return keeps_ranks_; }
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
   /// optimizer state: nothing proves that the entry belongs to an optimizer.
   bool keeps_state(std::string_view name) const;

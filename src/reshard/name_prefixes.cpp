@@ -1,21 +1,30 @@
 #include "tessera/reshard/planner.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "formats/per_rank.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 
 namespace tessera::reshard {
 namespace {
 
-/// Returns whether `fits` is true for the name of any tensor, value or alias.
+/// Returns the first name of a tensor, value or alias for which `fits` is true.
 template <class Fits>
-bool has_name(const formats::CheckpointContents& contents, const Fits& fits) {
-  return std::ranges::any_of(contents.tensors, fits,
-                             [](const auto& tensor) { return tensor.meta.fqn; }) ||
-         std::ranges::any_of(contents.values, fits, &formats::ValueEntry::name) ||
-         std::ranges::any_of(contents.aliases, fits, &formats::Alias::fqn);
+std::optional<std::string> find_name(const formats::CheckpointContents& contents,
+                                     const Fits& fits) {
+  const auto name_of_tensor = [](const formats::TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  const auto tensor = std::ranges::find_if(contents.tensors, fits, name_of_tensor);
+  if (tensor != contents.tensors.end()) return tensor->meta.fqn;
+  const auto value = std::ranges::find_if(contents.values, fits, &formats::ValueEntry::name);
+  if (value != contents.values.end()) return value->name;
+  const auto alias = std::ranges::find_if(contents.aliases, fits, &formats::Alias::fqn);
+  if (alias != contents.aliases.end()) return alias->fqn;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -41,11 +50,20 @@ std::vector<Rename> NamePrefixes::removals() const {
 void NamePrefixes::check_used(const formats::CheckpointContents& contents,
                               std::string_view option) const {
   for (const std::string& prefix : prefixes_) {
-    if (has_name(contents, [&](std::string_view name) { return name.starts_with(prefix); })) {
-      continue;
-    }
     const std::string whole = prefix.substr(0, prefix.size() - 1);
-    if (has_name(contents, [&](std::string_view name) { return name == whole; })) {
+    if (find_name(contents, [&](std::string_view name) { return name.starts_with(prefix); })) {
+      const auto of_rank = find_name(contents, [&](std::string_view name) {
+        const auto own = formats::parse_per_rank_name(name);
+        return own && own->name == whole;
+      });
+      if (!of_rank) continue;
+      throw Error::expected(ErrorKind::invalid_argument, {}, option,
+                            "names under '" + printable(prefix) + "' on all ranks",
+                            "'" + printable(*of_rank) + "', one entry of a rank in their place",
+                            "use the pattern '" + printable(whole) + "' and a rename of '" +
+                                printable(prefix) + "' instead");
+    }
+    if (find_name(contents, [&](std::string_view name) { return name == whole; })) {
       throw Error::expected(ErrorKind::invalid_argument, {}, option, "a prefix of names",
                             "'" + printable(whole) + "', a whole name",
                             "select a whole name with a pattern");

@@ -351,15 +351,17 @@ std::size_t most_that_fit(const NumberedOptimizer& optimizer,
   return num_fitting;
 }
 
-/// Checks that each parameter has the shape of its pointwise state. State of another shape is
-/// accepted (a move notes it) if no other order of the names fits more state: some optimizers keep
-/// smaller state under the same names.
+/// Checks that each parameter has the shape of its pointwise state. Smaller state is accepted (a
+/// move notes it), because some optimizers keep it under the same names, if some other state fits
+/// or all state is scalar, and if no other order of the names fits more state.
 void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& optimizer,
                   const ParamNames& given, const std::vector<std::string>& numbers,
                   const std::vector<const TensorEntry*>& parameters) {
   std::unordered_map<std::string_view, std::size_t> place_of;
   for (std::size_t i = 0; i < numbers.size(); ++i) place_of.emplace(numbers[i], i);
   std::set<std::size_t> misfits;  // places of numbers
+  bool are_smaller = true;        // the state of all misfits is smaller than the parameter
+  bool are_scalars = true;
   std::optional<Error> first_misfit;
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string& name = tensor.meta.fqn;
@@ -373,7 +375,12 @@ void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& o
       if (tensor.meta.shape == parameter.shape) continue;
       if (is_flat_state(tensor) && tensor.meta.numel() == parameter.numel()) continue;
       misfits.insert(i);
-      if (first_misfit) continue;
+      const bool is_smaller = tensor.meta.numel() < parameter.numel() &&
+                              tensor.meta.shape.size() <= parameter.shape.size();
+      are_scalars &= tensor.meta.shape.empty();
+      // The error names a misfit that is wrong in any case, if there is one.
+      if (first_misfit && (is_smaller || !are_smaller)) continue;
+      are_smaller = is_smaller;
       first_misfit = Error::expected(
           ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]}, kNamesRule,
           "a parameter of shape " + shape_to_string(tensor.meta.shape) + " for number " +
@@ -384,7 +391,9 @@ void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& o
   }
   const auto is_sure = [&](const auto& number) { return !optimizer.unsure.contains(number.first); };
   const auto num_sure = static_cast<std::size_t>(std::ranges::count_if(optimizer.shapes, is_sure));
-  if (first_misfit && num_sure - misfits.size() < most_that_fit(optimizer, parameters)) {
+  const std::size_t num_fitting = num_sure - misfits.size();
+  const bool may_be_smaller = are_smaller && (num_fitting > 0 || are_scalars);
+  if (first_misfit && !(may_be_smaller && num_fitting >= most_that_fit(optimizer, parameters))) {
     throw *first_misfit;
   }
 }

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "formats/key_paths.h"
+#include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
 #include "reshard/equal_pieces_text.h"
@@ -122,6 +123,7 @@ std::string RankSave::stage() {
   state_->staged = std::make_unique<formats::StagedDestination>(
       state_->file_system(), state_->is_one_file() ? path + ".parts" : path,
       DestinationKind::directory, overwrite);
+  formats::SharedWork(state_->file_system(), state_->staged->destination()).remove_ended();
   return state_->staged->staging_path();
 }
 

@@ -356,6 +356,27 @@ TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
               ElementsAre("per_rank.1.seed = 11", "seed = 10"));
 }
 
+TEST(CombinationTest, AValueThatOneRankHasInPlaceOfADictIsOfThePreferredSource) {
+  MemoryCheckpoint one_value = one_tensor<float>("a", DType::float32, {1}, {1});
+  one_value.add_value("m.s", 1);
+  one_value.add_value("per_rank.1.m", 7);
+  MemoryCheckpoint one_dict = one_tensor<float>("a", DType::float32, {1}, {1});
+  one_dict.add_value("m", 1);
+  one_dict.add_value("per_rank.1.m.s", 7);
+  one_dict.add_value("per_rank.1.other", 8);
+  MemoryCheckpoint dict = one_tensor<float>("b", DType::float32, {1}, {1});
+  dict.add_value("m.s", 2);
+  MemoryCheckpoint value = one_tensor<float>("b", DType::float32, {1}, {1});
+  value.add_value("m", 2);
+  CombineOptions options;
+  options.preference = MergePreference::last;
+  EXPECT_THAT(values_of(*combined({{one_value}, {dict}}, options).reader), ElementsAre("m.s = 2"));
+  EXPECT_THAT(values_of(*combined({{one_dict}, {value}}, options).reader),
+              ElementsAre("m = 2", "per_rank.1.other = 8"));
+  EXPECT_THAT(values_of(*combined({{dict}, {one_value}}, options).reader),
+              ElementsAre("m.s = 1", "per_rank.1.m = 7"));
+}
+
 TEST(CombinationTest, AValueIsMissingIfTheSourceThatHasItLacksItsFile) {
   MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
   a.add_value("b", 1);

@@ -294,6 +294,22 @@ TEST_F(MegatronFolderTest, ACheckFindsThatADistributedOptimizersFileIsMissing) {
                                     "mp_rank_01_000/model_optim_rng.pt: the state is in no file")));
 }
 
+TEST_F(MegatronFolderTest, ANoteSaysThatTheExactWeightsAreNotRead) {
+  const auto found_by = [](const CheckpointReader& reader) {
+    std::vector<std::string> found;
+    for (const Finding& each : reader.contents().opening_findings) {
+      if (each.expected == "the fp32 weights of the optimizer") found.push_back(each.found);
+    }
+    return found;
+  };
+  copy("tp2_pp2_distributed_bf16");
+  EXPECT_THAT(found_by(*open(directory_.path())), testing::IsEmpty());
+  stdfs::remove(within("mp_rank_01_000/distrib_optim.pt"));
+  EXPECT_THAT(found_by(*open(directory_.path())),
+              ElementsAre(testing::AllOf(HasSubstr("the state is in no file"),
+                                         HasSubstr(" are read from the model, in its dtype"))));
+}
+
 TEST_F(MegatronFolderTest, ACheckFindsTheStateOfOtherWeights) {
   copy("tp2_pp2_distributed_bf16");
   stdfs::copy(within("mp_rank_00_000/distrib_optim.pt"), within("mp_rank_01_000/distrib_optim.pt"),

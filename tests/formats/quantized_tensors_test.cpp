@@ -1,13 +1,19 @@
 #include "formats/quantized_tensors.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/forwarding_file_system.h"
+#include "support/error_matchers.h"
+#include "support/files.h"
 #include "support/memory_files.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
 namespace tessera::formats {
@@ -276,6 +282,23 @@ TEST(QuantizedTensorsTest, EightBitsOfAQuantizedModelMayBeCodes) {
   EXPECT_FALSE(QuantizedTensors(contents).doubt_in_words(0));
   EXPECT_TRUE(QuantizedTensors(contents, "fbgemm").doubt_in_words(0));
   EXPECT_FALSE(QuantizedTensors(contents, "fbgemm").doubt_in_words(1));
+}
+
+// Otherwise a cast of the checkpoint could take its codes for numbers.
+TEST(QuantizationMethodTest, AConfigThatCannotBeReadIsAnError) {
+  class Server final : public ForwardingFileSystem {
+   public:
+    using ForwardingFileSystem::ForwardingFileSystem;
+    std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+      throw Error(ErrorKind::io, {.path = path}, "status 503");
+    }
+  };
+  const test::TemporaryDirectory tmp;
+  const Server server(FileSystem::posix());
+  EXPECT_EQ(read_quantization_method(server, tmp.path()), "");
+  test::write_file(tmp / "config.json", "{}");
+  EXPECT_THAT([&] { read_quantization_method(server, tmp.path()); },
+              test::ThrowsError(ErrorKind::io, "status 503"));
 }
 
 TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {

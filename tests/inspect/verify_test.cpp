@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <memory>
+#include <stop_token>
+#include <utility>
 
+#include "base/forwarding_file_system.h"
 #include "inspect/tensor_digests.h"
+#include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
 #include "tessera/formats/detect.h"
@@ -115,6 +120,62 @@ TEST(VerifyTest, NumbersThatCannotBeReadAreFindings) {
   VerifyOptions options;
   options.numbers = VerifyOptions::Numbers::must_be_finite;
   EXPECT_TRUE(verify(CheckpointNotChecked(checkpoint), options).has_errors());
+}
+
+/// The local file system. After a stop request, no file can be opened or read, as on a server.
+class StoppedServer final : public ForwardingFileSystem {
+ public:
+  explicit StoppedServer(std::stop_token stop)
+      : ForwardingFileSystem(FileSystem::posix()), stop_(std::move(stop)) {}
+
+  std::unique_ptr<ReadableFile> open(const std::string& path) const override {
+    refuse_if_stopped();
+    return std::make_unique<File>(*this, ForwardingFileSystem::open(path));
+  }
+
+ private:
+  class File final : public ReadableFile {
+   public:
+    File(const StoppedServer& server, std::unique_ptr<ReadableFile> file)
+        : server_(server), file_(std::move(file)) {}
+    const std::string& path() const override { return file_->path(); }
+    std::uint64_t nbytes() const override { return file_->nbytes(); }
+    void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
+      server_.refuse_if_stopped();
+      file_->read_at(offset, out);
+    }
+
+   private:
+    const StoppedServer& server_;
+    std::unique_ptr<ReadableFile> file_;
+  };
+
+  void refuse_if_stopped() const {
+    if (stop_.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+  }
+
+  std::stop_token stop_;
+};
+
+TEST(VerifyTest, AFileThatCannotBeReadAfterAStopIsNoFinding) {
+  for (const char* name :
+       {"native/v1/plain", "native/v4/patched", "safetensors/valid/single.safetensors",
+        "safetensors/valid/sharded", "dcp/valid/fsdp2_adamw"}) {
+    SCOPED_TRACE(name);
+    std::stop_source source;
+    VerifyOptions options;
+    options.scan.stop = source.get_token();
+    const StoppedServer server(source.get_token());
+    const auto reader = formats::open_checkpoint(server, test::fixture(name));
+    source.request_stop();
+    const formats::FindingSink no_error = [](const formats::Finding& finding) {
+      EXPECT_NE(finding.severity, formats::Finding::Severity::error) << finding.found;
+    };
+    const formats::ProgressSink progress = [](std::uint64_t) {};
+    EXPECT_THAT([&] { reader->verify(no_error, progress, 1); },
+                test::ThrowsError(ErrorKind::interrupted, ""));
+    EXPECT_THAT([&] { verify(*reader, options); }, test::ThrowsError(ErrorKind::interrupted, ""));
+  }
 }
 
 TEST(VerifyTest, AStopIsNoFindingOfAnyFormat) {

@@ -49,6 +49,30 @@ def test_other_numbers_in_a_layer_and_in_a_shared_module_are_noted(step_of, tmp_
         "the copies of the first rank are read"]
 
 
+@pytest.mark.parametrize("masters", [None, "fp32_groups_flat", "fp32_groups"])
+def test_master_weights_without_names_are_noted(masters, step_of, tmp_path):
+    """Shows F2, E13. In fp16 without ZeRO, the optimizer has more exact weights, but no file says which is whose."""
+    step = step_of("pipeline_fp32_without_zero")
+    for file in step.glob("mp_rank_*"):
+        edit(file, lambda state: state["optimizer"].update({masters: [torch.ones(4)]}) if masters else None)
+    moved = run("ckpt-reshard", step, tmp_path / "moved.pt", "--only", "model")
+    assert moved.returncode == 0, moved.stderr
+    assert ("fp32 master weights (saved only with ZeRO), found none; the weights of the module are read" in moved.stderr) == bool(masters)
+
+
+@pytest.mark.parametrize("name, file, key, place", [
+    ("pipeline_bf16", "layer_03-model_states.pt", "down", "in the files of layers"),
+    ("autotp", MODELS[1], "model.norm.weight", "the dicts 'module' of all mp_rank_*_model_states.pt")])
+def test_newer_copies_of_zenflow_are_named_on_every_rank(name, file, key, place, step_of, tmp_path):
+    """Shows F2, E13."""
+    step = step_of(name)
+    for each in step.glob("*_states.pt"):
+        edit(each, lambda state: state["ds_config"]["zero_optimization"].update(zenflow={"topk_ratio": 0.1}) if "ds_config" in state else None)
+    edit(step / file, lambda state: state.get("module", state)[key].view(-1)[1].add_(1))
+    assert any(note.endswith(f"the master weights are read, but with ZenFlow the module's copies are newer; they are {place}")
+               for note in notes_of_move(step, tmp_path / "moved.pt"))
+
+
 @pytest.mark.parametrize("name, file, key, parameter", [
     ("pipeline_bf16", "layer_03-model_states.pt", "down", "3.down"),
     ("autotp", MODELS[1], "model.norm.weight", "model.norm.weight")])

@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import reshard, run
+from ckpt_tools import FIXTURES, reshard, run
 
 EMBEDDING = {"embedding.word_embeddings.weight": torch.arange(8.0).reshape(4, 2)}
 EXPERTS = {f"decoder.layers.{layer}.mlp.experts.linear_fc{fc}.weight{expert}": torch.full((4, 2), 10.0 * layer + 2.0 * fc + expert)
@@ -110,6 +110,76 @@ def test_rows_of_gate_and_up_may_take_turns(owner, arg, size, tmp_path):
     assert ("1 tensor in which they take turns every 2 rows" in notes) == (size is not None)
 
 
+SPLIT = {"schema": 1, "megatron": "to", "rest": "keep", "rules": [
+    {"from": "layers.{L}.{E}.{p:gate|up}", "to": "decoder.layers.{L}.mlp.experts.local_experts.{E}.linear_fc1.weight", "ops": [{"concat": 0}], "optional": True},
+    {"from": "layers.{L}.shared.{p:gate|up}", "to": "decoder.layers.{L}.mlp.shared_experts.linear_fc1.weight", "ops": [{"concat": 0}], "optional": True}]}
+
+
+def in_turns(gate, up, size):
+    return torch.stack([gate.reshape(-1, size, 2), up.reshape(-1, size, 2)], 1).reshape(16, 2)
+
+
+@pytest.mark.parametrize("via_torch_dist", [False, True])
+@pytest.mark.parametrize("owner, arg", [("experts", "moe_mlp_glu_interleave_size"), ("shared_experts", "moe_shared_expert_glu_interleave_size")])
+def test_recipes_put_rows_that_take_turns_in_order(owner, arg, via_torch_dist, tmp_path):
+    """Shows F3. The inverse of a recipe takes one half for the gate, as Megatron has it only without the argument."""
+    gate, up = torch.arange(16.0).reshape(8, 2), torch.arange(16.0).reshape(8, 2) + 100
+    number = "0" if owner == "experts" else ""
+    model = EMBEDDING | {f"decoder.layers.0.mlp.{owner}.linear_fc1.weight{number}": in_turns(gate, up, 2),
+                         f"decoder.layers.0.mlp.{owner}.linear_fc2.weight{number}": torch.ones(2, 8)}
+    source = save(tmp_path / "run", [model], num_experts=1, **{arg: 2})
+    if via_torch_dist:
+        source = reshard(source, tmp_path / "torch_dist", "--to", "megatron")
+    (tmp_path / "recipe.json").write_text(json.dumps(SPLIT))
+    moved = reshard(source, tmp_path / "moved", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse",
+                    *(["--set", "prefix=model."] if not via_torch_dist else []))
+    prefix = "" if via_torch_dist else "model."
+    one = "0" if owner == "experts" else "shared"
+    names = [f"{prefix}layers.0.{one}.{part}" for part in ("gate", "up")]
+    state = {name: torch.empty(8, 2) for name in names}
+    dcp.load(state, checkpoint_id=moved)
+    assert torch.equal(state[names[0]], gate) and torch.equal(state[names[1]], up)
+    assert arg not in " ".join(names_of(moved)), "the rows do not take turns any more"
+
+
+def test_rows_that_take_turns_on_several_ranks_of_torch_dist_are_refused_by_a_recipe(tmp_path):
+    """Shows F3. Megatron cuts each rank's rows in halves, and stores the first halves of all ranks first."""
+    fc1 = "decoder.layers.0.mlp.experts.linear_fc1.weight0"
+    models = [EMBEDDING | {fc1: part.clone(), fc1.replace("fc1", "fc2"): torch.ones(2, 4)} for part in torch.arange(32.0).reshape(16, 2).chunk(2)]
+    folder = save(tmp_path / "run", models, num_experts=1, moe_mlp_glu_interleave_size=2)
+    torch_dist = reshard(folder, tmp_path / "torch_dist", "--to", "megatron")
+    (tmp_path / "recipe.json").write_text(json.dumps(SPLIT))
+    moved = run("ckpt-reshard", torch_dist, tmp_path / "moved", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse")
+    assert moved.returncode == 3 and "one tensor rank" in moved.stderr and "linear_fc1" in moved.stderr, moved.stderr
+
+
+@pytest.mark.parametrize("name", ["tp2_pp2", "tp2_pp2_distributed_bf16"])
+def test_a_recipe_leads_to_other_names_and_back_to_torch_dist(name, tmp_path):
+    """Shows F3. On the way, `common.pt` stays beside tensors that are not torch_dist's any more."""
+    source = reshard(FIXTURES / "megatron" / "valid" / name, tmp_path / "torch_dist", "--to", "megatron")
+    recipe = {"schema": 1, "megatron": "to", "rest": "keep", "rules": [{"from": "blocks.{L}.{rest:*}", "to": "decoder.layers.{L}.{rest}"}]}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    other = reshard(source, tmp_path / "other", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse")
+    assert "optimizer.state.exp_avg.blocks.1.mlp.linear_fc1.weight" in names_of(other)
+    back = reshard(other, tmp_path / "back", "--to", "megatron", "--recipe", tmp_path / "recipe.json")
+    assert names_of(back) == names_of(source)
+    compared = run("ckpt-inspect", "diff", source, back)
+    assert compared.returncode == 0, compared.stdout
+
+
+@pytest.mark.parametrize("side", ["from", None])
+def test_rows_in_the_order_of_older_versions_are_refused_by_a_recipe(side, tmp_path):
+    """Shows F3. A recipe without "megatron" may expect the order."""
+    name = "language_model.transformer.layers.0.attention.query_key_value.weight"
+    folder = save(tmp_path / "run", [{name: torch.arange(24.0).reshape(12, 2)}], None)
+    recipe = {"schema": 1, "rest": "keep", "rules": [{"from": f"model.{name}", "to": "qkv"}]} | ({"megatron": side} if side else {})
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    moved = run("ckpt-reshard", folder, tmp_path / "moved.pt", "--to", "torch", "--recipe", tmp_path / "recipe.json", "--only", "!args")
+    assert (moved.returncode == 3) == (side is not None), moved.stderr
+    if side:
+        assert "expected checkpoint_version 2 or later" in moved.stderr and name in moved.stderr
+
+
 @pytest.mark.parametrize("version", [None, 0, 1.0, 3.0])
 @pytest.mark.parametrize("name, num", [("attention.query_key_value", 3), ("inter_attention.key_value", 2)])
 def test_older_versions_order_the_rows_of_fused_projections_otherwise(version, name, num, tmp_path):
@@ -123,7 +193,7 @@ def test_older_versions_order_the_rows_of_fused_projections_otherwise(version, n
     model = torch.load(reshard(folder, tmp_path / "moved.pt", "--to", "torch", "--only", "!args"), weights_only=True)["model"]
     assert torch.equal(model[name], whole.reshape(-1, 3))
     notes = run("ckpt-inspect", "verify", folder).stdout
-    assert ("expected checkpoint_version 2 or later" in notes) == (version != 3.0)
+    assert ("order of rows: expected checkpoint_version 2 or later" in notes) == (version != 3.0)
 
 
 @pytest.mark.parametrize("offsets", [torch.zeros(4), torch.arange(4.0)])

@@ -367,7 +367,7 @@ def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, 
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--overwrite")
     expect_same(keys("new/replaced"), "new/replaced", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
     changes = [(request.method, request.path.rsplit("/", 1)[1]) for request in writes(proxy) if "?" not in request.path]
-    assert changes[:2] == [("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
+    assert changes[:3] == [("DELETE", MARK), ("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
     assert uploads(keys.client) == []
 
 
@@ -384,7 +384,7 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     proxy.refuse = None
     if process.returncode:
         assert 1 <= len(unmarked(keys, "new/whole")) < len(local_files(new))
-        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 1] == ["PUT"] + ["DELETE"] * len(old)
+        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 2] == ["DELETE", "PUT"] + ["DELETE"] * len(old)
         assert MARK in fail(proxy, "ckpt-inspect", "ls", url)
         succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite", "--resume")
     else:
@@ -393,6 +393,37 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     succeed(proxy, "ckpt-inspect", "verify", url)
     succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
     expect_same(keys("new/whole"), "new/whole", new)
+
+
+@pytest.mark.parametrize("options", [FORMATS["rank_files"][0], FORMATS["native"][0]], ids=str)
+@pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("DELETE", r"protected/[^.]"), ("PUT", MARK)])
+def test_an_old_checkpoint_that_cannot_be_removed_stays_readable(proxy, keys, options, method, path):  # noqa: F811
+    """The user may not remove objects (or not those of the checkpoint), or not write the mark."""
+    url = "s3://checkpoints/new/protected"
+    succeed(proxy, "ckpt-reshard", SOURCE, url, *options)
+    old = keys("new/protected")
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if (
+        request.method == method and not request.upload_id and re.search(path, request.path)) else None
+    message = fail(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite")
+    proxy.refuse = None
+    assert ("s3:DeleteObject" if method == "DELETE" else "s3:PutObject") in message
+    assert "the rest of the old checkpoint" not in message
+    assert keys("new/protected") == old
+    succeed(proxy, "ckpt-inspect", "verify", url)
+
+
+@pytest.mark.parametrize("config", [(403, "AccessDenied"), (503, "SlowDown")], ids=str)
+def test_a_cast_needs_a_readable_config(proxy, keys, tmp_path, config):  # noqa: F811
+    """The file says that the numbers are codes, which a cast would destroy."""
+    save_file({"l.weight": np.ones((8, 8), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "somemethod"}}))
+    for path in local_files(tmp_path):
+        keys.client.put_object(Bucket="checkpoints", Key=f"new/codes/{path.name}", Body=path.read_bytes())
+    proxy.refuse = lambda request: s3_error(*config) if "config.json" in request.path and not request.is_list else None
+    options = ("--to", "native", "--extra-files", "leave")
+    assert "config.json" in fail(proxy, "ckpt-reshard", "s3://checkpoints/new/codes", tmp_path / "cast", *options, "--cast", "float16")
+    assert not (tmp_path / "cast").exists()
+    succeed(proxy, "ckpt-reshard", "s3://checkpoints/new/codes", tmp_path / "moved", *options)
 
 
 @pytest.mark.parametrize(("name", "format"), [("step", "safetensors"), ("step.safetensors", "safetensors"), ("step.pt", "torch")])
@@ -893,7 +924,7 @@ def test_a_replacement_by_another_format_is_resumed_after_its_files_began_to_app
 def half_replaced(proxy, url):  # noqa: F811
     """A move was killed when it had removed the index and the first file of sharded safetensors."""
     succeed(proxy, "ckpt-reshard", SOURCE, url, *FORMATS["sharded"][0])
-    refuse_after(proxy, 2, is_removal)
+    refuse_after(proxy, 3, is_removal)  # the first is of the mark, which is not there yet
     fail(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--overwrite", AWS_MAX_ATTEMPTS="1")
     proxy.refuse = None
 

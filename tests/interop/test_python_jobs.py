@@ -1,6 +1,7 @@
 """Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
 
 import collections
+import contextlib
 import copy
 import inspect
 import itertools
@@ -637,9 +638,10 @@ def save_containers_filled_on_one_rank(root):
     filled = dist.get_rank() == 1
 
     def state(number):
-        return {"optim": {"state": {"w": {"exp_avg": torch.full((2,), number)}} if filled else {}, "param_groups": [{"lr": 0.1}]},
+        return {"optim": {"state": {"w": {"exp_avg": torch.full((2,), number)}} if filled else {},
+                          "param_groups": [{"lr": 0.1, "params": [number, 4] if filled else []}]},
                 "values": {"seen": number} if filled else {}, "items": [torch.full((2,), number)] if filled else [],
-                "pair": (torch.full((2,), number),) if filled else (), "seen": [number, 4] if filled else [], "none seen": [],
+                "pair": (torch.full((2,), number),) if filled else (), "pending": [number, 4] if filled else [], "none pending": [],
                 "kind": "text" if filled else [], "empty": {}}
 
     for format, suffix in SUFFIX.items():
@@ -648,7 +650,8 @@ def save_containers_filled_on_one_rank(root):
         into = state(0.0)
         tessera.load(into, root / f"state{suffix}")
         expected = state(3.0)
-        expected["seen"], expected["kind"] = [3.0, 4], []
+        expected["optim"]["param_groups"][0]["params"] = [3.0, 4]
+        expected["pending"], expected["kind"] = [], []
         assert_equal(into, expected)
     dist.destroy_process_group()
 
@@ -658,7 +661,8 @@ def test_a_container_that_is_empty_on_one_rank_has_what_others_have(tmp_path):
     found = tessera.open(tmp_path / "state").state_dict()
     assert found["optim"]["state"]["w"]["exp_avg"].tolist() == [3, 3] and found["values"] == {"seen": 3.0} and found["empty"] == {}
     assert [each.tolist() for each in (*found["items"], *found["pair"])] == [[3, 3], [3, 3]]
-    assert (found["seen"], found["none seen"], found["kind"]) == ([3.0, 4], [], [])
+    assert found["optim"]["param_groups"] == [{"lr": 0.1, "params": [3.0, 4]}]
+    assert (found["pending"], found["none pending"], found["kind"]) == ([], [], [])  # of rank 0: a mix is a state that no rank had
 
 
 def test_tensors_are_filled_in_place_and_objects_are_called(tmp_path):
@@ -1369,9 +1373,14 @@ def replicas_of_groups(root):
         tessera.save(crossing, f"{root}/crossing")
     with pytest.raises(tessera.Error, match=r"elements under 1 name \(pipeline stages.*\n  w: expected equal elements on the ranks 0 and 2"):
         tessera.save({"w": state(whole + 100 * (rank // 2))["w"]}, f"{root}/stages")
+    with pytest.raises(tessera.Error, match=r"elements under 3 names"):  # with the plan of a save in which the replicas were equal
+        tessera.save(state(whole + 100 * (rank // 2)), f"{root}/stages")
+    experts = {"expert": state(whole + 100 * (rank // 2))["w"]}  # fewer than the other tensors
+    with pytest.raises(tessera.Error, match=r"elements under 1 name .*experts.*\n  expert: expected equal elements on the ranks 0 and 2"):
+        tessera.save(state(whole) | experts, f"{root}/stages")
     assert not os.path.exists(f"{root}/stages")
     # The statistics of one layer may differ between groups.
-    for difference in (100, 0):  # the second save has the plan of the first
+    for difference in (0, 100):  # the second save has the plan of the first
         mean = state(whole + difference * (rank // 2))["bias"]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -1380,6 +1389,14 @@ def replicas_of_groups(root):
         assert told == [f"{root}/means100: groups of ranks hold different elements under 1 name, such as mean; those of the lowest rank "
                         "are saved"] * (rank == 0 and difference > 0)
         assert torch.equal(tessera.open(f"{root}/means{difference}")["mean"].torch(), whole[0])
+    trained = state(whole) | {"mean": state(whole + 100 * (rank // 2))["bias"]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*groups of ranks")
+        for i, save in enumerate((tessera.save, lambda *of_save: tessera.async_save(*of_save).result())):
+            path = f"{root}/error{i}"
+            with pytest.raises(RuntimeWarning, match="groups of ranks") if rank == 0 else contextlib.nullcontext():
+                save(trained, path)
+            assert torch.equal(tessera.open(path)["mean"].torch(), whole[0])  # complete; the next save gets no message of this one
     tessera.load(crossing, f"{root}/saved", only="w")
     assert torch.equal(crossing["w"].to_local(), whole.chunk(2, rank // 2)[rank % 2])
     dist.barrier()

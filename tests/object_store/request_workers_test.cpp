@@ -9,7 +9,15 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#include "object_store/http_server.h"
+#include "object_store/remote_file_system.h"
+#include "object_store/s3_server.h"
+#include "object_store/window.h"
 
 namespace {
 bool is_forked_child = false;
@@ -80,6 +88,41 @@ TEST(RequestWorkersTest, AForkWhileAnotherThreadAddsTasksDoesNotBlockTheChild) {
   busy.join();
   while (num_pending != 0) std::this_thread::yield();
   EXPECT_EQ(num_ended, 100);
+}
+
+TEST(ServerTest, AForkWhileAnotherThreadUsesServersDoesNotBlockTheChild) {
+  const std::string url = "https://127.0.0.1/a/b";
+  HttpServer http;
+  HubServer hub;
+  const S3Server s3(S3Settings{});
+  RemoteFileSystem& files = RemoteFileSystem::of_process();
+  const std::vector<std::pair<const char*, std::function<void()>>> uses = {
+      {"HttpServer", [&] { http.keep_query(url, "q"); }},
+      {"HubServer", [&] { hub.asking_again_for("hf://owner/name/file"); }},
+      {"S3Server", [&] { static_cast<void>(s3.error_of("s3://bucket/key", {}, "s3:GetObject")); }},
+      {"RemoteFileSystem", [&] { files.forget(url); }},
+      {"WindowMemory",
+       [] {
+         WindowMemory::of_process().make({0, 1});
+       }},
+  };
+  for (const auto& [name, use] : uses) {
+    SCOPED_TRACE(name);
+    std::atomic<bool> is_over = false;
+    std::thread busy([&] {
+      while (!is_over) use();
+    });
+    int num_ended = 0;
+    while (num_ended < 50 && status_of_child([&] {
+                               use();
+                               ::_exit(7);
+                             }) == 7) {
+      ++num_ended;
+    }
+    is_over = true;
+    busy.join();
+    EXPECT_EQ(num_ended, 50);
+  }
 }
 
 }  // namespace

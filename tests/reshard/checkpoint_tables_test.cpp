@@ -82,6 +82,22 @@ TEST(CheckpointTablesTest, TiedTablesAreOneTableWithTheStateOfBoth) {
   EXPECT_EQ(checkpoint_tables(contents, alias, "src")[0].name, "t1");
 }
 
+TEST(CheckpointTablesTest, ACopyThatOneRankHasIsNoTableOfItsOwn) {
+  CheckpointContents contents;
+  for (const std::string before : {"", "per_rank.1."}) {
+    const std::string weight = before + "embedding_bags.t0.weight";
+    add(contents, weight, {10, 4});
+    add(contents, before + "optim.state.embedding_bags.t0.weight.momentum", {10}, DType::float32,
+        StateKind::row_wise, weight);
+  }
+  add(contents, "per_rank.1.embedding_bags.t1.weight", {5, 4});
+  const std::vector<TableSize> tables = tables_of(contents);
+  ASSERT_EQ(tables.size(), 2U);
+  EXPECT_EQ(tables[0].name, "t0");
+  EXPECT_EQ(tables[0].state_nbytes_per_row, 4U);
+  EXPECT_EQ(tables[1].name, "t1");  // only rank 1 has it
+}
+
 TEST(CheckpointTablesTest, RenamesApplyToTheTablesOfRanks) {
   CheckpointContents contents;
   add(contents, "embedding_bags.t0.weight", {10, 4});

@@ -99,6 +99,15 @@ TEST_F(ExtraFilesTest, WhatTesserasWritersLeftIsNotCarried) {
   EXPECT_EQ(carried(plan()), (FileNames{"notes.partial", "notes.partial.journal"}));
 }
 
+TEST_F(ExtraFilesTest, TheMarkOfAnIncompleteCheckpointIsNotCarried) {
+  fs_.make_directory(tmp_ / "others");
+  write_file(tmp_ / "others/.tessera-incomplete", "");
+  write_file(tmp_ / "others/config.json", "{}");
+  const ExtraFilesPlan found = plan({.folder = tmp_ / "others"});
+  EXPECT_EQ(carried(found), FileNames{"config.json"});
+  EXPECT_EQ(left(found), FileNames{".tessera-incomplete: marks an incomplete checkpoint"});
+}
+
 TEST_F(ExtraFilesTest, TheLargestAreLeftBeyondTheLimit) {
   write_file(tmp_ / "source/a", "1234");
   write_file(tmp_ / "source/b", "1");

@@ -664,11 +664,42 @@ TEST(OptimizerParamsTest, StateThatFitsNoNameOfTheListKeepsItsShape) {
 
   Source flat;
   flat.tensor("model.up.weight", {6, 4}).tensor("model.bias", {6});
-  flat.flat_state(0, 24, 12).flat_state(1, 24, 12).group(0, {0, 1});
-  const auto of_flat = flat.named(list(R"(["up.weight", "bias"])"));
+  flat.tensor("model.down.weight", {4, 6});
+  flat.flat_state(0, 24, 12).flat_state(1, 6, 3).group(0, {0, 1});
+  const auto of_flat = flat.named(list(R"(["up.weight", "down.weight"])"));
   EXPECT_EQ(of_flat->contents().find_tensor("optim.state.up.weight.exp_avg")->meta.shape,
             (Shape{6, 4}));
-  EXPECT_EQ(of_flat->contents().find_tensor("optim.state.bias.exp_avg")->meta.shape, (Shape{24}));
+  EXPECT_EQ(of_flat->contents().find_tensor("optim.state.down.weight.exp_avg")->meta.shape,
+            (Shape{6}));
+}
+
+TEST(OptimizerParamsTest, StateOfAnotherModelIsRefused) {
+  const auto make = [](const Shape& first, const Shape& second) {
+    Source source;
+    source.tensor("model.fc.weight", {4, 4}).tensor("model.fc.bias", {4});
+    source.state(0, first).state(1, second).group(0, {0, 1});
+    return source;
+  };
+  const auto named = [&](const Shape& first, const Shape& second, const char* names) {
+    return [=] { make(first, second).named(list(names)); };
+  };
+  const char* const kInOrder = R"(["fc.weight", "fc.bias"])";
+  const char* const kInAnother = R"(["fc.bias", "fc.weight"])";
+  EXPECT_THAT(named({8, 8}, {8}, kInOrder),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [8, 8]"));
+  EXPECT_THAT(named({8, 8}, {8}, kInAnother),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [8, 8]"));
+  // One number fits, and the state of the other one is not smaller than its parameter.
+  EXPECT_THAT(named({4, 5}, {4}, kInOrder),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [4, 5]"));
+  EXPECT_THAT(named({2, 8}, {4}, kInOrder),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [2, 8]"));
+  EXPECT_THAT(named({4, 4}, {1, 1}, kInOrder),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [1, 1]"));
+  // The state is smaller, but no number fits.
+  EXPECT_THAT(named({2, 2}, {2}, kInOrder),
+              ThrowsError(ErrorKind::mismatch, "expected a parameter of shape [2, 2]"));
+  EXPECT_NO_THROW(named({4, 2}, {4}, kInOrder)());
 }
 
 TEST(OptimizerParamsTest, AWrongOrderIsRefusedAlsoBesideStateThatFitsNoName) {

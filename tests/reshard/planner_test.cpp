@@ -70,6 +70,12 @@ Error error_of(const CheckpointContents& contents, const PlanOptions& options) {
   throw std::logic_error("no error");
 }
 
+/// Returns the layout of a mesh of two ranks with these rules, in JSON.
+MeshLayout mesh_of_two(const std::string& rules) {
+  return MeshLayout::from_json(R"({"schema": 1, "mesh": [2], "rules": [)" + rules + "]}",
+                               "mesh.json");
+}
+
 TEST(PlannerTest, WithoutARuleThePiecesStay) {
   CheckpointContents contents = adamw();
   contents.world_size = 2;
@@ -163,11 +169,8 @@ CheckpointContents tied() {
 
 TEST(PlannerTest, AMeshCutsATiedTensorByTheNameThatIsMoved) {
   PlanOptions options{.format = Format::dcp};
-  options.mesh = MeshLayout::from_json(
-      R"x({"schema": 1, "mesh": [2], "rules": [
-          {"names": "embed", "placements": ["Shard(0)"]},
-          {"names": "head", "placements": ["Shard(1)"]}]})x",
-      "mesh.json");
+  options.mesh = mesh_of_two(R"x({"names": "embed", "placements": ["Shard(0)"]},
+          {"names": "head", "placements": ["Shard(1)"]})x");
   const Plan both = plan_reshard(tied(), "src", options);
   EXPECT_THAT(both.problems, IsEmpty());
   EXPECT_THAT(regions_of(both, "embed"), ElementsAre(Box{{0, 0}, {4, 4}}, Box{{4, 0}, {4, 4}}));
@@ -199,11 +202,8 @@ TEST(PlannerTest, EntriesOfRanksAreCutLikeWhatRanksShareIfNothingNamesThem) {
   CheckpointContents source;
   source.tensors = {tensor("per_rank.1.w", {8}), tensor("per_rank.2.w", {8}), tensor("w", {8})};
   PlanOptions options;
-  options.mesh = MeshLayout::from_json(
-      R"x({"schema": 1, "mesh": [2], "rules": [
-          {"names": "w", "placements": ["Shard(0)"]},
-          {"names": "per_rank.2.*", "placements": ["Replicate"]}]})x",
-      "mesh.json");
+  options.mesh = mesh_of_two(R"x({"names": "w", "placements": ["Shard(0)"]},
+          {"names": "per_rank.2.*", "placements": ["Replicate"]})x");
   const Plan by_mesh = plan_reshard(source, "src", options);
   EXPECT_THAT(lines_of(by_mesh.problems), IsEmpty());
   EXPECT_EQ(regions_of(by_mesh, "per_rank.1.w"), regions_of(by_mesh, "w"));
@@ -236,9 +236,7 @@ TEST(PlannerTest, LikeReportsEachNameWithoutItsShapeOnce) {
 
 TEST(PlannerTest, AMeshReportsEachParameterWithoutARuleOnce) {
   PlanOptions options;
-  options.mesh = MeshLayout::from_json(
-      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "*.bias", "placements": ["Shard(1)"]}]})x",
-      "mesh.json");
+  options.mesh = mesh_of_two(R"x({"names": "*.bias", "placements": ["Shard(1)"]})x");
   EXPECT_THAT(
       lines_of(plan_reshard(adamw(), "src", options).problems),
       ElementsAre("mesh.json: model.up.bias: rules of the mesh: expected a dimension of the "
@@ -249,11 +247,8 @@ TEST(PlannerTest, AMeshReportsEachParameterWithoutARuleOnce) {
 
 TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
   PlanOptions options;
-  options.mesh = MeshLayout::from_json(
-      R"x({"schema": 1, "mesh": [2], "rules": [
-          {"names": "model.*", "placements": ["Shard(0)"]},
-          {"names": "model.up.bias", "placements": ["Replicate"]}]})x",
-      "mesh.json");
+  options.mesh = mesh_of_two(R"x({"names": "model.*", "placements": ["Shard(0)"]},
+          {"names": "model.up.bias", "placements": ["Replicate"]})x");
   const Plan plan = plan_reshard(adamw(), "src", options);
   EXPECT_THAT(plan.problems, IsEmpty());
   EXPECT_THAT(
@@ -262,11 +257,22 @@ TEST(PlannerTest, AMeshNotesRulesThatNoTensorNeeds) {
                   "matching rule is this one, found none"));
 }
 
+TEST(PlannerTest, ARenameOfStateOfOneRankNotesItsListOfParameters) {
+  CheckpointContents source = adamw();
+  source.tensors.push_back(tensor("per_rank.1.optim.state.up.bias.exp_avg", {10}));
+  source.values.push_back({"per_rank.1.optim.param_groups.0.params", {}});
+  const PlanOptions options{
+      .renames = {{"per_rank.1.optim.state.up.", "per_rank.1.optim.state.top."}}};
+  const Plan plan = plan_reshard(source, "src", options);
+  EXPECT_NE(plan.destination.find_tensor("per_rank.1.optim.state.top.bias.exp_avg"), nullptr);
+  EXPECT_THAT(lines_of(plan.notes),
+              ::testing::Contains(HasSubstr("per_rank.1.optim.param_groups.0.params: rename: "
+                                            "expected names of parameters as their state")));
+}
+
 TEST(PlannerTest, LayoutsExcludeEachOther) {
   PlanOptions options{.strategy = "dim0"};
-  options.mesh = MeshLayout::from_json(
-      R"x({"schema": 1, "mesh": [2], "rules": [{"names": "*", "placements": ["Shard(0)"]}]})x",
-      "m");
+  options.mesh = mesh_of_two(R"x({"names": "*", "placements": ["Shard(0)"]})x");
   EXPECT_THAT(error_of(adamw(), options).what(), HasSubstr("either a mesh or a strategy"));
   options.strategy.clear();
   options.world_size = 4;

@@ -74,9 +74,15 @@ void print_explanation(const ProposedPlan& proposed, Terminal& terminal) {
   }
 }
 
-void note_tied_tables(const std::vector<reshard::TableName>& names, Terminal& terminal) {
+void note_tied_tables(const formats::CheckpointContents& contents,
+                      const std::vector<reshard::TableName>& names, Terminal& terminal) {
   std::map<std::size_t, std::string> first_names;  // by tensor
   for (const reshard::TableName& name : names) {
+    if (reshard::is_copy_of_rank(contents, name.fqn)) {
+      terminal.print_error("note: " + printable(name.fqn) + ": a copy of table " +
+                           printable(name.table) + " that one rank has; not counted in the plan");
+      continue;
+    }
     const std::string& first = first_names.emplace(name.tensor_index, name.table).first->second;
     if (first == name.table) continue;
     terminal.print_error("note: table " + printable(name.table) + " is tied to " +
@@ -92,7 +98,7 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
     const std::string text = read_file(fs, path, kMaxNotesNbytes);
     if (!text.empty()) TablePlan::from_json(text, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
                           "a file with a plan", "another kind of file", "it was not changed");
   }
@@ -159,7 +165,7 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
   }
   ProposedPlan proposed = propose_plan(tables, planner);
   reshard::add_rules_for_tied_tables(names, proposed.plan);
-  note_tied_tables(names, terminal);
+  note_tied_tables(reader->contents(), names, terminal);
   if (output) {
     output->write(proposed.plan.to_json());
     output->commit();

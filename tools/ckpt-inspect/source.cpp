@@ -109,8 +109,10 @@ std::vector<std::string_view> names_in(const formats::CheckpointContents& conten
   return names;
 }
 
-void print_unused_exclusions(const NameSelection& selection,
-                             const std::vector<std::string_view>& names, Terminal& terminal) {
+/// Notes patterns `!GLOB` that match none of `names`, the names of entries.
+void print_unused_exclusions(const NameSelection& selection, std::vector<std::string_view> names,
+                             Terminal& terminal) {
+  formats::add_names_without_rank(names);
   for (const std::string& pattern : tessera::detail::unused_patterns(selection, names).exclusions) {
     terminal.print_error("note: " +
                          finding_line(reshard::note_of_unused_exclusion({}, "names", pattern)));
@@ -173,7 +175,8 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
                                  : std::string(name));
     }
   }
-  const std::vector<std::string_view> views(all.begin(), all.end());
+  std::vector<std::string_view> views(all.begin(), all.end());
+  formats::add_names_without_rank(views);
   const std::vector<std::string> unused = tessera::detail::unused_patterns(names, views).wanted;
   if (!unused.empty()) {
     throw Error(ErrorKind::invalid_argument, {},

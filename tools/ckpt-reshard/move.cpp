@@ -476,7 +476,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const OptionFiles files(options, paths.front());
   PlanOptions wanted = plan_options(options, files);
   for (const std::string& path : paths) {
-    if (!wanted.quantization_method.empty()) break;
+    if (!wanted.cast || !wanted.quantization_method.empty()) break;
     wanted.quantization_method = formats::read_quantization_method(object_store::files(), path);
   }
   StopSignals signals;

@@ -224,6 +224,7 @@ struct FirstLeftOut {
 FirstLeftOut first_left_out(const MoveOptions& options,
                             const formats::CheckpointContents& contents) {
   reshard::PlanOptions wanted;
+  wanted.format = options.format.value();
   wanted.only = NameSelection(options.only);
   if (options.drop_optimizer) wanted.optimizer = reshard::OptimizerSelection::leave_out;
   const reshard::MovedSelection moved(contents, wanted);

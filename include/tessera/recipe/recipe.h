@@ -54,6 +54,9 @@ struct RecipeOptions {
   Value config{};             ///< content of config.json; None if there is no such file
   std::string config_path{};  ///< of config.json, for messages
   std::string prefix{};       ///< that the checkpoint's names have and the recipe's names lack
+  /// Of the `common.pt` of a torch_dist checkpoint, those that say in which order the rows of
+  /// experts are (docs/from/megatron.md).
+  std::map<std::string, std::int64_t> megatron_arguments{};
 };
 
 /// Parses `NAME=NUMBER` (a variable) or `prefix=TEXT`, and sets it in `options`, also if it is
@@ -62,12 +65,14 @@ void add_setting(RecipeOptions& options, std::string_view text);
 
 /// If the recipe takes a variable from `config.json`, reads this file into `options.config`: from
 /// the checkpoint's folder, or else from `model_folder` (may be empty). Without such a file,
-/// changes nothing. `Infinity` and `NaN` become None. Throws: Error(corruption) if it is not JSON.
+/// changes nothing. `Infinity` and `NaN` become None. If the names of the source are Megatron's,
+/// also reads `options.megatron_arguments` from a `common.pt` in the checkpoint's folder.
+/// Requires: `options.direction` is set. Throws: Error(corruption) if `config.json` is not JSON.
 void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
                  const std::string& model_folder, RecipeOptions& options);
 
-/// Returns a text with the recipe and the content of config.json. Two runs do the same if they have
-/// equal texts and also equal directions, variables and prefixes, which are not in the text.
+/// Returns a text with the recipe and what `read_config` has read. Two runs do the same if they
+/// have equal texts and also equal directions, variables and prefixes, which are not in the text.
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options);
 
 /// How often one rule of a recipe is used.
@@ -108,8 +113,10 @@ RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContent
 /// elements (a padding, or several tensors that become one). The first read of such a tensor
 /// compares these elements, and throws Error(mismatch) if they differ. If the recipe says that the
 /// names of `reader` are Megatron's, first renames and unstacks the tensors of a torch_dist
-/// checkpoint. Throws: Error(mismatch) if the recipe does not fit, or if values that become one
-/// differ; as check_recipe for variables; Error(unsupported) if a Megatron name is too long.
+/// checkpoint, and puts rows of experts in order that take turns. Throws: Error(mismatch) if the
+/// recipe does not fit, or if values that become one differ; as check_recipe for variables;
+/// Error(unsupported) if a Megatron name is too long, or rows are in an order that Tessera cannot
+/// undo.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,
     const RecipeOptions& options);

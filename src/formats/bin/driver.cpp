@@ -16,7 +16,7 @@ std::vector<std::string> files_of_index(const FileSystem& fs, const std::string&
   try {
     return detail::read_shard_index(fs, directory_of(index_path), index_path).names;
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     return {};
   }
 }

@@ -551,7 +551,7 @@ void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progres
       open_file(f);
       is_readable[f] = true;
     } catch (const Error& error) {
-      if (is_taken || error.kind() == ErrorKind::io)
+      if (is_taken || error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted)
         check.report_structure(error);  // once for the file, not for each item in it
     }
   }

@@ -516,6 +516,12 @@ void ModelStatesReader::note_rounded(std::size_t num_rounded) {
            "master weights are read");
 }
 
+std::string ModelStatesReader::advice_about_copies(const File& model, const std::string& place) {
+  const std::string advice = "the master weights are read";
+  if (model.below({"ds_config", "zero_optimization", "zenflow"}).empty()) return advice;
+  return advice + ", but with ZenFlow the module's copies are newer; they are " + place;
+}
+
 void ModelStatesReader::note_without_elements(const std::vector<std::string>& names) {
   if (names.empty()) return;
   note("module", "elements of each name on at least one rank",

@@ -105,6 +105,9 @@ class ModelStatesReader : public EntryReader {
   void note_different_buffers(const std::vector<std::vector<const File*>>& of_ranks,
                               const std::function<bool(const std::string& name)>& is_parameter);
   void note_rounded(std::size_t num_rounded);
+  /// Returns which of two copies of a weight is read. ZenFlow updates the module's copy of selected
+  /// columns in each step, but the fp32 weights only every few steps. `place`: of these copies.
+  static std::string advice_about_copies(const File& model, const std::string& place);
   /// Notes the names in `shared_params` of `files` under which the reader reads nothing. `is_read`:
   /// whether a parameter or a tie has the name. Tensors in `module` with elements are always read.
   void note_ties_without_tensor(const std::vector<const File*>& files,

@@ -69,6 +69,10 @@ class ParallelReader final : public ModelRanksReader {
     add_members();
     note_rules();
     finish();
+    copies_.set_advice(advice_about_copies(
+        *ranks_.front().model, layers_.empty()
+                                   ? "the dicts 'module' of all mp_rank_*_model_states.pt"
+                                   : "in the files of layers"));
     compare(copies_);
     compare(replicas());
   }
@@ -517,8 +521,7 @@ class ParallelReader final : public ModelRanksReader {
   /// By fqn, for tensors that are read as the mean of the tensor ranks' parts: the parts of each
   /// tensor rank.
   std::map<std::string, std::vector<std::vector<VectorPart>>> averaged_;
-  Copies copies_{"copies", "copies in the module that equal the fp32 master weights",
-                 "the master weights are read"};
+  Copies copies_{"copies", "copies in the module that equal the fp32 master weights", ""};
 };
 
 }  // namespace

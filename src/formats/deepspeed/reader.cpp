@@ -119,7 +119,7 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     for (const Parameter& parameter : partition_.parameters) {
       for (const std::string& name : names_in_module(parameter.fqn)) add_copy(parameter, name);
     }
-    copies_.set_advice(advice_about_copies());
+    copies_.set_advice(advice_about_copies(model(), "the dict 'module' of " + model().name()));
     compare(copies_);
   }
 
@@ -249,16 +249,6 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     if (runs.empty()) return;
     copies_.add(
         {name, deepspeed::runs_of_weights(partition_, parameter, optimizer_), std::move(runs)});
-  }
-
-  /// Returns which of two copies of a weight is read. ZenFlow updates the module's copy of selected
-  /// columns in each step, but the fp32 weights only every few steps.
-  std::string advice_about_copies() const {
-    const std::string advice = "the master weights are read";
-    if (model().below({"ds_config", "zero_optimization", "zenflow"}).empty()) return advice;
-    return advice +
-           ", but with ZenFlow the module's copies are newer; they are the dict 'module' of " +
-           model().name();
   }
 
   torch_files::Copies copies_{"copies", "copies in 'module' that equal the fp32 master weights",

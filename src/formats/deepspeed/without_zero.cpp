@@ -132,9 +132,15 @@ class WithoutZeroReader final : public ModelRanksReader {
     }
   }
 
-  /// Lists the optimizer as a value that cannot be read.
+  /// Lists the optimizer as a value that cannot be read. Notes its fp32 weights, because the value
+  /// tells nothing to a move of the model alone.
   void refuse_optimizer() {
     if (model().below({kOptimizerMember}).empty()) return;
+    for (const char* const masters : {"fp32_groups_flat", "fp32_groups"}) {
+      if (model().below({kOptimizerMember, masters}).empty()) continue;
+      note("copies", "names of the fp32 master weights (saved only with ZeRO)",
+           "none; the weights of the module are read, in its dtype");
+    }
     add_refused(
         {std::string("optim")},
         Error::expected(ErrorKind::unsupported, {.path = model().reader().path(), .fqn = "optim"},

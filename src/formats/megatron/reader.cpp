@@ -87,6 +87,7 @@ class MegatronReader final : public EntryReader {
     if (!problem_.empty()) add_refused(text_keys({"optim"}), refusal("optim", problem_));
     add_rest();
     note_copies();
+    note_weights_without_state();
     note_without_rule();
     note_order_of_rows();
     note_layers_without_tensors();
@@ -680,6 +681,20 @@ class MegatronReader final : public EntryReader {
              " also in the dtype of the model (the fp32 weights of the optimizer are read)");
   }
 
+  /// Notes weights that are less exact than usual. The value `optim` does not tell it to a move of
+  /// the model alone.
+  void note_weights_without_state() {
+    if (problem_.empty()) return;
+    const auto num_rounded = std::ranges::count_if(parts_, [&](const auto& each) {
+      const Parameter& tensor = tensor_of(each.second.front());
+      return is_trained(tensor) && itemsize(tensor.meta().dtype) < itemsize(DType::float32);
+    });
+    if (num_rounded == 0) return;
+    note("copies", "the fp32 weights of the optimizer",
+         problem_ + "; so " + counted(static_cast<std::uint64_t>(num_rounded), "parameter") +
+             (num_rounded == 1 ? " is" : " are") + " read from the model, in its dtype");
+  }
+
   void note_without_rule() {
     if (without_rule_.empty()) return;
     note("tensor parallelism", "for each tensor, a rule that says how ranks cut it",
@@ -689,7 +704,7 @@ class MegatronReader final : public EntryReader {
     without_rule_ = {};
   }
 
-  /// Notes tensors whose rows have another order than recipes expect.
+  /// Notes tensors whose rows have another order than in other checkpoints.
   void note_order_of_rows() {
     std::vector<std::string> interleaved;
     std::vector<std::string> fused;
@@ -703,10 +718,10 @@ class MegatronReader final : public EntryReader {
                counted(static_cast<std::uint64_t>(num_interleaved_rows(interleaved.front())),
                        "row") +
                ", such as '" + printable(interleaved.front()) +
-               "'; the order is kept, and recipes do not expect it");
+               "'; the order is kept, but a recipe with \"megatron\" puts the gate first");
     }
     if (!fused.empty()) {
-      note("order of rows", "checkpoint_version 2 or later, as recipes do",
+      note("order of rows", "checkpoint_version 2 or later",
            "version " + std::string(checkpoint_version() == 0 ? "0" : "1") + ", in which rows of " +
                counted(fused.size(), "tensor") + " have another order, such as '" +
                printable(fused.front()) + "'; the order is kept");

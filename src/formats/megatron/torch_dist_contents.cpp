@@ -99,10 +99,11 @@ class Sorter {
 
  private:
   /// Whether the source is a torch_dist checkpoint, which already has Megatron's objects.
-  bool has_objects() const {
-    return has_common_file_ || std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
-             return value.name.find(kShard) != std::string::npos;
-           });
+  bool has_objects() const { return !is_renamed_ && (has_common_file_ || has_shards()); }
+  bool has_shards() const {
+    return std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
+      return value.name.find(kShard) != std::string::npos;
+    });
   }
 
   /// Whether Megatron numbers the layers even if they are alike. It then does not find stacked
@@ -183,6 +184,10 @@ class Sorter {
         return weight.first.find(name) != std::string::npos;
       });
     });
+    is_renamed_ =
+        has_common_file_ && !has_shards() && std::ranges::any_of(weights_, [](const auto& weight) {
+          return layer_in(weight.first).has_value();
+        });
     if (!has_objects()) require_whole_matrices();
     if (weights_.empty() || has_megatron_names) return;
     throw Error::expected(
@@ -319,6 +324,7 @@ class Sorter {
       return true;
     }
     if (!take_prefix(rest, kState)) return false;
+    if (is_renamed_ && add_named_as_in_torch_dist(names, t, rest)) return true;
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return false;
     const std::string weight(rest.substr(0, dot));
@@ -340,6 +346,22 @@ class Sorter {
     }
     for (TorchDistPlace place : names.places_of(weight)) {
       place.key = "optimizer.state." + kind + "." + place.key;
+      add_tensor(t, place);
+    }
+    return true;
+  }
+
+  /// Adds state `<kind>.<weight>`, to be stacked as the weight. Returns false for other names.
+  bool add_named_as_in_torch_dist(const TorchDistNames& names, std::size_t t,
+                                  std::string_view rest) {
+    const std::size_t dot = rest.find('.');
+    if (dot == std::string_view::npos) return false;
+    const auto found = weights_.find(std::string(rest.substr(dot + 1)));
+    if (found == weights_.end() || contents_.tensors[t].meta.shape != found->second.shape) {
+      return false;
+    }
+    for (TorchDistPlace place : names.places_of(found->first)) {
+      place.key = "optimizer.state." + std::string(rest.substr(0, dot + 1)) + place.key;
       add_tensor(t, place);
     }
     return true;
@@ -504,6 +526,9 @@ class Sorter {
   const std::vector<Value>& values_;
   const std::string& destination_;
   const bool has_common_file_;
+  /// Recipes took the source from torch_dist to other names and back: it has `common.pt`, but
+  /// neither objects nor stacked layers.
+  bool is_renamed_ = false;
   std::vector<bool> are_weights_;  // by tensor
   std::map<std::string, TensorMeta> weights_;
   std::map<std::string, std::size_t> weight_tensors_;

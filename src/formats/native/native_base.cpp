@@ -192,7 +192,7 @@ void link_files(const FileSystem& fs, const std::string& directory, const Index&
     try {
       open_linked_file(fs, directory, file);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       throw Error(
           ErrorKind::mismatch, {.path = join_path(from, name)},
           "base: this file has changed since the base was opened: " + std::string(error.reason()));

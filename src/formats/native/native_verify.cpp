@@ -29,10 +29,10 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
           std::move(found)};
 }
 
-/// Returns the error as a finding. Throws an Error(io) again, because a failure of the operating
-/// system says nothing about the checkpoint.
+/// Returns the error as a finding. Throws an Error(io) or Error(interrupted) again, because a
+/// failure of the operating system, or a signal, says nothing about the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
-  if (error.kind() == ErrorKind::io) throw error;
+  if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
 }
 

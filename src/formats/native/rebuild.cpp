@@ -43,7 +43,7 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
       require_contained(fs, path, name);
       return read_header(*fs.open(join_path(path, name))).world_size;
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       if (!refusal) refusal = error;
     }
   }
@@ -90,7 +90,7 @@ RankIndexes read_ranks(const FileSystem& fs, const std::string& path) {
     try {
       add_rank(fs, path, rank, indexes);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       indexes.refusals.push_back(error.what());
     }
   }

@@ -60,7 +60,7 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
       if (const auto* name = item.get_if<std::string>()) names.insert(*name);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
   }
   return names;
 }
@@ -233,7 +233,7 @@ class SafetensorsDriver final : public FormatDriver {
     try {
       open_safetensors(fs, directory);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       refuse_to_replace(directory, option, "the files of one checkpoint",
                         "files that do not belong together: " + std::string(error.what()));
     }

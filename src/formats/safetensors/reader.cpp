@@ -375,9 +375,12 @@ class SafetensorsReader final : public DividedReader {
           progress(nbytes);
         }
       } catch (const Error& error) {
-        // These errors say nothing about the checkpoint: the system failed, or the file is a stream
-        // whose bytes were not kept.
-        if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::unsupported) throw;
+        // These errors say nothing about the checkpoint: the system failed, a signal arrived, or
+        // the file is a stream whose bytes were not kept.
+        if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted ||
+            error.kind() == ErrorKind::unsupported) {
+          throw;
+        }
         sink({.severity = Finding::Severity::error,
               .rule = "structure",
               .where = error.where(),

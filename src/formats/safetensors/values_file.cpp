@@ -300,7 +300,7 @@ std::optional<std::string> values_digest_at(const FileSystem& fs, const std::str
       if (key == kValuesDigestKey) return std::move(text);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     // A file that is not safetensors names no values.
   }
   return std::nullopt;

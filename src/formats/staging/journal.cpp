@@ -207,8 +207,17 @@ std::optional<JournalContents> read_journal(const FileSystem& fs, const std::str
 
 JournalHead read_journal_head(const FileSystem& fs, const std::string& path) {
   JournalHead head;
-  if (read_begin(fs, path, kFirstLine.size()) != kFirstLine) return head;
-  const auto file = fs.open(path);
+  if (fs.kind_of(path) != FileKind::regular) return head;
+  std::unique_ptr<ReadableFile> file;
+  try {
+    file = fs.open(path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    return head;  // removed meanwhile
+  }
+  std::string begin(std::min<std::uint64_t>(kFirstLine.size(), file->nbytes()), '\0');
+  file->read_at(0, std::as_writable_bytes(std::span(begin)));
+  if (begin != kFirstLine) return head;
   JournalLines lines(*file, kFirstLine.size());
   const auto identity = lines.take(kMaxIdentityNbytes);
   if (!identity) return head;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <random>
 #include <set>
 #include <span>
 #include <string_view>
@@ -40,7 +41,9 @@ constexpr std::string_view kComparisonPrefix = "base-";
 constexpr std::string_view kDoneSuffix = ".done";
 constexpr std::string_view kNewSuffix = ".new";
 constexpr std::string_view kDoneText = "complete, written by ";
-constexpr const char* kNumShares = "number of workers";  // a name in the stored identity
+// Names in the stored identity:
+constexpr const char* kNumShares = "number of workers";
+constexpr const char* kToken = "shared work";
 constexpr std::uint64_t kMaxTextNbytes = std::uint64_t{16} << 20;
 constexpr std::chrono::milliseconds kPollInterval{20};
 
@@ -105,18 +108,33 @@ std::optional<ino_t> recorded_inode(const FileSystem& fs, const std::string& fol
   return is_whole ? std::optional(inode) : std::nullopt;
 }
 
+std::optional<std::string> text_of(const ResumeIdentity& identity, const std::string& name) {
+  const auto found = identity.find(name);
+  return found == identity.end() ? std::nullopt : std::optional(found->second);
+}
+
+/// Whether the main journal is still that of the work. Any other writer at the staging path
+/// replaces it, so this tells also if the file system gives an inode number a second time. Work
+/// that an earlier release began has no token; then the whole identities are compared.
+bool is_journal_of_work(const FileSystem& fs, const std::string& staging_path,
+                        const std::string& folder) {
+  ResumeIdentity work = read_journal_head(fs, join_path(folder, kWorkName)).identity;
+  const ResumeIdentity now =
+      read_journal_head(fs, StagedDestination::journal_path_of(staging_path)).identity;
+  const auto token = text_of(work, kToken);
+  if (token) return text_of(now, kToken) == token;
+  work.erase(kNumShares);
+  return now == work;
+}
+
 /// Whether the object at a staging path is that of shared work which has begun. After the new
 /// checkpoint and the old one have swapped paths, it is the old one.
 bool is_shared_work(const FileSystem& fs, const std::string& staging_path) {
   const std::string folder = staging_path + std::string(kSuffix);
   if (!mode_of_name(join_path(folder, kWorkName))) return false;
   const auto inode = inode_of_name(staging_path);
-  return inode && recorded_inode(fs, folder).value_or(*inode) == *inode;
-}
-
-std::optional<std::string> text_of(const ResumeIdentity& identity, const std::string& name) {
-  const auto found = identity.find(name);
-  return found == identity.end() ? std::nullopt : std::optional(found->second);
+  return inode && recorded_inode(fs, folder).value_or(*inode) == *inode &&
+         is_journal_of_work(fs, staging_path, folder);
 }
 
 }  // namespace
@@ -165,6 +183,18 @@ bool SharedWork::is_begun_at(const FileSystem& fs, const std::string& path) {
   return kind && kind != FileKind::other && is_shared_work(fs, fs.resolve_links(path));
 }
 
+ResumeIdentity SharedWork::with_new_token(ResumeIdentity identity) {
+  std::random_device random;
+  std::string token;
+  for (int i = 0; i < 4; ++i) token += std::to_string(random());
+  identity[kToken] = std::move(token);
+  return identity;
+}
+
+bool SharedWork::has_token(const ResumeIdentity& identity) {
+  return identity.contains(kToken);
+}
+
 ResumeIdentity SharedWork::identity() const {
   ResumeIdentity identity = read_journal_head(fs_, path_in(kWorkName)).identity;
   if (identity.empty()) {
@@ -172,6 +202,7 @@ ResumeIdentity SharedWork::identity() const {
                           "the source and options of the workers", "none, so the file is damaged",
                           "discard the work of all workers");
   }
+  identity.erase(kToken);  // of this run of the work, not of the move
   return identity;
 }
 
@@ -485,6 +516,15 @@ void SharedWork::remove() {
   }
   // Fails if another process has made a new lock. That process removes the folder later.
   ::rmdir(path_.c_str());
+}
+
+void SharedWork::remove_ended() {
+  if (!mode_of_name(path_in(kWorkName)) || is_begun()) return;
+  const FileDescriptor whole = lock();
+  if (!mode_of_name(path_in(kWorkName)) || is_begun()) return;
+  const bool is_compared = std::ranges::any_of(
+      names(), [](const std::string& name) { return name.starts_with(kComparisonPrefix); });
+  is_compared ? clear() : remove();
 }
 
 void SharedWork::discard() {

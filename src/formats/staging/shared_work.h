@@ -30,13 +30,15 @@ namespace tessera::formats {
 //     base-I.lock    is locked by the process that compares this share
 //
 // The first process makes the staging path, the main journal beside it (a single writer has only
-// this one), and then `work`. Each process writes the blocks of its share into the files at the
-// staging path, and records them in the journal of its share. When all shares are complete, one
-// process takes over the blocks that these journals list, without reading them, and commits as a
-// single writer does. It removes the folder of shared work after the checkpoint has appeared. If it
-// dies in between, this folder stays, and the staging path is gone, or is the replaced checkpoint:
-// then its inode number is not that in `exchange`. If it dies before the two swap paths, the next
-// process that finishes the work makes the new checkpoint appear.
+// this one), and then `work`. The identities in these two have one random token: if another writer
+// has taken the staging path since, its journal lacks the token. Each process writes the blocks of
+// its share into the files at the staging path, and records them in the journal of its share. When
+// all shares are complete, one process takes over the blocks that these journals list, without
+// reading them, and commits as a single writer does. It removes the folder of shared work after the
+// checkpoint has appeared. If it dies in between, this folder stays, and the staging path is gone,
+// or is the replaced checkpoint: then its inode number is not that in `exchange`, or its journal
+// lacks the token. If it dies before the two swap paths, the next process that finishes the work
+// makes the new checkpoint appear.
 //
 // The locks are byte-range locks, which NFS has too. On a file system without locks, every share is
 // refused.
@@ -52,7 +54,12 @@ class SharedWork {
   bool is_begun() const;
   /// Whether `path` is, or links to, the staging path of shared work that has begun.
   static bool is_begun_at(const FileSystem& fs, const std::string& path);
-  /// Returns the identity of the work. Requires: is_begun().
+  /// Returns an identity for new work: that of the move, and a random token by which `is_begun`
+  /// knows the work again. The main journal and `begin` need the same one.
+  static ResumeIdentity with_new_token(ResumeIdentity identity);
+  /// Whether the identity in a main journal is that of shared work.
+  static bool has_token(const ResumeIdentity& identity);
+  /// Returns the identity of the work, without the token. Requires: is_begun().
   ResumeIdentity identity() const;
   /// Returns the number of shares of the work. Requires: is_begun().
   int num_shares() const;
@@ -69,7 +76,8 @@ class SharedWork {
   /// Removes what earlier work left in the folder, except `lock` and the results of comparisons
   /// with a base: each result says for which move it is valid. Requires: `lock` is held.
   void clear();
-  /// Begins the work. Requires: `lock` is held, and the staging path exists.
+  /// Begins the work. Requires: `lock` is held, the staging path exists, and the main journal has
+  /// the same identity, synced.
   void begin(const ResumeIdentity& identity, int num_shares, const std::string& command);
   /// Throws Error(mismatch) with the first difference if the work was begun with another identity
   /// or another number of shares.
@@ -131,6 +139,10 @@ class SharedWork {
   /// Throws: Error(mismatch) if the new checkpoint is neither at the destination nor at the staging
   /// path.
   void clean_up();
+  /// Removes what ended work left in the folder, because a worker died before it could, except
+  /// results of comparisons with a base. Does nothing if there is none, or if work has begun. Other
+  /// writers call it once they have the staging path. Requires: this process does not hold `lock`.
+  void remove_ended();
   /// Removes the folder and, if work has begun, the staging path. Does nothing without a folder.
   /// Throws: Error(already_exists) if a process is writing a share or compares with a base.
   void discard();

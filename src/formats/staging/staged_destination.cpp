@@ -510,11 +510,12 @@ void StagedDestination::reset_journal() {
 }
 
 void StagedDestination::reset_journal_for_exchange() {
-  if (extra_names_.empty()) return reset_journal();
+  const JournalHead head = read_journal_head(fs_, journal_path());
+  if (extra_names_.empty() && !SharedWork::has_token(head.identity)) return reset_journal();
   // If the process dies at any point here, the journal names the extra files, and describes no kept
   // work.
   const std::string line = exchange_line();
-  const std::uint64_t offset = read_journal_head(fs_, journal_path()).identity_end_nbytes;
+  const std::uint64_t offset = head.identity_end_nbytes;
   const auto file = fs_.open_for_update(journal_path());
   file->resize(offset);
   file->write_at(offset, std::as_bytes(std::span(line)));

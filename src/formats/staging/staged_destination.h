@@ -135,7 +135,8 @@ class StagedDestination {
   /// Writes a journal without identity and blocks (over an existing one).
   void reset_journal();
   /// Call it before `publish` exchanges two checkpoints. Removes the blocks from the journal. With
-  /// extra files, the journal still names these, and says that an exchange begins.
+  /// extra files or in shared work, the journal keeps its identity, which names these files and the
+  /// work, and says that an exchange begins.
   void reset_journal_for_exchange();
   /// Sets the names of the extra files that the caller copies into the staging directory. Requires:
   /// the journal names them already. `publish` then throws if it would remove a file that belongs

@@ -137,8 +137,10 @@ StagedWork::StagedWork(FileSystem& fs, std::string destination, DestinationKind 
 
 /// Becomes the owner of the staging path. Creates the journal and copies the extra files.
 void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
-  if (!shared_ && options.journal && options.journal->kept_work == KeptWork::discard) {
-    SharedWork(fs_, destination_).discard();
+  std::optional<SharedWork> others;  // what workers of an earlier move left
+  if (!shared_) others.emplace(fs_, destination_);
+  if (others && options.journal && options.journal->kept_work == KeptWork::discard) {
+    others->discard();
   }
   staged_.emplace(fs_, destination_, kind, options.overwrite,
                   [&](const auto& staged) { return judge(fs_, options, staged, left_over_); });
@@ -146,6 +148,7 @@ void StagedWork::stage(DestinationKind kind, const WorkOptions& options) {
     throw Error::expected(ErrorKind::invalid_argument, {.path = destination_}, "extra files",
                           "a directory to copy them into", "a single file");
   }
+  if (others) others->remove_ended();
   staged_->set_extra_names(extra_names_);
   if (!options.journal) {
     name_extra_files(options.extra_files);
@@ -172,8 +175,11 @@ void StagedWork::join(DestinationKind kind, const WorkOptions& options) {
                   "shared work: another worker has just finished it");
     }
     try {
-      stage(kind, options);
-      shared_->begin(options.journal->identity, share.num_shares, share.command);
+      WorkOptions with_token = options;
+      with_token.journal->identity = SharedWork::with_new_token(options.journal->identity);
+      stage(kind, with_token);
+      journal_->sync();  // without it, the work would not be known again
+      shared_->begin(with_token.journal->identity, share.num_shares, share.command);
     } catch (...) {
       shared_->remove();
       throw;

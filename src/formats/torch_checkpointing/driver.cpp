@@ -26,7 +26,7 @@ std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string&
       for (const torch_checkpointing::ItemFile& file : item.files) files.insert(file.path);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
   }
   return files;
 }

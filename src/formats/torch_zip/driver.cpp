@@ -103,7 +103,7 @@ class TorchZipDriver final : public FormatDriver {
                member.name.find('/') == member.name.size() - kPickleName.size();
       });
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io) throw;
+      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
       return begins_as_torch_save(first_bytes);
     }
   }

@@ -34,11 +34,13 @@ void set(c10d::Store& store, const std::string& key, const std::string& text) {
 
 /// Returns the error about ranks that did not send their message.
 Error nothing_sent(const Group& group, const std::string& about_to, const std::string& who) {
-  return {ErrorKind::io,
-          {},
-          "rank " + std::to_string(group.rank()) + " (" + group.name() + ") wants to " + about_to +
-              ", but " + who +
-              " sent nothing before the timeout (did it stop, or run other code?)"};
+  return {
+      ErrorKind::io,
+      {},
+      "rank " + std::to_string(group.rank()) + " (" + group.name() + ") wants to " + about_to +
+          ", but " + who +
+          " sent nothing before the timeout (did it stop, or run other code? models of different "
+          "meshes in one backward need the same units on all ranks)"};
 }
 
 /// Runs on rank 0. Waits for the requests of all ranks, and returns the decision, or the error that

@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
@@ -126,12 +125,7 @@ Mesh init_from_env(const MeshOptions& options) {
   store_options.waitWorkers = false;
   store_options.timeout = options.timeout;
   try {
-    c10::intrusive_ptr<c10d::Store> store =
-        c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options);
-    if (is_agents) {  // the keys of ranks that died are still in the agent's store
-      const auto attempt = process_environment("TORCHELASTIC_RESTART_COUNT");
-      store = c10::make_intrusive<c10d::PrefixStore>("attempt_" + attempt.value_or("0"), store);
-    }
+    const auto store = c10::make_intrusive<c10d::TCPStore>(found->master_address, store_options);
     return connect(store, found->rank, found->world_size, options);
   } catch (const c10::Error& error) {
     throw Error(ErrorKind::io, {},

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <random>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "runtime/dist/message.h"
@@ -55,6 +58,77 @@ Axes complete(Axes axes, int world_size) {
   return axes;
 }
 
+/// Agrees on a name that no other mesh of the store has, so that a mesh reads no messages of
+/// another one. Ranks do not count their meshes: a store may have the keys of ranks that died
+/// (torchrun starts ranks again with the same store, and not all hosts count the restarts), and a
+/// rank may have tried once more than others. Instead each rank asks under a new random name. Rank
+/// 0 answers with its own random name, which becomes that of the mesh.
+class Agreement {
+ public:
+  Agreement(c10::intrusive_ptr<c10d::Store> store, int world_size,
+            std::chrono::milliseconds timeout)
+      : store_(std::move(store)), world_size_(world_size), timeout_(timeout) {}
+
+  std::string name_of_mesh(int rank) const {
+    const std::string own = random_name();
+    if (rank == 0) {
+      answer(own);
+      return own;
+    }
+    store_->set(key_of_request(rank), own);
+    store_->wait({key_of_answer(own)}, timeout_);
+    const std::string name = text_of(key_of_answer(own));
+    store_->set(key_of_ready(name, rank), "+");
+    return name;
+  }
+
+ private:
+  static std::string random_name() {
+    std::random_device device;
+    return std::to_string(device()) + "-" + std::to_string(device());
+  }
+  static std::string key_of_request(int rank) { return "request/" + std::to_string(rank); }
+  static std::string key_of_answer(const std::string& request) { return "answer/" + request; }
+  static std::string key_of_ready(const std::string& mesh, int rank) {
+    return mesh + "/ready/" + std::to_string(rank);
+  }
+  std::string text_of(const std::string& key) const {
+    const std::vector<std::uint8_t> bytes = store_->get(key);
+    return {bytes.begin(), bytes.end()};
+  }
+
+  /// Answers the requests of the other ranks until each has read an answer. Answers a rank again if
+  /// it asks again: its first request may be one of a rank that died, or that gave up.
+  void answer(const std::string& name) const {
+    const auto end = std::chrono::steady_clock::now() + timeout_;
+    std::vector<int> waiting(static_cast<std::size_t>(world_size_ - 1));
+    std::iota(waiting.begin(), waiting.end(), 1);
+    std::vector<std::string> answered(static_cast<std::size_t>(world_size_));
+    while (true) {
+      std::erase_if(waiting, [&](int rank) { return store_->check({key_of_ready(name, rank)}); });
+      if (waiting.empty()) return;
+      for (const int rank : waiting) {
+        if (!store_->check({key_of_request(rank)})) continue;
+        std::string request = text_of(key_of_request(rank));
+        std::string& last = answered[static_cast<std::size_t>(rank)];
+        if (request == last) continue;
+        store_->set(key_of_answer(request), name);
+        last = std::move(request);
+      }
+      if (std::chrono::steady_clock::now() > end) {
+        throw Error(ErrorKind::io, {},
+                    "rank " + std::to_string(waiting.front()) + " did not connect within " +
+                        std::to_string(timeout_.count()) + " ms");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int world_size_;
+  std::chrono::milliseconds timeout_;
+};
+
 class Connector {
  public:
   Connector(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
@@ -62,11 +136,15 @@ class Connector {
       : options_(options) {
     if (!store || (world_size == 1 && !options.transport.connects_one_rank)) return;
     try {
-      store_ = store_of_new_mesh(store, rank, world_size);
+      const std::string prefix = "tessera/" + std::to_string(world_size) + "/";
+      const std::string name = Agreement(c10::make_intrusive<c10d::PrefixStore>(prefix, store),
+                                         world_size, options.timeout)
+                                   .name_of_mesh(rank);
+      store_ = c10::make_intrusive<c10d::PrefixStore>(prefix + name, store);
     } catch (const std::exception& error) {
       throw Error(ErrorKind::io, {},
                   "rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
-                      ": cannot reach the store: " + message_of(error));
+                      ": cannot meet the other ranks through the store: " + message_of(error));
     }
   }
 
@@ -93,16 +171,6 @@ class Connector {
   }
 
  private:
-  /// Returns a store for one mesh, so that two meshes of one store do not read each other's
-  /// messages. Each rank counts its meshes in the store itself, because a job may connect to one
-  /// store through several objects.
-  static c10::intrusive_ptr<c10d::Store> store_of_new_mesh(
-      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
-    const std::string prefix = "tessera/" + std::to_string(world_size) + "/";
-    const std::int64_t number = store->add(prefix + "meshes of rank " + std::to_string(rank), 1);
-    return c10::make_intrusive<c10d::PrefixStore>(prefix + std::to_string(number), store);
-  }
-
   c10::intrusive_ptr<c10d::Store> store_;
   const MeshOptions& options_;
 };

@@ -2,9 +2,9 @@
 
 #include <torch/types.h>
 
+#include "runtime/registry/own_state_dict_hooks.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "tessera/runtime/registry/fused_updates.h"
-#include "tessera/runtime/registry/state_dict_hooks.h"
 
 namespace tessera::embedding {
 namespace {
@@ -60,7 +60,7 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
   // Weak, because the registry may keep hooks for some time after the collection is destroyed. The
   // collection owns the tables.
   const std::weak_ptr<ShardedTables> weak = tables;
-  registry::add_state_dict_post_hook(
+  registry::add_first_state_dict_post_hook(
       collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                          const StateDictOptions& options) {
         const auto its = weak.lock();
@@ -70,7 +70,7 @@ void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTa
                             *its->mesh().world(), options);
         }
       });
-  registry::add_load_state_dict_pre_hook(
+  registry::add_last_load_state_dict_pre_hook(
       collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
                          LoadReport& report) {
         const auto its = weak.lock();

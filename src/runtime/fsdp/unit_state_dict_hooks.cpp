@@ -6,10 +6,10 @@
 
 #include "runtime/fsdp/pass.h"
 #include "runtime/fsdp/traversal.h"
+#include "runtime/registry/own_state_dict_hooks.h"
 #include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/torch_bridge.h"
-#include "tessera/runtime/registry/state_dict_hooks.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -31,7 +31,7 @@ void for_each_managed(const Module& module, const Visit& visit) {
 struct HasHooks final : registry::ModuleState {};
 
 void attach_to_owner(Module& module) {
-  registry::add_state_dict_post_hook(
+  registry::add_first_state_dict_post_hook(
       module, [](Module& owner, StateDict& state_dict, const std::string& prefix,
                  const StateDictOptions& options) {
         for_each_managed(owner,
@@ -40,14 +40,15 @@ void attach_to_owner(Module& module) {
                                              *handle.options().world_group, options);
                          });
       });
-  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
-                                                    const std::string& prefix, LoadReport& report) {
-    for_each_managed(owner,
-                     [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
-                       state::show_local_shard(state_dict, prefix + name, handle.state_of(index),
-                                               handle.parameter(index), report);
-                     });
-  });
+  registry::add_last_load_state_dict_pre_hook(
+      module,
+      [](Module& owner, StateDict& state_dict, const std::string& prefix, LoadReport& report) {
+        for_each_managed(
+            owner, [&](const std::string& name, FlatParamHandle& handle, std::size_t index) {
+              state::show_local_shard(state_dict, prefix + name, handle.state_of(index),
+                                      handle.parameter(index), report);
+            });
+      });
 }
 
 }  // namespace
@@ -60,7 +61,7 @@ void attach_state_dict_hooks(Module& module) {
     attach_to_owner(*each);
     registry::attach(*each, std::make_shared<HasHooks>());
   }
-  registry::add_state_dict_post_hook(
+  registry::add_first_state_dict_post_hook(
       module, [](Module& owner, StateDict& state_dict, const std::string& prefix,
                  const StateDictOptions& options) {
         const auto sharded = registry::find<ShardedModule>(owner);
@@ -96,9 +97,9 @@ void for_each_cast_buffer(const Module& module, const Visit& visit) {
 void attach_state_dict_hooks_of_cast_buffers(Module& module) {
   if (registry::find<HasBufferHooks>(module)) return;
   registry::attach(module, std::make_shared<HasBufferHooks>());
-  registry::add_state_dict_post_hook(module, [](Module& owner, StateDict& state_dict,
-                                                const std::string& prefix,
-                                                const StateDictOptions& /*options*/) {
+  registry::add_first_state_dict_post_hook(module, [](Module& owner, StateDict& state_dict,
+                                                      const std::string& prefix,
+                                                      const StateDictOptions& /*options*/) {
     for_each_cast_buffer(owner, [&](const std::string& name, const at::Tensor&, DType own_dtype) {
       std::string fqn = prefix + name;
       StateEntry* entry = state_dict.find(fqn);
@@ -113,8 +114,9 @@ void attach_state_dict_hooks_of_cast_buffers(Module& module) {
       *entry = std::move(converted);
     });
   });
-  registry::add_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
-                                                    const std::string& prefix, LoadReport& report) {
+  registry::add_last_load_state_dict_pre_hook(module, [](Module& owner, StateDict& state_dict,
+                                                         const std::string& prefix,
+                                                         LoadReport& report) {
     for_each_cast_buffer(owner, [&](const std::string& name, const at::Tensor& buffer,
                                     DType own_dtype) {
       const std::string fqn = prefix + name;

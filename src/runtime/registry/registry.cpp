@@ -1,5 +1,6 @@
 #include "tessera/runtime/registry/registry.h"
 
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -33,7 +34,7 @@ class Registry {
 
   void attach(Module& module, std::type_index type, std::shared_ptr<ModuleState> state) {
     const std::weak_ptr<Module> weak = weak_module(module);
-    const auto dead = take_dead();
+    const auto dead = take_dead_if_due();
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[&module];
     if (entry.module.expired())
@@ -49,6 +50,23 @@ class Registry {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  /// As take_dead, but does nothing if that would take more than a tenth of the time: calls for
+  /// each module of a large model would otherwise look at all others each time.
+  std::vector<Entry> take_dead_if_due() {
+    const Clock::time_point begin = Clock::now();
+    {
+      const std::lock_guard lock(mutex_);
+      if (begin < next_look_) return {};
+    }
+    auto dead = take_dead();
+    const Clock::time_point end = Clock::now();
+    const std::lock_guard lock(mutex_);
+    next_look_ = end + 9 * (end - begin);
+    return dead;
+  }
+
   /// Removes the entries of destroyed modules and returns them. The caller destroys them without
   /// the lock, because their destructors may use the registry.
   std::vector<Entry> take_dead() {
@@ -67,6 +85,7 @@ class Registry {
 
   std::mutex mutex_;
   std::unordered_map<const Module*, Entry> entries_;
+  Clock::time_point next_look_{};  // of take_dead_if_due
 };
 
 }  // namespace

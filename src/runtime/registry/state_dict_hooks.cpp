@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "runtime/registry/own_state_dict_hooks.h"
 #include "runtime/torch_bridge.h"
 
 namespace tessera {
@@ -106,12 +107,19 @@ StateTensor* find_fitting(StateDict& state_dict, const std::string& fqn, DType d
 namespace registry {
 namespace {
 
+/// When a hook runs among the hooks of its kind and module. The value is where its numbers begin.
+enum class Turn : std::uint64_t {
+  first = 0,
+  in_order = std::uint64_t{1} << 32,
+  last = std::uint64_t{1} << 33,
+};
+
 template <class Hook>
 HookHandle add(torch::nn::Module& module, Hook hook,
-               std::map<std::uint64_t, Hook> StateDictHooks::*table) {
+               std::map<std::uint64_t, Hook> StateDictHooks::*table, Turn turn = Turn::in_order) {
   auto hooks = find<StateDictHooks>(module);
   if (!hooks) attach(module, hooks = std::make_shared<StateDictHooks>());
-  const std::uint64_t number = hooks->next_number++;
+  const std::uint64_t number = static_cast<std::uint64_t>(turn) + hooks->next_number++;
   ((*hooks).*table).emplace(number, std::move(hook));
   return HookHandle([weak = std::weak_ptr(hooks), table, number] {
     if (const auto alive = weak.lock()) ((*alive).*table).erase(number);
@@ -131,6 +139,12 @@ HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook h
 }
 HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook) {
   return add(module, std::move(hook), &StateDictHooks::load_post);
+}
+HookHandle add_first_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::post, Turn::first);
+}
+HookHandle add_last_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook hook) {
+  return add(module, std::move(hook), &StateDictHooks::load_pre, Turn::last);
 }
 
 }  // namespace registry

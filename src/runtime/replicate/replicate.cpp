@@ -624,17 +624,16 @@ void refuse_unfit(const std::string& fqn, const Tensor& parameter) {
 /// The parameters of a module that are not ignored.
 struct FoundParameters {
   NamedTensors trained;  // each tensor once; their gradients will be averaged
-  NamedTensors frozen;
+  NamedTensors frozen;   // each tensor once
+  std::unordered_set<const at::TensorImpl*> all{};
 };
 
 FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignored) {
   FoundParameters found;
   const auto take = [&](const std::string& fqn, const Tensor& parameter) {
     const auto is_same = [&](const Tensor& each) { return each.is_same(parameter); };
-    const bool is_left_out =
-        !parameter.defined() || std::ranges::any_of(ignored, is_same) ||
-        std::ranges::any_of(found.trained, [&](const auto& each) { return is_same(each.second); });
-    if (is_left_out) return;
+    if (!parameter.defined() || std::ranges::any_of(ignored, is_same)) return;
+    if (!found.all.insert(parameter.unsafeGetTensorImpl()).second) return;
     if (!parameter.requires_grad() && !parameter.is_meta()) {
       found.frozen.emplace_back(fqn, parameter);
       return;
@@ -721,9 +720,7 @@ void replicate(Module& module, const ReplicateOptions& options) {
     torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<RefusingHook>(fqn));
   }
   const auto is_managed = [&](const Tensor& parameter) {
-    const auto is_same = [&](const auto& each) { return each.second.is_same(parameter); };
-    return std::ranges::any_of(parameters.trained, is_same) ||
-           std::ranges::any_of(parameters.frozen, is_same);
+    return parameters.all.contains(parameter.unsafeGetTensorImpl());
   };
   for_each_open_module(module, "", [&](Module& each, const std::string&) {
     registry::note_mesh_around(each, options.mesh, is_managed);

@@ -20,7 +20,12 @@ const StateTensor* tensor_of(const StateDict& state_dict, const StateDict::Item&
   const auto* alias = std::get_if<StateAlias>(&item.entry);
   if (alias == nullptr) return nullptr;
   const StateEntry* target = state_dict.find(alias->target);
-  TESSERA_CHECK(target != nullptr);
+  if (target == nullptr) {
+    throw Error::expected(ErrorKind::invalid_argument, {.fqn = item.fqn}, "alias in a state dict",
+                          "an entry " + alias->target + ", which it is another name of", "none",
+                          "has a state dict hook removed or replaced it? one that moves the entry "
+                          "unchanged can rename it");
+  }
   return std::get_if<StateTensor>(target);
 }
 

@@ -4,8 +4,6 @@
 #include <set>
 #include <string_view>
 
-#include "runtime/state/sharded_state_dict.h"
-
 namespace tessera::state {
 namespace {
 
@@ -97,16 +95,9 @@ bool has_state_by_number(const std::vector<Finding>& problems, const std::string
 }
 
 std::vector<std::string> hints_for_hooks(const std::vector<Finding>& problems,
-                                         torch::nn::Module& module) {
+                                         const StateDict& own) {
   const Names missing = names_of(problems, "missing");
   const Names unexpected = names_of(problems, "unexpected");
-  if (missing.empty() && unexpected.empty()) return {};
-  StateDict own;
-  try {
-    own = sharded_state_dict(module);
-  } catch (const std::exception&) {
-    return {};  // a hook of the module failed; the report says more
-  }
   const auto is_own = [&](const std::string& name) { return own.contains(name); };
   if (std::ranges::all_of(missing, is_own) && std::ranges::none_of(unexpected, is_own)) return {};
   return {

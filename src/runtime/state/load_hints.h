@@ -28,10 +28,10 @@ std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& pro
 /// `<prefix>0.exp_avg`.
 bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
 
-/// Returns a hint if the module's own state dict has other names than its parameters and buffers,
-/// and these names are among the problems: then its load pre hooks do not undo its post hooks.
+/// Returns a hint if the module's `own` state dict has other names than its parameters and buffers,
+/// and these names are among the problems. Requires: load pre hooks do not undo its post hooks.
 std::vector<std::string> hints_for_hooks(const std::vector<formats::Finding>& problems,
-                                         torch::nn::Module& module);
+                                         const StateDict& own);
 
 std::vector<std::string> hints_for_state_dict(const StateDict& state_dict,
                                               const torch::nn::Module& module,

@@ -1,8 +1,10 @@
 #include <torch/types.h>
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
@@ -64,6 +66,14 @@ class LoadWalk {
   }
 
  private:
+  /// Returns whether an entry is an alias without its target. A load pre hook may have given the
+  /// target, which was loaded already, back the name that it has in the module.
+  bool is_alias_of_renamed(const std::string& fqn) const {
+    const StateEntry* const entry = std::as_const(state_dict_).find(fqn);
+    const auto* const alias = entry == nullptr ? nullptr : std::get_if<StateAlias>(entry);
+    return alias != nullptr && !state_dict_.contains(alias->target);
+  }
+
   void take(const std::string& fqn, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     wanted_.insert(fqn);
@@ -72,11 +82,12 @@ class LoadWalk {
                   "a tensor on the meta device (initialize the module first)");
       return;
     }
+    const auto tied = assigned_.find(tensor.unsafeGetTensorImpl());
+    if (tied != assigned_.end() && is_alias_of_renamed(fqn)) return;
     const StateTensor* entry =
         find_fitting(state_dict_, fqn, dtype_of(tensor.scalar_type()),
                      Shape(tensor.sizes().begin(), tensor.sizes().end()), report_);
     if (entry == nullptr) return;
-    const auto tied = assigned_.find(tensor.unsafeGetTensorImpl());
     const Assignment* const first = tied == assigned_.end() ? nullptr : &assignments_[tied->second];
     if (first != nullptr && first->entry == entry) return;
     const auto whole = state::cut(*entry, whole_box(entry->shape));
@@ -130,13 +141,13 @@ void take_alias(const StateDict::Item& alias, const StateDict& wanted, FoundTens
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
-  StateDict wanted = state::sharded_state_dict(module);
-  // Rank 0 checks the keys, because only it has the state dict.
-  std::string failure;
+  StateDict wanted;
   std::string missing;  // keys, one per line
   StateDict sent = of_first;
   FoundTensors found_here;  // by the first name of each tensor
-  if (world.rank() == 0) {
+  state::check_on_all_ranks(world, [&] {
+    wanted = state::sharded_state_dict(module);
+    if (world.rank() != 0) return;  // only rank 0 has the state dict
     LoadReport report{options};
     for (const StateDict::Item& item : wanted) {
       if (std::holds_alternative<StateAlias>(item.entry)) {
@@ -159,15 +170,9 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
         if (!wanted.contains(item.fqn)) state::add_unexpected(item, report);
       }
     }
-    try {
-      state::refuse_problems("state dict for " + module.name(), report.problems, {},
-                             state::kStateDictOfModule);
-    } catch (const Error& error) {
-      failure = error.what();
-    }
-  }
-  failure = state::broadcast_text(failure, world);
-  if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
+    state::refuse_problems("state dict for " + module.name(), report.problems, {},
+                           state::kStateDictOfModule);
+  });
   missing = "\n" + state::broadcast_text(missing, world);
   StateDict received;
   for (const StateDict::Item& item : wanted) {
@@ -187,12 +192,47 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
 
 }  // namespace
 
-void state::run_load_post_hooks(Module& module) {
-  for (const auto& child : module.named_children()) run_load_post_hooks(*child.value());
+namespace {
+
+/// Runs the load post hooks of modules that are not in `done` yet: a module may be in the tree
+/// twice, but was loaded once.
+void run_post_hooks(Module& module, std::unordered_set<const Module*>& done) {
+  if (!done.insert(&module).second) return;
+  for (const auto& child : module.named_children()) run_post_hooks(*child.value(), done);
   const auto hooks = registry::find<registry::StateDictHooks>(module);
   if (!hooks) return;
   // Iterates over a copy, because a hook may remove itself.
   for (const auto& [number, hook] : std::map(hooks->load_post)) hook(module);
+}
+
+/// Returns hints about hooks; none if the module's load pre hooks undo its post hooks already.
+std::vector<std::string> hints_for_hooks(const std::vector<formats::Finding>& problems,
+                                         Module& module) {
+  const auto is_about_names = [](const formats::Finding& problem) {
+    return problem.rule == "missing" || problem.rule == "unexpected";
+  };
+  if (std::ranges::none_of(problems, is_about_names)) return {};
+  StateDict own;
+  try {
+    own = state::sharded_state_dict(module);
+    StateDict loaded = own;
+    const LoadStateDictOptions strict;
+    LoadReport report{strict};
+    LoadWalk walk(loaded, report);
+    walk.visit(module, "");
+    walk.report_unexpected();
+    if (std::ranges::none_of(report.problems, is_about_names)) return {};
+  } catch (const std::exception&) {
+    return {};  // a hook of the module failed; the report says more
+  }
+  return state::hints_for_hooks(problems, own);
+}
+
+}  // namespace
+
+void state::run_load_post_hooks(Module& module) {
+  std::unordered_set<const Module*> done;
+  run_post_hooks(module, done);
 }
 
 void load_state_dict(Module& module, const StateDict& state_dict,
@@ -201,14 +241,22 @@ void load_state_dict(Module& module, const StateDict& state_dict,
   StateDict work = options.rank0_only ? receive(module, state_dict, options) : state_dict;
   LoadReport report{options};
   LoadWalk walk(work, report);
-  walk.visit(module, "");
-  walk.report_unexpected();
-  std::vector<std::string> hints = state::hints_for_state_dict(state_dict, module, options);
-  for (std::string& hint : state::hints_for_hooks(report.problems, module)) {
-    hints.push_back(std::move(hint));
+  const auto check = [&] {
+    walk.visit(module, "");
+    walk.report_unexpected();
+    std::vector<std::string> hints = state::hints_for_state_dict(state_dict, module, options);
+    for (std::string& hint : hints_for_hooks(report.problems, module)) {
+      hints.push_back(std::move(hint));
+    }
+    state::refuse_problems("state dict for " + module.name(), report.problems, hints,
+                           state::kStateDictOfModule);
+  };
+  if (options.rank0_only) {
+    // A load pre hook may fail or report a problem on one rank alone.
+    state::check_on_all_ranks(*mesh_of(module).world(), check);
+  } else {
+    check();
   }
-  state::refuse_problems("state dict for " + module.name(), report.problems, hints,
-                         state::kStateDictOfModule);
   walk.assign();
   state::run_load_post_hooks(module);
 }

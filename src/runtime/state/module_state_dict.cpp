@@ -75,7 +75,10 @@ class Walk {
     if (is_boundary && options.rank0_only && !is_first_rank_) drop(prefix);
   }
 
-  StateDict result() { return std::move(state_dict_); }
+  StateDict result() {
+    follow_renamed_targets();
+    return std::move(state_dict_);
+  }
 
  private:
   void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options,
@@ -100,6 +103,20 @@ class Walk {
       entry.layout = state::layout_of_own_copies(entry.shape);
     }
     state_dict_.set(fqn, std::move(entry));
+  }
+
+  /// If a hook has moved a tied tensor to another key, makes its aliases name that key.
+  void follow_renamed_targets() {
+    std::unordered_map<std::string, std::string> keys;  // by the tensor's name in the module tree
+    for (const StateDict::Item& item : state_dict_) {
+      const auto* const tensor = std::get_if<StateTensor>(&item.entry);
+      if (tensor != nullptr) keys.emplace(tensor->module_fqn, item.fqn);
+    }
+    for (StateDict::Item& item : state_dict_) {
+      auto* const alias = std::get_if<StateAlias>(&item.entry);
+      if (alias == nullptr || state_dict_.contains(alias->target)) continue;
+      if (const auto key = keys.find(alias->target); key != keys.end()) alias->target = key->second;
+    }
   }
 
   /// Throws if the parameter is a shard of a unit that is not in this tree: it is tied to a

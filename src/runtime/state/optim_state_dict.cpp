@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -110,24 +111,14 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
   return found;
 }
 
-/// Throws if there are problems. If `from_first` is not null, only rank 0 has the state dict and
-/// knows the problems: it sends them, and all ranks throw.
-void refuse(const LoadReport& report, std::vector<std::string> hints, dist::Group* from_first) {
-  std::string failure;
+/// Throws if there are problems.
+void refuse(const LoadReport& report, std::vector<std::string> hints) {
   if (state::has_state_by_number(report.problems, "state.")) {
     hints.emplace_back(
         "rekey_optim_state_dict(…, OptimStateKey::param_name, …) converts numbers to names");
   }
-  try {
-    state::refuse_problems("optimizer state dict", report.problems, hints,
-                           state::kStateDictOfOptimizer);
-  } catch (const Error& error) {
-    if (from_first == nullptr) throw;
-    failure = error.what();
-  }
-  if (from_first == nullptr) return;
-  failure = state::broadcast_text(failure, *from_first);
-  if (!failure.empty()) state::rethrow_text(ErrorKind::mismatch, failure);
+  state::refuse_problems("optimizer state dict", report.problems, hints,
+                         state::kStateDictOfOptimizer);
 }
 
 /// Returns the parameters' names in the order of the groups.
@@ -268,22 +259,31 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
   Catalogue catalogue = catalogue_of(state_dict);
   if (from_first != nullptr) catalogue = broadcast(catalogue, *from_first);
 
-  OptimizerLoad load(model, optimizer);
-  const StateDict wanted = load.want(catalogue.tensors);
-  LoadReport report{options};
-  load.take_groups(catalogue.values, {}, NameSelection(), report);
+  std::optional<OptimizerLoad> load;
+  StateDict wanted;
   StateDict source = state_dict;  // find_fitting needs a non-const state dict
   std::unordered_map<std::string, const StateTensor*> found;
-  if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
-  if (!options.allow_unexpected) {
-    const auto unused = load.find_unused(catalogue.values, {}, report.problems);
-    report.problems.insert(report.problems.end(), unused.begin(), unused.end());
+  const auto check = [&] {
+    load.emplace(model, optimizer);
+    wanted = load->want(catalogue.tensors);
+    LoadReport report{options};
+    load->take_groups(catalogue.values, {}, NameSelection(), report);
+    if (from_first == nullptr || mesh.rank() == 0) found = find_all(source, wanted, report);
+    if (!options.allow_unexpected) {
+      const auto unused = load->find_unused(catalogue.values, {}, report.problems);
+      report.problems.insert(report.problems.end(), unused.begin(), unused.end());
+    }
+    refuse(report, state::hints_for_state_dict(state_dict, model, options));
+  };
+  if (from_first == nullptr) {
+    check();
+  } else {
+    state::check_on_all_ranks(*from_first, check);
   }
-  refuse(report, state::hints_for_state_dict(state_dict, model, options), from_first);
 
   std::set<std::string> filled;
-  for (const StateDict::Item& item : wanted) {
-    if (!catalogue.tensors.contains(item.fqn)) continue;  // the state dict does not have it
+  const auto fill = [&](const StateDict::Item& item) {
+    if (!catalogue.tensors.contains(item.fqn)) return;  // the state dict does not have it
     const auto& own = std::get<StateTensor>(item.entry);
     const auto it = found.find(item.fqn);
     if (from_first != nullptr) {
@@ -294,8 +294,19 @@ void load_state(Module& model, Optimizer* optimizer, const StateDict& state_dict
       }
     }
     filled.insert(item.fqn);
+  };
+  // The steps first, into memory of their own: the other tensors may be the optimizer's own.
+  const auto is_step = [](const StateDict::Item& item) {
+    return std::get<StateTensor>(item.entry).kind == formats::StateKind::scalar_parameter;
+  };
+  for (const StateDict::Item& item : wanted) {
+    if (is_step(item)) fill(item);
   }
-  load.replace(filled);
+  load->check_steps(filled);
+  for (const StateDict::Item& item : wanted) {
+    if (!is_step(item)) fill(item);
+  }
+  load->replace(filled);
 }
 
 }  // namespace

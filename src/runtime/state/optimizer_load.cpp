@@ -320,7 +320,6 @@ void OptimizerLoad::keep_absent(const OptimizerParameter& parameter, const Loade
 }
 
 void OptimizerLoad::replace(const std::set<std::string>& filled) {
-  check_steps(filled);
   for (std::size_t group = 0; group < options_.size(); ++group) {
     if (options_[group]) optimizer_->param_groups()[group].set_options(std::move(options_[group]));
   }

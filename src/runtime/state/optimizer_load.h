@@ -62,7 +62,7 @@ class OptimizerLoad {
   /// keeps its old state if some of its wanted keys were not loaded. Exception: state that may
   /// begin at zero (`max_exp_avg_sq`) stays as it was, or is zero, beside what was loaded. A
   /// parameter that was saved without state has none afterwards, unless `only` leaves out its
-  /// state.
+  /// state. Requires: `check_steps(filled)` has not thrown.
   void replace(const std::set<std::string>& filled);
 
  private:

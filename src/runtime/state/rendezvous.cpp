@@ -93,9 +93,10 @@ std::vector<std::string> Rendezvous::exchange(const std::string& own, const std:
                   "rank " + std::to_string(rank_) + ": " + what +
                       ": rank 0 sent no answer: " + dist::message_of(error));
     }
-    if (store_->add(prefix + "read", 1) == size_ - 1) store_->set(prefix + "all read", "+");
+    const bool has_failed = answer.front() == kFailed;
+    acknowledge(prefix, has_failed ? size_ - 2 : size_ - 1);  // one rank was late
     ++number_;
-    if (answer.front() == kFailed) throw Error(ErrorKind::io, {}, answer.substr(1));
+    if (has_failed) throw Error(ErrorKind::io, {}, answer.substr(1));
     return split(answer.substr(1));
   } catch (const Error& error) {
     failure_ = error.what();
@@ -126,6 +127,15 @@ std::vector<std::string> Rendezvous::all_gather(const std::string& what,
   return all;
 }
 
+/// Tells rank 0 that this rank has read its answer. `num_readers`: how many ranks do.
+void Rendezvous::acknowledge(const std::string& prefix, int num_readers) const {
+  try {
+    if (store_->add(prefix + "read", 1) == num_readers) store_->set(prefix + "all read", "+");
+  } catch (const std::exception&) {
+    // Ignored: this rank has the answer. Rank 0 waits in vain, but not for long.
+  }
+}
+
 /// Waits until the other ranks have read rank 0's answer: the store may be in the process of rank
 /// 0, which may end as soon as its save returns.
 void Rendezvous::wait_until_read(const std::string& prefix) const {
@@ -134,6 +144,15 @@ void Rendezvous::wait_until_read(const std::string& prefix) const {
     store_->wait({prefix + "all read"}, std::min(timeout_, kLongest));
   } catch (const std::exception&) {
     // Ignored: if a rank has died, the next exchange says so.
+  }
+}
+
+void Rendezvous::delete_keys(const std::string& prefix) const {
+  try {
+    for (const char* const key : {"all", "read", "all read"}) store_->deleteKey(prefix + key);
+    for (int rank = 1; rank < size_; ++rank) store_->deleteKey(prefix + std::to_string(rank));
+  } catch (const std::exception&) {
+    // Ignored: the exchange is complete.
   }
 }
 
@@ -152,6 +171,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
       } catch (const std::exception&) {
         // Ignored: the store cannot be reached, so the other ranks will time out.
       }
+      if (size_ > 2) wait_until_read(prefix);
       throw Error(ErrorKind::io, {}, "rank 0: " + failure);
     }
   }
@@ -159,11 +179,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& prefix, const st
   wait_until_read(prefix);
   // The keys of the previous exchange can be deleted: all ranks have sent a message for this one,
   // so they have read the previous answer.
-  if (number_ > 0) {
-    const std::string before = name_ + std::to_string(number_ - 1) + "/";
-    for (const char* const key : {"all", "read", "all read"}) store_->deleteKey(before + key);
-    for (int rank = 1; rank < size_; ++rank) store_->deleteKey(before + std::to_string(rank));
-  }
+  if (number_ > 0) delete_keys(name_ + std::to_string(number_ - 1) + "/");
   ++number_;
   return texts;
 }

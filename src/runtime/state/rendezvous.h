@@ -37,7 +37,9 @@ class Rendezvous {
 
  private:
   std::string get(const std::string& key) const;
+  void acknowledge(const std::string& prefix, int num_readers) const;
   void wait_until_read(const std::string& prefix) const;
+  void delete_keys(const std::string& prefix) const;
   std::vector<std::string> collect(const std::string& prefix, const std::string& own,
                                    const std::string& what);
 

@@ -79,7 +79,8 @@ class TrainState::Impl {
   struct SaveMessage;
   SaveMessage prepare_save(reshard::RankSave& save, const SaveOptions& options, StateDict& all);
   StateDict tensors_and_fields(const SaveOptions& options) const;
-  bool plan_if_changed(const StateDict& all, formats::Format format_of_parts);
+  bool plan_if_changed(const StateDict& all, const std::string& digest,
+                       formats::Format format_of_parts);
   std::string stage(reshard::RankSave& save);
   std::string names_of_values() const;
   std::string values_to_json() const;
@@ -97,7 +98,7 @@ class TrainState::Impl {
   std::vector<PerRankValue> per_rank_;
 
   // From the last save, for the next one.
-  std::string digest_;  // layout_digest of what was saved
+  std::string digest_;  // of the layout of what was saved
   std::shared_ptr<const state::LiveState> live_;
   std::shared_ptr<const reshard::Plan> plan_;
   std::string locked_directory_;                  // that `lock_` is on

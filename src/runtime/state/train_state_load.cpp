@@ -218,8 +218,8 @@ class TrainState::Impl::Load {
   OpenedCheckpoint opened() const;
   /// Reads the tensors.
   void read();
-  /// Returns, as JSON, the keys of the model's entries that this rank did not read in place.
-  /// Requires: `read`.
+  /// Returns one character for each tensor of the model that was read, in the order of the keys:
+  /// '1' if this rank did not read it in place, else '0', up to the last '1'. Requires: `read`.
   std::string copied() const;
   /// Applies the values, and the model's entries that some rank did not read in place. `by_rank`:
   /// what `copied` returned on each rank.
@@ -592,28 +592,31 @@ std::set<std::string> TrainState::Impl::Load::keys_read(const std::string& name)
 }
 
 std::string TrainState::Impl::Load::copied() const {
-  const std::set<std::string> is_read = keys_read(kModelName);
-  Value::List copied;
-  for (const std::string& key : copied_keys_) {
-    if (is_read.contains(key)) copied.emplace_back(key);
+  std::string copied;
+  for (const std::string& key : keys_read(kModelName)) {
+    copied += copied_keys_.contains(key) ? '1' : '0';
   }
-  return value_to_json(copied);
+  return copied.substr(0, copied.find_last_of('1') + 1);  // usually empty
 }
 
 void TrainState::Impl::Load::take_over(const std::vector<std::string>& by_rank) {
   const std::set<std::string> filled = keys_read(kOptimizerName);
   if (optimizer_load_) optimizer_load_->check_steps(filled);
+  const std::set<std::string> keys = keys_read(kModelName);
   StateDict copied;  // on any rank, so that all ranks call the same hooks
-  for (const std::string& keys : by_rank) {
-    const Value list = state::parse_message(keys);
-    for (const Value& key : *list.get_if<Value::List>()) {
-      const std::string fqn = key.get<std::string>();
-      if (const StateEntry* const entry = model_entries_.find(fqn)) copied.set(fqn, *entry);
-    }
+  std::size_t position = 0;
+  for (const std::string& key : keys) {
+    const auto is_copy = [&](const std::string& of_rank) {
+      return position < of_rank.size() && of_rank[position] == '1';
+    };
+    const StateEntry* const entry = model_entries_.find(key);
+    if (entry != nullptr && std::ranges::any_of(by_rank, is_copy)) copied.set(key, *entry);
+    ++position;
   }
   if (!copied.empty()) {
-    load_state_dict(*state_.model_, copied, {.allow_missing = true});
-  } else if (!keys_read(kModelName).empty()) {
+    load_state_dict(*state_.model_, copied,
+                    {.allow_missing = true, .allow_cast = options_.allow_cast});
+  } else if (!keys.empty()) {
     state::run_load_post_hooks(*state_.model_);
   }
   if (optimizer_load_) {

@@ -224,9 +224,9 @@ void TrainState::Impl::add_values(const std::vector<SaveMessage>& by_rank, State
 }
 
 /// Plans the save if the state's layout has changed since the last save. Returns whether it has.
-/// `format_of_parts`: the format of the ranks' parts.
-bool TrainState::Impl::plan_if_changed(const StateDict& all, formats::Format format_of_parts) {
-  const std::string digest = state::layout_digest(all, mesh_.world_size(), format_of_parts);
+/// `digest`: of the layout. `format_of_parts`: the format of the ranks' parts.
+bool TrainState::Impl::plan_if_changed(const StateDict& all, const std::string& digest,
+                                       formats::Format format_of_parts) {
   if (digest == digest_) return false;
   auto live = std::make_shared<LiveState>(
       state::share_out(all, mesh_.world_size(), formats::traits_of(format_of_parts)));
@@ -322,7 +322,8 @@ SaveReport TrainState::Impl::save(const std::string& path_given, const SaveOptio
   job->hold_failure([&] {
     // Of own copies, rank 0's are saved with its state: other ranks may have state of others.
     if (mesh_.rank() != 0) add_tensors_of_rank0(by_rank.front().own_state, all);
-    report.has_planned = plan_if_changed(all, reshard::format_of_parts(options.format));
+    report.has_planned = plan_if_changed(all, own.digest + by_rank.front().own_state,
+                                         reshard::format_of_parts(options.format));
     job->live = live_;
     job->plan = plan_;
     report.nbytes_written = plan_->nbytes_to_write;

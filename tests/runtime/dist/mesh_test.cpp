@@ -3,8 +3,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
 
+#include "runtime/support/checks.h"
 #include "runtime/support/ranks.h"
 #include "tessera/base/error.h"
 
@@ -63,6 +68,32 @@ TEST(MeshTest, MeshesOfOneStoreDoNotReadEachOthersMessages) {
     second.world()->all_reduce(sum, "x").wait();
     EXPECT_EQ(sum.item<float>(), 4);
   });
+}
+
+TEST(MeshTest, ARankThatHasTriedOnceMoreThanOthersConnects) {
+  for (const int impatient : {0, 1}) {
+    SCOPED_TRACE(impatient);
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    MeshOptions options;
+    options.transport = gloo("lo");
+    options.timeout = std::chrono::milliseconds(100);
+    EXPECT_THAT(test::error_of([&] { connect(store, impatient, 2, options); }),
+                HasSubstr("rank " + std::to_string(impatient) +
+                          " of 2: cannot meet the other ranks through the store"));
+    options.timeout = std::chrono::seconds(20);
+    std::vector<std::thread> threads;
+    for (const int rank : {0, 1}) {
+      threads.emplace_back([&, rank] {
+        EXPECT_EQ(test::error_of([&] {
+                    at::Tensor sum = torch::ones({1});
+                    connect(store, rank, 2, options).world()->all_reduce(sum, "x").wait();
+                    EXPECT_EQ(sum.item<float>(), 2);
+                  }),
+                  "none");
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 }
 
 TEST(MeshTest, CollectivesRunAlongEachAxis) {

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
@@ -68,6 +69,21 @@ def test_torchrun_starts_again_after_a_failure(expected, tmp_path):
     fails_once = '"$@" && test "$TORCHELASTIC_RESTART_COUNT" = 1'
     subprocess.run([*launch, "bash", "-c", fails_once, "trainer", *trainer(tmp_path / "losses.csv")], env=environment(),
                    check=True, timeout=TIMEOUT)
+    assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
+
+
+# Shows A5.
+def test_torchrun_starts_again_if_only_one_of_two_hosts_fails(expected, tmp_path):
+    # Only the agent of the host that fails counts the restart. The other one's first worker waits until its agent ends it.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [str(Path(sys.executable).parent / "torchrun"), "--no-python", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1",
+              "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    worker = 'first="$1" after="$2"; shift 2; "$@" || exit; test -e "$first" && exit; echo > "$first"; eval "$after"'
+    commands = [[*launch, "bash", "-c", worker, "trainer", str(tmp_path / f"first-{host}"), after, *trainer(tmp_path / "losses.csv")]
+                for host, after in enumerate(("sleep 100", "exit 1"))]
+    run_all(commands, [environment(), environment()])
     assert losses(tmp_path / "losses.csv") == pytest.approx(expected, rel=1e-4)
 
 

@@ -14,6 +14,7 @@
 #include "runtime/state/saved_states.h"
 #include "runtime/state/small_trainer.h"
 #include "runtime/state/value_tree.h"
+#include "support/random.h"
 #include "support/temporary_directory.h"
 #include "tessera/formats/detect.h"
 
@@ -297,6 +298,56 @@ TEST(HostileStateTest, AHookThatRenamesWithoutALoadHookIsNamedAsTheCause) {
   load_state_dict(*model, saved);
   EXPECT_THAT(test::error_of([&] { load_state_dict(*model, other); }),
               testing::Not(names_the_hook));
+  // The load hook undoes the renaming already: the entry itself is missing.
+  StateDict incomplete = saved;
+  incomplete.erase("kernel");
+  EXPECT_THAT(test::error_of([&] { load_state_dict(*model, incomplete); }),
+              testing::AllOf(HasSubstr("weight: missing"), testing::Not(names_the_hook)));
+}
+
+// Shows C3.
+TEST(HostileStateTest, AliasesFollowATiedWeightThatAHookRenames) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    for (const bool is_sharded : {false, true}) {
+      test::Transformer model = test::seeded<test::Transformer>();
+      if (is_sharded) fully_shard(*model, {.mesh = mesh});
+      if (!is_sharded) replicate(*model, {.mesh = mesh});
+      call_weight_kernel(*model->embedding);
+      registry::HookHandle hook = registry::add_load_state_dict_pre_hook(
+          *model->embedding,
+          [](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+            state.set(prefix + "weight", *state.find(prefix + "kernel"));
+            state.erase(prefix + "kernel");
+          });
+      torch::optim::AdamW optimizer(test::unique_parameters(*model));
+      forward(model, test::some_ids()).sum().backward();
+      optimizer.step();
+      const StateDict saved = state_dict(*model);
+      EXPECT_EQ(std::get<StateAlias>(*saved.find("head.weight")).target, "embedding.kernel");
+      TrainState state(model, optimizer);
+      save(state, path, {.overwrite = OverwritePolicy::replace});
+      const auto expect_loaded = [&](const std::string& how) {
+        test::expect_same_state(state_dict(*model), saved, how);
+        for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+      };
+      expect_loaded("as trained");
+      load(state, path);
+      expect_loaded("load");
+      load_state_dict(*model, saved);
+      expect_loaded("load_state_dict");
+      load_state_dict(*model, mesh.rank() == 0 ? saved : StateDict(), {.rank0_only = true});
+      expect_loaded("rank 0's dict");
+      registry::add_state_dict_post_hook(
+          *model, [](torch::nn::Module&, StateDict& dict, const std::string&,
+                     const StateDictOptions&) { dict.erase("embedding.kernel"); });
+      TrainState of_model(model.ptr());
+      EXPECT_THAT(test::error_of([&] { save(of_model, path + "b"); }),
+                  HasSubstr("head.weight: alias in a state dict: expected an entry "
+                            "model.embedding.weight, which"));
+    }
+  });
 }
 
 // Shows C3.
@@ -309,6 +360,124 @@ TEST(HostileStateTest, ARenamedEntryThatIsACopyNeedsALoadHook) {
   save(state, directory.path() + "/a");
   EXPECT_THAT(test::error_of([&] { load(state, directory.path() + "/a"); }),
               HasSubstr("needs a load pre hook that undoes this"));
+}
+
+// Shows C3.
+TEST(HostileStateTest, WhatAHookSavesInAnotherDtypeIsLoadedWithAllowCast) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/a";
+  torch::nn::Linear model(3, 2);
+  registry::add_state_dict_post_hook(
+      *model,
+      [](torch::nn::Module&, StateDict& state, const std::string& prefix, const StateDictOptions&) {
+        const at::Tensor weight = state.tensor(prefix + "weight");
+        state.set(prefix + "weight", StateTensor::whole(weight.to(at::kBFloat16)));
+      });
+  TrainState state(model.ptr());
+  save(state, path);
+  const at::Tensor rounded = model->weight.detach().to(at::kBFloat16).to(at::kFloat);
+  EXPECT_THAT(test::error_of([&] { load(state, path); }),
+              HasSubstr("weight: dtype: expected float32, found bfloat16"));
+  load(state, path, {.allow_cast = true});
+  EXPECT_TRUE(model->weight.equal(rounded));
+}
+
+/// How hooks change the weight of a layer in state dicts; its load pre hook undoes this.
+struct WeightHooks {
+  std::string key;             // instead of `weight`
+  at::ScalarType saved_dtype;  // of the entry
+
+  void add_to(torch::nn::Module& layer, at::ScalarType dtype) const {
+    registry::add_state_dict_post_hook(
+        layer, [*this](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                       const StateDictOptions&) {
+          move_and_cast(state, prefix + "weight", prefix + key, saved_dtype);
+        });
+    registry::add_load_state_dict_pre_hook(
+        layer, [*this, dtype](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                              LoadReport&) {
+          if (!state.contains(prefix + key)) return;
+          move_and_cast(state, prefix + key, prefix + "weight", dtype);
+        });
+  }
+
+ private:
+  static void move_and_cast(StateDict& state, const std::string& from, const std::string& to,
+                            at::ScalarType dtype) {
+    StateTensor entry = std::get<StateTensor>(*state.find(from));
+    entry.dtype = StateTensor::whole(torch::empty({0}, dtype)).dtype;
+    for (LocalShard& local : entry.local_shards) local.tensor = local.tensor.to(dtype);
+    state.erase(from);
+    state.set(to, std::move(entry));
+  }
+};
+
+/// Hooks on three layers, a rename of the first layer, and a model of another dtype and on other
+/// ranks than at the save. Shows C1, C2, E7.
+TEST(HostileStateTest, HooksRenamesAndCastsTogetherLoadWhatWasSaved) {
+  test::Random random;
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(round);
+    std::vector<WeightHooks> hooks;
+    for (int i = 0; i < 3; ++i) {
+      hooks.push_back(
+          {random.flip() ? "kernel" : "weight", random.flip() ? at::kDouble : at::kFloat});
+    }
+    const at::ScalarType dtype = random.flip() ? at::kHalf : at::kFloat;
+    const bool is_renamed = random.flip();
+    const auto build = [&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first,
+                           const std::string& first, at::ScalarType its_dtype) {
+      const auto model = std::make_shared<torch::nn::Module>();
+      const test::Mlp layers = test::seeded<test::Mlp>();
+      model->register_module(first, layers->up.ptr());
+      model->register_module("middle", layers->middle.ptr());
+      model->register_module("down", layers->down.ptr());
+      model->to(its_dtype);
+      const auto add_hooks = [&] {
+        for (std::size_t i = 0; i < 3; ++i) hooks[i].add_to(*model->children()[i], its_dtype);
+      };
+      if (hooks_first) add_hooks();
+      if (is_sharded) fully_shard(*model, {.mesh = mesh});
+      if (!is_sharded) replicate(*model, {.mesh = mesh});
+      if (!hooks_first) add_hooks();
+      return model;
+    };
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.path() + "/a";
+    StateDict saved;
+    const auto on = [&](const std::function<void(const dist::Mesh&, bool, bool)>& body) {
+      const bool is_sharded = random.flip();
+      const bool hooks_first = random.flip();
+      test::on_ranks(static_cast<int>(random.between(1, 4)),
+                     [&](const dist::Mesh& mesh) { body(mesh, is_sharded, hooks_first); });
+    };
+    on([&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first) {
+      const auto model =
+          build(mesh, is_sharded, hooks_first, is_renamed ? "old" : "up", at::kFloat);
+      torch::optim::AdamW optimizer(parameters(*model));
+      TrainState state(model, optimizer);
+      save(state, path);
+      StateDict whole = state_dict(*model);
+      if (mesh.rank() == 0) saved = std::move(whole);
+    });
+    on([&](const dist::Mesh& mesh, bool is_sharded, bool hooks_first) {
+      const auto model = build(mesh, is_sharded, hooks_first, "up", dtype);
+      torch::optim::AdamW optimizer(parameters(*model));
+      TrainState state(model, optimizer);
+      for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(77);
+      LoadOptions options{.allow_cast = true};
+      if (is_renamed) options.renames = {{"model.old.", "model.up."}};
+      load(state, path, options);
+      const StateDict loaded = state_dict(*model);
+      EXPECT_EQ(loaded.size(), saved.size());
+      for (const StateDict::Item& item : saved) {
+        const std::string key =
+            item.fqn.starts_with("old.") ? "up." + item.fqn.substr(4) : item.fqn;
+        const at::Tensor expected = saved.tensor(item.fqn).to(dtype).to(at::kDouble);
+        EXPECT_TRUE(loaded.tensor(key).to(at::kDouble).equal(expected)) << key;
+      }
+    });
+  }
 }
 
 // Shows C9.
@@ -332,13 +501,19 @@ TEST(HostileStateTest, AnotherSaveThatReplacesFilesBeforeTheyAreOpenedIsNoticed)
   EXPECT_TRUE(has_replaced);
 }
 
-/// A store of a rank that is slow to read: it notes when it has read rank 0's answer.
+/// A store of a rank that is slow to read: it notes when it has read rank 0's answer. Its
+/// connection breaks before the rank can tell rank 0, if the store says so.
 class SlowStore final : public c10d::PrefixStore {
  public:
-  SlowStore(const c10::intrusive_ptr<c10d::Store>& store, std::atomic<int>& num_read)
-      : PrefixStore("", store), num_read_(num_read) {}
+  SlowStore(const c10::intrusive_ptr<c10d::Store>& store, std::atomic<int>& num_read,
+            bool breaks = false)
+      : PrefixStore("", store), num_read_(num_read), breaks_(breaks) {}
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<SlowStore>(getUnderlyingStore(), num_read_);
+    return c10::make_intrusive<SlowStore>(getUnderlyingStore(), num_read_, breaks_);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (breaks_ && key.ends_with("/read")) throw std::runtime_error("connection reset by peer");
+    return PrefixStore::add(key, value);
   }
   std::vector<std::uint8_t> get(const std::string& key) override {
     if (!key.ends_with("/all")) return PrefixStore::get(key);
@@ -350,21 +525,46 @@ class SlowStore final : public c10d::PrefixStore {
 
  private:
   std::atomic<int>& num_read_;
+  bool breaks_;
 };
+
+dist::Mesh connect_slowly(const dist::Mesh& mesh, std::atomic<int>& num_read, bool breaks) {
+  auto* const store = dynamic_cast<c10d::PrefixStore*>(mesh.world()->store().get());
+  TESSERA_CHECK(store != nullptr);
+  dist::MeshOptions options;
+  options.transport = dist::gloo("lo");
+  return dist::connect(
+      c10::make_intrusive<SlowStore>(store->getUnderlyingStore(), num_read, breaks), mesh.rank(),
+      mesh.world_size(), options);
+}
 
 TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadItsLastMessage) {
   std::atomic<int> num_read = 0;
   test::on_ranks(3, [&](const dist::Mesh& mesh) {
-    auto* const store = dynamic_cast<c10d::PrefixStore*>(mesh.world()->store().get());
-    ASSERT_NE(store, nullptr);
-    dist::MeshOptions options;
-    options.transport = dist::gloo("lo");
-    const dist::Mesh slow =
-        dist::connect(c10::make_intrusive<SlowStore>(store->getUnderlyingStore(), num_read),
-                      mesh.rank(), 3, options);
-    state::Rendezvous rendezvous(slow);
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, false));
     rendezvous.exchange("own", "test");
     EXPECT_TRUE(mesh.rank() != 0 || num_read == 2) << "now the process of rank 0 may end";
+  });
+}
+
+TEST(HostileStateTest, RankZeroLeavesWhenTheOthersHaveReadThatARankIsMissing) {
+  std::atomic<int> num_read = 0;
+  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, false));
+    if (mesh.rank() == 2) return;
+    rendezvous.set_timeout(std::chrono::milliseconds(200));
+    EXPECT_THAT(test::error_of([&] { rendezvous.exchange("own", "test"); }),
+                HasSubstr("test: rank 2 sent no answer"));
+    EXPECT_EQ(num_read, 1);
+  });
+}
+
+TEST(HostileStateTest, ARankThatHasReadTheLastMessageIgnoresThatTheStoreIsGone) {
+  std::atomic<int> num_read = 0;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    state::Rendezvous rendezvous(connect_slowly(mesh, num_read, mesh.rank() == 1));
+    rendezvous.set_timeout(std::chrono::seconds(1));  // for which rank 0 waits in vain
+    EXPECT_EQ(rendezvous.exchange("own", "test").size(), 2U);
   });
 }
 
@@ -459,12 +659,20 @@ TEST(HostileStateTest, StepsThatAreNoCountsAreRefused) {
   model->forward(torch::ones({1, 2})).sum().backward();
   optimizer.step();
   for (const double step : {std::nan(""), -3.0, 1e19, 2.5}) {
-    StateDict state = optim_state_dict(*model, optimizer);
+    const StateDict before = optim_state_dict(*model, optimizer);
+    StateDict state = before;
     state.set("state.weight.step", StateTensor::whole(torch::tensor(step, at::kDouble)),
               {"state", "weight", "step"});
-    EXPECT_THAT(test::error_of([&] { load_optim_state_dict(*model, optimizer, state); }),
-                HasSubstr("state.weight.step"))
-        << step;
+    state.set("state.bias.exp_avg", StateTensor::whole(torch::full({2}, 77.0F)),
+              {"state", "bias", "exp_avg"});
+    for (const bool rank0_only : {false, true}) {
+      EXPECT_THAT(test::error_of([&] {
+                    load_optim_state_dict(*model, optimizer, state, {.rank0_only = rank0_only});
+                  }),
+                  HasSubstr("state.weight.step"))
+          << step;
+      test::expect_same_state(optim_state_dict(*model, optimizer), before, "after the error");
+    }
   }
   StateDict state = optim_state_dict(*model, optimizer);
   state.set("state.weight.exp_avg", StateTensor::whole(torch::ones({2, 2}, at::kBool)),

@@ -380,5 +380,22 @@ TEST(OptimStateDictFaultTest, ParametersOfOneGroupMustBeInOne) {
               HasSubstr("in the saved groups 0 and 1"));
 }
 
+// Shows C7.
+TEST(LoadOptimStateDictTest, WhatOneRankRefusesIsLoadedOnNoneWithRank0Only) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    std::vector<at::Tensor> parameters = {model->up->weight};
+    torch::optim::SGD saved(parameters, torch::optim::SGDOptions(0.5));
+    const StateDict state = optim_state_dict(*model, saved, {.rank0_only = true});
+    if (mesh.rank() == 1) parameters.push_back(model->up->bias);
+    torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
+    EXPECT_THAT(test::error_of(
+                    [&] { load_optim_state_dict(*model, optimizer, state, {.rank0_only = true}); }),
+                ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("up.bias: missing")));
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.1);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

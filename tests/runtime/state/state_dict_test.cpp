@@ -185,6 +185,24 @@ TEST(StateDictHooksTest, PreHooksRunFromTheRootAndPostHooksFromTheLeaves) {
   EXPECT_THAT(calls, ElementsAre("pre root", "pre up.", "post up."));
 }
 
+// A post hook may change the module itself, so a second call could change it twice.
+// Shows C1.
+TEST(StateDictHooksTest, LoadPostHooksOfAModuleWithTwoNamesRunOnceAndPreHooksForEachName) {
+  const auto model = std::make_shared<torch::nn::Module>();
+  torch::nn::Linear layer(3, 2);
+  model->register_module("first", layer.ptr());
+  model->register_module("second", layer.ptr());
+  std::vector<std::string> calls;
+  registry::add_load_state_dict_pre_hook(
+      *layer, [&](torch::nn::Module&, StateDict&, const std::string& prefix, LoadReport&) {
+        calls.push_back(prefix);
+      });
+  registry::add_load_state_dict_post_hook(*layer,
+                                          [&](torch::nn::Module&) { calls.push_back("post"); });
+  load_state_dict(*model, state_dict(*model));
+  EXPECT_THAT(calls, ElementsAre("first.", "second.", "post"));
+}
+
 // Shows C1.
 TEST(StateDictHooksTest, UsersHooksMeetTensorsOfTheWholeModel) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
@@ -207,6 +225,46 @@ TEST(StateDictHooksTest, UsersHooksMeetTensorsOfTheWholeModel) {
     StateDict saved = state_dict(*model);
     EXPECT_EQ(saved.tensor("up.transposed").sizes(), at::IntArrayRef({7, 13}));
     EXPECT_FALSE(saved.contains("up.weight"));
+  });
+}
+
+// Shows C1.
+TEST(StateDictHooksTest, UsersHooksMayBeAddedBeforeAModuleIsShardedOrAfter) {
+  const auto add_hooks = [](torch::nn::Module& layer) {
+    registry::add_state_dict_post_hook(layer, [](torch::nn::Module&, StateDict& state_dict,
+                                                 const std::string& prefix,
+                                                 const StateDictOptions&) {
+      const at::Tensor weight = state_dict.tensor(prefix + "weight");
+      state_dict.erase(prefix + "weight");
+      state_dict.set(prefix + "transposed", StateTensor::whole(weight.t()));
+      state_dict.set(prefix + "bias", StateTensor::whole(2 * state_dict.tensor(prefix + "bias")));
+    });
+    registry::add_load_state_dict_pre_hook(layer, [](torch::nn::Module&, StateDict& state_dict,
+                                                     const std::string& prefix, LoadReport&) {
+      const at::Tensor transposed = state_dict.tensor(prefix + "transposed");
+      state_dict.erase(prefix + "transposed");
+      state_dict.set(prefix + "weight", StateTensor::whole(transposed.t()));
+      state_dict.set(prefix + "bias", StateTensor::whole(state_dict.tensor(prefix + "bias") / 2));
+    });
+  };
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp unsharded = seeded<test::Mlp>();
+    add_hooks(*unsharded->up);
+    const StateDict expected = state_dict(*unsharded);
+    for (const bool is_before : {false, true}) {
+      test::Mlp model = seeded<test::Mlp>();
+      if (is_before) add_hooks(*model->up);
+      fully_shard(*model, {.mesh = mesh});
+      if (!is_before) add_hooks(*model->up);
+      EXPECT_TRUE(state_dict(*model).tensor("up.bias").equal(expected.tensor("up.bias")));
+      EXPECT_TRUE(
+          state_dict(*model).tensor("up.transposed").equal(expected.tensor("up.transposed")));
+      for (at::Tensor& parameter : model->parameters()) parameter.detach().fill_(7);
+      load_state_dict(*model, expected);
+      EXPECT_TRUE(state_dict(*model).tensor("up.bias").equal(expected.tensor("up.bias")));
+      EXPECT_TRUE(
+          state_dict(*model).tensor("up.transposed").equal(expected.tensor("up.transposed")));
+    }
   });
 }
 
@@ -461,6 +519,35 @@ TEST(LoadStateDictTest, NumbersThatACastWouldMakeInfiniteAreRefused) {
         expect_equal(state_dict(*model), before);
       }
     }
+  });
+}
+
+// Shows E7.
+TEST(LoadStateDictTest, WhatOneRankRefusesIsLoadedOnNoneWithRank0Only) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    test::Mlp model = seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    const StateDict before = state_dict(*model);
+    StateDict other = before;
+    other.set("up.bias", StateTensor::whole(torch::ones({13})));
+    bool throws = false;
+    registry::add_load_state_dict_pre_hook(
+        *model->up,
+        [&](torch::nn::Module&, StateDict&, const std::string& prefix, LoadReport& report) {
+          if (mesh.rank() == 0) return;
+          if (throws) throw std::runtime_error("a hook that fails");
+          report.add("own rule", prefix + "bias", "zeros", "ones");
+        });
+    const auto load = [&] {
+      return error_of([&] {
+        load_state_dict(*model, mesh.rank() == 0 ? other : StateDict(), {.rank0_only = true});
+      });
+    };
+    EXPECT_THAT(load(), AllOf(HasSubstr("rank 1"), HasSubstr("own rule: expected zeros")));
+    expect_equal(state_dict(*model), before);
+    throws = true;
+    EXPECT_THAT(load(), HasSubstr("a hook that fails"));
+    expect_equal(state_dict(*model), before);
   });
 }
 

@@ -604,25 +604,28 @@ TEST(TrainStateTest, AFailureThatNobodyAskedForIsAWarning) {
   EXPECT_THAT(heard.text, HasSubstr("TrainState::wait was not called"));
 }
 
+/// Trains a model of 4 inputs for one step.
+template <class Model>
+void train_on_ones(Model& model, torch::optim::Optimizer& optimizer) {
+  optimizer.zero_grad();
+  model->forward(torch::ones({1, 4})).sum().backward();
+  optimizer.step();
+}
+
 // Shows E7.
 TEST(TrainStateTest, WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
-  const auto train = [&](torch::optim::Optimizer& optimizer) {
-    optimizer.zero_grad();
-    model->forward(torch::ones({1, 4})).sum().backward();
-    optimizer.step();
-  };
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
   {
-    train(optimizer);
+    train_on_ones(model, optimizer);
     TrainState state(model, optimizer);
     save(state, path);
   }
   torch::optim::AdamW other(model->parameters(), torch::optim::AdamWOptions(0.2));
-  train(other);
-  train(other);
+  train_on_ones(model, other);
+  train_on_ones(model, other);
   const StateDict before = optim_state_dict(*model, other);
   const StateDict saved = optim_state_dict(*model, optimizer);
   TrainState state(model, other);
@@ -645,7 +648,7 @@ TEST(TrainStateTest, WhatIsNotLoadedOfAnOptimizerStaysAsItIs) {
   test::expect_same_state(optim_state_dict(*model, other), after, "model alone");
   // Amsgrad needs state that the checkpoint does not have.
   torch::optim::AdamW amsgrad(model->parameters(), torch::optim::AdamWOptions(0.1).amsgrad(true));
-  train(amsgrad);
+  train_on_ones(model, amsgrad);
   const StateDict of_amsgrad = optim_state_dict(*model, amsgrad);
   TrainState wants_more(model, amsgrad);
   EXPECT_THAT(error_of([&] { load(wants_more, path); }),
@@ -668,13 +671,8 @@ TEST(TrainStateTest, MomentsWithoutTheirMaximumAreLoadedIntoANewOptimizer) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/a";
   torch::nn::Linear model(4, 3);
-  const auto train = [&](torch::optim::Optimizer& optimizer) {
-    optimizer.zero_grad();
-    model->forward(torch::ones({1, 4})).sum().backward();
-    optimizer.step();
-  };
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
-  train(optimizer);
+  train_on_ones(model, optimizer);
   TrainState state(model, optimizer);
   save(state, path);
   const StateDict saved = optim_state_dict(*model, optimizer);
@@ -690,7 +688,7 @@ TEST(TrainStateTest, MomentsWithoutTheirMaximumAreLoadedIntoANewOptimizer) {
     }
     // The saved groups say that amsgrad is off.
     EXPECT_EQ(loaded.contains("state.bias.max_exp_avg_sq"), !loads_groups);
-    train(amsgrad);
+    train_on_ones(model, amsgrad);
     const StateDict after = optim_state_dict(*model, amsgrad);
     if (loads_groups) continue;
     EXPECT_TRUE(
@@ -705,12 +703,7 @@ TEST(TrainStateTest, MomentsOfWhichOneIsMissingStayAsTheyAre) {
   const std::string path = directory.path() + "/a";
   torch::nn::Linear model(4, 3);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
-  const auto train = [&] {
-    optimizer.zero_grad();
-    model->forward(torch::ones({1, 4})).sum().backward();
-    optimizer.step();
-  };
-  train();
+  train_on_ones(model, optimizer);
   StateDict saved;
   for (const StateDict::Item& item : optim_state_dict(*model, optimizer)) {
     formats::KeyPath key_path = item.key_path;
@@ -719,7 +712,7 @@ TEST(TrainStateTest, MomentsOfWhichOneIsMissingStayAsTheyAre) {
   }
   for (const StateDict::Item& item : state_dict(*model)) saved.set("model." + item.fqn, item.entry);
   save(saved, path);
-  train();
+  train_on_ones(model, optimizer);
   const StateDict before = optim_state_dict(*model, optimizer);
   TrainState state(model, optimizer);
   const std::string told = summary_to_string(load(state, path, {.allow_missing = true}));
@@ -1379,14 +1372,18 @@ TEST(TrainStateTest, OfStateThatOnlySomeRanksHaveOfIgnoredParametersRankZerosIsS
         const bool is_there = own.contains("state.middle.weight.exp_avg");
         return is_there ? own.tensor("state.middle.weight.exp_avg").clone() : at::Tensor();
       };
+      TrainState state(model, optimizer);
+      save(state, path);  // before there is any state
       if (mesh.rank() == rank_with_state) step();
       at::Tensor expected = rank_with_state == 0 && mesh.rank() == 0
                                 ? moment()
                                 : torch::zeros_like(model->middle->weight.detach());
       mesh.world()->broadcast(expected, 0, "rank 0's").wait();
-      TrainState state(model, optimizer);
       for (const bool async : {false, true}) {
-        save(state, path, {.overwrite = OverwritePolicy::replace, .async = async});
+        const bool is_new = rank_with_state == 0 && !async;  // what is saved has more tensors
+        EXPECT_EQ(
+            save(state, path, {.overwrite = OverwritePolicy::replace, .async = async}).has_planned,
+            is_new);
       }
       EXPECT_EQ(moment().defined(), mesh.rank() == rank_with_state) << "a save changes nothing";
       for (int number = 0; number < 2; ++number) {

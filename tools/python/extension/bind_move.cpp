@@ -175,7 +175,7 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   reshard::PlanOptions wanted = request.plan;
   wanted.num_unordered_dicts = source.num_unordered_dicts;
   for (const MergePath& path : request.sources.paths) {
-    if (!wanted.quantization_method.empty()) break;
+    if (!wanted.cast || !wanted.quantization_method.empty()) break;
     wanted.quantization_method =
         formats::read_quantization_method(object_store::files(), path.path);
   }

@@ -35,8 +35,8 @@ std::shared_ptr<State> find(const torch::nn::Module& module) {
   return std::static_pointer_cast<State>(detail::find(module, typeid(State)));
 }
 
-/// Stores `state` for a module. Replaces an earlier state of this type. Also frees the states of
-/// dead modules. Thread-safe. Throws: Error(invalid_argument) if no shared_ptr holds the module.
+/// Stores `state` for a module, in place of one of this type. Frees states of dead modules, if not
+/// done a moment ago. Thread-safe. Throws: Error(invalid_argument) if no shared_ptr has the module.
 template <class State>
 void attach(torch::nn::Module& module, std::shared_ptr<State> state) {
   detail::attach(module, typeid(State), std::move(state));

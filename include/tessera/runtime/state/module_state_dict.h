@@ -39,10 +39,10 @@ class [[nodiscard]] StateDictTypeScope {
 };
 
 /// Copies `state_dict` into the parameters and buffers at and below `module`. Takes whole tensors,
-/// or shards in any layout that include this rank's elements. Checks everything before it replaces
-/// anything. Collective over the model's mesh with `rank0_only`, otherwise not. Throws:
-/// Error(mismatch) listing everything that is missing, unexpected, or does not fit, on all ranks
-/// with `rank0_only`; Error(invalid_argument) within a pass or unshard_params.
+/// or shards in any layout that include this rank's elements. Checks all before it replaces any.
+/// Collective over the model's mesh with `rank0_only`: if one rank throws, all do, and none loads.
+/// Otherwise not: if one rank throws, others may have loaded. Throws: Error(mismatch) listing what
+/// is missing, unexpected or does not fit; Error(invalid_argument) in a pass or unshard_params.
 void load_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                      const LoadStateDictOptions& options = {});
 

@@ -33,9 +33,9 @@ StateDict optim_state_dict(torch::nn::Module& model, const StateDictOptions& opt
 /// Replaces an optimizer's state and its groups' fields by those of `state_dict`. Takes whole
 /// tensors, or shards in any layout that include this rank's elements. Groups may be nested or
 /// flattened (see `flatten_optim_state_dict`), and are matched by their parameters. A parameter
-/// that was saved without state loses its state. Checks everything except the numbers in `step`
-/// before it replaces anything. Collective only with `rank0_only`. Throws: as `optim_state_dict`;
-/// Error(mismatch) listing everything that is missing, unexpected or does not fit;
+/// that was saved without state loses its state. Checks all before it replaces any. Collective only
+/// with `rank0_only`: if one rank throws, all do, and none loads. Throws: as `optim_state_dict`;
+/// Error(mismatch) listing all that is missing, unexpected or does not fit, or naming a bad `step`;
 /// Error(unsupported) naming a field whose value libtorch does not support (`maximize`).
 void load_optim_state_dict(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                            const StateDict& state_dict, const LoadStateDictOptions& options = {});

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import itertools
+import math
 import multiprocessing.util
 import os
 import sys
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 DEFAULT_BUFFERS_NBYTES = 64 << 20
 MAX_SAMPLES = 4096  # elements of a box that are compared between replicas
+MAX_STATISTICS = 1 << 16  # elements of a vector that may differ between replicas, such as BatchNorm's statistics
 MAX_PLANS = 4  # plans that are kept for later saves, one for each layout
 
 
@@ -115,6 +117,7 @@ class SaveSteps:
         self.what = what
         self.failure: BaseException | None = None  # of this rank; the other ranks do not know it yet
         self.has_base = False
+        self.notes: list[str] = []  # warnings that rank 0 gives when the checkpoint is complete
         self._save: _core.Save | None = None
 
     def together(self, body: Callable[[], T]) -> list[T]:
@@ -150,7 +153,8 @@ class SaveSteps:
         if True in interrupted:
             raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete",
                         kind="interrupted")
-        for line in self.save.left_checkpoints:  # on rank 0
+        # After the last exchange, because a warning raises with `python -W error`.
+        for line in (*self.notes, *self.save.left_checkpoints):  # on rank 0
             warnings.warn(line, RuntimeWarning, stacklevel=2)
 
     def _finish(self) -> bool:
@@ -182,10 +186,18 @@ class SaveSteps:
             raise self.failure
 
 
+class _Plan(NamedTuple):
+    """A plan, and what later saves of the same layout need beside it."""
+
+    save_plan: _core.SavePlan
+    num_split_ties: int  # ties that are not kept, because ranks hold different ones
+    joined: list[str]  # tensors of which groups of ranks have a replica each; the same on all ranks
+
+
 class _Job(SaveSteps):
     """One save, on this rank."""
 
-    _plans: dict[Any, tuple[_core.SavePlan, int]] = {}  # and the number of ties that are not kept
+    _plans: dict[Any, _Plan] = {}
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
@@ -199,7 +211,7 @@ class _Job(SaveSteps):
                  endpoint: str | None):
         super().__init__(ranks, f"saving {path!r}")
         self.has_planned = False
-        self.num_split_ties = 0  # because ranks hold different ties
+        self.num_split_ties = 0
         self.has_base = base is not None
 
         def begin() -> dict[str, Any]:
@@ -243,20 +255,25 @@ class _Job(SaveSteps):
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
-        if len(set(digests)) > 1 and not all(self.together(lambda: self._cache_key(digests) in self._plans)):
-            descriptions = self.together(lambda: describe_job(self.state))
-            joined = names_to_join(descriptions)
-            if joined:
-                layouts = untied(descriptions[ranks.rank])[0]
-                samples = self.together(lambda: samples_of(self.state, joined, layouts, ranks.rank))
-                try:
-                    compare_replicas(self.path, samples, len(joined), ranks.rank)
-                except Error:
-                    self._abandon()
-                    raise
+        joined: list[str] = []
+        if len(set(digests)) > 1:
+            if all(self.together(lambda: self._cache_key(digests) in self._plans)):
+                joined = self._plans[self._cache_key(digests)].joined
+            else:
+                descriptions = self.together(lambda: describe_job(self.state))
+                joined = names_to_join(descriptions)
+        if joined:  # in every save, because replicas that begin equal may be trained apart
+            samples = self.together(lambda: samples_of(self.state, joined, ranks.rank))
+            try:
+                note = compare_replicas(self.path, samples, len(joined))
+            except Error:
+                self._abandon()
+                raise
+            if note and ranks.rank == 0:
+                self.notes.append(note)
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
-            self.plan, self.num_split_ties = self._plan(digests, descriptions)
+            self.plan, self.num_split_ties, _ = self._plan(digests, descriptions, joined)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
@@ -270,7 +287,7 @@ class _Job(SaveSteps):
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
         return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests, self.value_names)
 
-    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None) -> tuple[_core.SavePlan, int]:
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None, joined: list[str]) -> _Plan:
         key = self._cache_key(digests)
         found = self._plans.get(key)
         if found is None:
@@ -283,7 +300,7 @@ class _Job(SaveSteps):
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
             job = core_job(self.ranks, (tensors, aliases), self.value_names)
-            found = _core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split
+            found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, joined)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = found
@@ -524,41 +541,45 @@ def names_to_join(by_rank: list[Description]) -> list[str]:
     return list(names)
 
 
-def samples_of(state: JobState, names: list[str], layouts: dict[str, Any], rank: int) -> dict[tuple[str, Box], str]:
+def samples_of(state: JobState, names: list[str], rank: int) -> dict[tuple[str, Box], bytes]:
     """Returns a digest of some elements of each box of the tensors of which this rank is the first holder in its own layout."""
     import torch
 
+    tensors = untied(describe_job(state))[0]
     local_of_names = state.local_of_names()
     samples = {}
     for name in names:
         for (offsets, sizes), local in local_of_names.get(name, ()):
-            holders = [ranks for o, s, ranks in layouts[name][3] or () if (list(o), list(s)) == (list(offsets), list(sizes))]
+            holders = [ranks for o, s, ranks in tensors[name][3] or () if (list(o), list(s)) == (list(offsets), list(sizes))]
             if local.numel() == 0 or any(rank != min(ranks) for ranks in holders):
                 continue
             flat = local.detach().reshape(-1)
             some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
             digest = hashlib.sha256(some.resolve_conj().resolve_neg().view(torch.uint8).numpy())
-            samples[name, (tuple(offsets), tuple(sizes))] = digest.hexdigest()
+            samples[name, (tuple(offsets), tuple(sizes))] = digest.digest()[:8]
     return samples
 
 
-def compare_replicas(path: str, by_rank: list[dict[tuple[str, Box], str]], num_joined: int, own_rank: int) -> None:
+def compare_replicas(path: str, by_rank: list[dict[tuple[str, Box], bytes]], num_joined: int) -> str | None:
     """Compares the replicas of `num_joined` tensors that groups of ranks have. Raises Error naming the tensors whose elements differ
-    if these are most tensors: then they belong to different models, such as pipeline stages, and only one would be saved. A few may
-    differ, such as the statistics of BatchNorm: then rank 0 warns."""
-    firsts: dict[tuple[str, Box], tuple[int, str]] = {}
+    if these are weights, such as those of pipeline stages or experts, because only one replica would be saved. Returns a warning if
+    they are a few short vectors, such as the statistics of BatchNorm; None if there are none."""
+    firsts: dict[tuple[str, Box], tuple[int, bytes]] = {}
     problems: dict[str, str] = {}
+    are_weights = False
     for rank, samples in enumerate(by_rank):
         for (name, box), digest in samples.items():
             first_rank, expected = firsts.setdefault((name, box), (rank, digest))
             if digest != expected:
                 problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {rank}, found different ones")
+                are_weights |= len(box[1]) > 1 or math.prod(box[1]) > MAX_STATISTICS
+    if not problems:
+        return None
     what = f"{path}: groups of ranks hold different elements under {len(problems)} {'name' if len(problems) == 1 else 'names'}"
-    if 2 * len(problems) > num_joined:
-        raise Error("\n  ".join([f"{what} (pipeline stages? give each stage names of its own):",
+    if are_weights or 2 * len(problems) > num_joined:
+        raise Error("\n  ".join([f"{what} (pipeline stages, or experts? give those of each group names of their own):",
                                  *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
-    if problems and own_rank == 0:
-        warnings.warn(f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved", stacklevel=2)
+    return f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved"
 
 
 def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
@@ -618,8 +639,9 @@ def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str,
 
 
 def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank; a filled list before an empty
-    one. Raises Error if they spell the name with different keys, such as 0 and "0"."""
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Exception: the parameters of an
+    optimizer's group, of which a rank without parameters has an empty list. Raises Error if they spell the name with different
+    keys, such as 0 and "0"."""
     merged: dict[str, tuple[int, list[Any], Any]] = {}
     for rank, values in enumerate(by_rank):
         for keys, value in values:
@@ -628,9 +650,13 @@ def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list
             if repr(keys) != repr(first_keys):
                 raise Error(f"{path}: {name}: expected the keys {first_keys}, as on rank {first_rank}, found {keys} on rank {rank}",
                             kind="mismatch", path=path, tensor=name)
-            if _is_empty(first) and type(value) is type(first) and value:
+            if _lists_parameters(keys) and _is_empty(first) and type(value) is type(first) and value:
                 merged[name] = (first_rank, first_keys, value)
     return [(keys, value) for _, keys, value in merged.values()]
+
+
+def _lists_parameters(keys: Sequence[Any]) -> bool:
+    return "param_groups" in keys and keys[-1] == "params"
 
 
 def _is_empty(value: Any) -> bool:
