@@ -5,11 +5,13 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "base/file_descriptor.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 
@@ -25,19 +27,29 @@ inline std::string_view kind_in_words(mode_t mode) {
   return "a device";
 }
 
-/// Returns the mode of the object at `path`; nothing if nothing is there. Does not follow a link.
-inline std::optional<mode_t> mode_of_name(const std::string& path) {
+/// Returns what lstat says about the object at `path` (a link itself, not its target); nothing if
+/// nothing is there, or if the name is too long for the file system.
+/// Throws: Error(io) if that cannot be told: a network file system may fail for a moment.
+inline std::optional<struct stat> status_of_name(const std::string& path) {
   struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return status.st_mode;
+  if (::lstat(path.c_str(), &status) == 0) return status;
+  if (errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG) return std::nullopt;
+  throw_system_error(errno, path, "stat");
+}
+
+/// Returns the mode of the object at `path`; nothing if nothing is there. Does not follow a link.
+/// Throws: as `status_of_name`.
+inline std::optional<mode_t> mode_of_name(const std::string& path) {
+  const auto status = status_of_name(path);
+  return status ? std::optional(status->st_mode) : std::nullopt;
 }
 
 /// Returns the inode number of the object at `path` (of a link itself, not of its target). Stays
 /// the same when the object is renamed. Returns nothing if nothing is there.
+/// Throws: as `status_of_name`.
 inline std::optional<ino_t> inode_of_name(const std::string& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
-  return status.st_ino;
+  const auto status = status_of_name(path);
+  return status ? std::optional(status->st_ino) : std::nullopt;
 }
 
 /// Returns the path at which `FileSystem::exchange` keeps one of the two objects for a moment if

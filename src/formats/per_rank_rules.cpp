@@ -1,15 +1,22 @@
 #include "formats/per_rank_rules.h"
 
+#include <algorithm>
+
 #include "base/unused_patterns.h"
 
 namespace tessera::formats {
 namespace {
 
-bool excludes_any(const NameSelection& selection, const std::vector<std::string_view>& names) {
-  const auto count_unused = [&](const std::vector<std::string_view>& among) {
-    return tessera::detail::unused_patterns(selection, among).exclusions.size();
-  };
-  return count_unused(names) < count_unused({});
+/// Whether a pattern, with its `!` if it has one, fits an entry of a single rank: by the entry's
+/// own name, or by the whole name if the pattern spells `per_rank`. Otherwise `!p*` would take
+/// `per_rank.1.x` away from `x`.
+bool fits_own_entry(const std::string& pattern, std::string_view name,
+                    const std::string& own_name) {
+  const NameSelection alone({pattern});
+  const bool is_exclusion = pattern.starts_with('!');
+  const auto fits = [&](std::string_view text) { return alone.selects(text) != is_exclusion; };
+  const bool spells_per_rank = pattern.find("per_rank") != std::string::npos;
+  return fits(own_name) || (spells_per_rank && fits(name));
 }
 
 }  // namespace
@@ -17,8 +24,13 @@ bool excludes_any(const NameSelection& selection, const std::vector<std::string_
 bool selects_entry(const NameSelection& selection, std::string_view name) {
   const auto own = parse_per_rank_name(name);
   if (!own) return selection.selects(name);
-  return (selection.selects(name) || selection.selects(own->name)) &&
-         !excludes_any(selection, {name, own->name});
+  const auto [wanted, exclusions] =
+      tessera::detail::unused_patterns(selection, {});  // all patterns
+  const auto fits = [&](const std::string& pattern) {
+    return fits_own_entry(pattern, name, own->name);
+  };
+  return std::ranges::none_of(exclusions, fits) &&
+         (wanted.empty() || std::ranges::any_of(wanted, fits));
 }
 
 void add_names_without_rank(std::vector<std::string_view>& names) {

@@ -13,7 +13,7 @@
 namespace tessera::formats {
 
 /// Returns whether patterns select an entry. A pattern for `<name>`, with `!` or without, is also
-/// one for `per_rank.<rank>.<name>`.
+/// one for `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name.
 bool selects_entry(const NameSelection& selection, std::string_view name);
 
 /// Adds `<name>` for each `per_rank.<rank>.<name>`: a pattern that matches only such an entry is

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "formats/key_paths.h"
+#include "tessera/base/error.h"
 
 namespace tessera::reshard {
 namespace {
@@ -34,6 +38,16 @@ void sort_both(std::vector<Entry>& entries, std::vector<Other>& others, NameOf n
   }
   entries = std::move(sorted_entries);
   others = std::move(sorted_others);
+}
+
+/// Returns what keeps names from being in one nested dict; nothing if they can be.
+std::optional<Error> misfit_in(const CheckpointContents& contents) {
+  try {
+    formats::check_key_paths(contents, "");
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -69,6 +83,14 @@ void check_names_are_unique(const CheckpointContents& destination, const PlanOpt
     report.problem("rename", std::string(name), "one entry of that name",
                    std::to_string(count) + " (do rules give several entries one name?)");
   }
+}
+
+void check_names_form_a_tree(const CheckpointContents& source,
+                             const CheckpointContents& destination, PlanReport& report) {
+  const auto wrong = misfit_in(destination);
+  if (!wrong || misfit_in(source)) return;
+  report.problem("rename", wrong->where().fqn, "names that fit into one nested dict",
+                 std::string(wrong->reason()));
 }
 
 void remove_aliases_of_nothing(CheckpointContents& destination) {

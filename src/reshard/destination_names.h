@@ -15,6 +15,12 @@ void sort_by_name(Plan& plan);
 void check_names_are_unique(const formats::CheckpointContents& destination,
                             const PlanOptions& options, PlanReport& report);
 
+/// Reports names that cannot be together in one nested dict, such as `d` and `d.x`, if new names
+/// are the cause. A source whose own names do not fit is moved as it is to formats that do not
+/// nest.
+void check_names_form_a_tree(const formats::CheckpointContents& source,
+                             const formats::CheckpointContents& destination, PlanReport& report);
+
 /// Removes aliases whose tensor is left out. Requires: the tensors are sorted.
 void remove_aliases_of_nothing(formats::CheckpointContents& destination);
 

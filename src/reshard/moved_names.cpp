@@ -257,6 +257,7 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
     : only_(options.only),
+      wanted_(tessera::detail::unused_patterns(only_, {}).wanted),
       keeps_ranks_(!formats::holds_whole_tensors(options.format) ||
                    formats::traits_of(options.format).has_ranks_when_read) {
   if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
@@ -268,7 +269,7 @@ bool MovedSelection::contains(std::string_view name) const {
 
 bool MovedSelection::is_asked_for(std::string_view name) const {
   if (only_.selects_everything()) return true;
-  if (!keeps_ranks_ && !only_.selects(name)) return false;
+  if (!keeps_ranks_ && !wanted_.selects(name)) return false;
   return formats::selects_entry(only_, name);
 }
 

@@ -40,6 +40,7 @@ class MovedSelection {
 
  private:
   const NameSelection& only_;
+  NameSelection wanted_;                      // the patterns of `only_` without `!`
   bool keeps_ranks_;                          // the destination is no single file for all ranks
   std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
 };

@@ -195,6 +195,9 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
     note_flat_state(source, plan, report);
   }
   check_names_are_unique(destination, options, report);
+  const bool has_new_names =
+      !options.renames.empty() || options.optimizer_names != OptimizerNames::as_stored;
+  if (has_new_names && plan.problems.empty()) check_names_form_a_tree(source, destination, report);
   remove_aliases_of_nothing(destination);
   remove_incomplete_units(destination);
   note_separated_parts(source, plan, report);

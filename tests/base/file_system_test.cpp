@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/named_object.h"
 #include "support/error_matchers.h"
 #include "support/fault_file_system.h"
 #include "support/files.h"
@@ -191,6 +192,19 @@ TEST(PathTest, WhatAPathEndsInAndWhereItLies) {
     EXPECT_EQ(directory_of(path), directory) << path;
     EXPECT_EQ(last_component(path), last) << path;
   }
+}
+
+TEST(NamedObjectTest, AFailureIsNotTheSameAsNothing) {
+  const test::TemporaryDirectory tmp;
+  ASSERT_EQ(::symlink("loop", (tmp / "loop").c_str()), 0);
+  EXPECT_TRUE(detail::mode_of_name(tmp / "loop"));
+  EXPECT_FALSE(detail::mode_of_name(tmp / "none"));
+  EXPECT_FALSE(detail::inode_of_name(tmp / "none/below"));
+  EXPECT_FALSE(detail::mode_of_name(tmp / std::string(300, 'n')));
+  EXPECT_THAT([&] { detail::mode_of_name(tmp / "loop/below"); },
+              test::ThrowsError(ErrorKind::io, "loop/below: stat: "));
+  EXPECT_THAT([&] { detail::inode_of_name(tmp / "loop/below"); },
+              test::ThrowsError(ErrorKind::io, "loop/below: stat: "));
 }
 
 }  // namespace

@@ -318,6 +318,15 @@ TEST_F(MegatronFolderTest, ACheckFindsTheStateOfOtherWeights) {
               ElementsAre(HasSubstr("the fp32 weights differ from the model's")));
 }
 
+TEST_F(MegatronFolderTest, ACheckFindsAnotherFileInThePlaceOfTheVectors) {
+  copy("tp2_pp2_distributed_bf16");
+  stdfs::copy(within("mp_rank_00_000/model_optim_rng.pt"),
+              within("mp_rank_00_000/distrib_optim.pt"), stdfs::copy_options::overwrite_existing);
+  EXPECT_THAT(errors_in(*open(directory_.path())),
+              ElementsAre(HasSubstr("no vectors of the distributed optimizer are in "
+                                    "mp_rank_00_000/distrib_optim.pt")));
+}
+
 TEST_F(MegatronFolderTest, StateInAnUnknownOrderIsNoErrorOfACheck) {
   EXPECT_THAT(errors_in(*open(kMegatron + "invalid/vectors_of_older_version")), testing::IsEmpty());
 }

@@ -667,6 +667,22 @@ TEST(PlannerTest, RenameOntoAnotherNameIsAProblem) {
   EXPECT_EQ(plan.problems[0].where.fqn, "model.up.weight");
 }
 
+TEST(PlannerTest, ARenameThatMakesNamesNothingCanNestIsAProblem) {
+  CheckpointContents contents = adamw();
+  contents.values = {{"step"}};
+  const PlanOptions options{.format = Format::safetensors, .renames = {{"step", "model"}}};
+  for (TensorEntry& each : contents.tensors) {
+    const std::size_t dot = each.meta.fqn.find('.');
+    each.key_path = {each.meta.fqn.substr(0, dot), each.meta.fqn.substr(dot + 1)};
+  }
+  const Plan plan = plan_reshard(contents, "src", options);
+  ASSERT_THAT(plan.problems, SizeIs(1));
+  EXPECT_THAT(plan.problems[0].found, HasSubstr("expected a value at model, found a dict"));
+  contents.values[0].name = "optim";  // the source does not nest either, so it moves as before
+  EXPECT_THAT(plan_reshard(contents, "src", {.renames = {{"model.up", "model.down"}}}).problems,
+              IsEmpty());
+}
+
 TEST(PlannerTest, AnEmptyNameIsANameUnlessARenameMadeIt) {
   CheckpointContents contents = adamw();
   contents.tensors.front().meta.fqn = "";

@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "cli/command_line.h"
 #include "cli/command_line_remedies.h"
@@ -16,6 +17,10 @@ namespace {
 ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   const auto say = [&](std::string_view text) {
     terminal.print_error(std::string(tool) + ": " + std::string(text));
+  };
+  const auto report_bug = [&](const std::exception& error) {
+    say("internal error: " + printable(error.what(), 1000) + " (please report this)");
+    return ExitCode::internal;
   };
   try {
     throw;
@@ -31,9 +36,14 @@ ExitCode report_current_exception(std::string_view tool, Terminal& terminal) {
   } catch (const std::bad_alloc&) {
     say("out of memory (" + command_line_remedy({Remedy::Action::use_less_memory}) + ")");
     return ExitCode::io;
+  } catch (const std::system_error& error) {
+    // std::thread throws this if the system allows no more threads or processes.
+    if (error.code() != std::errc::resource_unavailable_try_again) return report_bug(error);
+    say(std::string("cannot start a thread: ") + error.code().message() +
+        " (raise the limit of processes)");
+    return ExitCode::io;
   } catch (const std::exception& error) {
-    say("internal error: " + printable(error.what(), 1000) + " (please report this)");
-    return ExitCode::internal;
+    return report_bug(error);
   }
 }
 

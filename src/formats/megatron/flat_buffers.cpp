@@ -65,6 +65,7 @@ std::optional<std::vector<std::int64_t>> places_in_buffer(
 
 FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
     : file_(vectors), root_(std::move(root)), model_(model) {
+  bool has_number = false;
   const std::size_t depth = root_.size();
   const auto is_below = [&](const Entry& entry) {
     return entry.path.size() > depth && std::equal(root_.begin(), root_.end(), entry.path.begin());
@@ -76,12 +77,19 @@ FlatBuffers::FlatBuffers(const File& vectors, Path root, const File& model)
     std::size_t number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     const bool is_number = error == std::errc{} && end == text.data() + text.size();
+    has_number = has_number || is_number;
     Buffer& buffer = buffers_[is_number ? number : 0];
     const bool is_vector =
         is_number && entry.path.size() == depth + 3 && file_.tensor(entry).shape.size() == 1;
     if (!is_vector || !buffer.vectors.emplace(entry.path.back(), &entry).second) {
       problem_ = "the vectors are not as Megatron core 0.16 saves them";
     }
+  }
+  // All versions of Megatron number their buffers.
+  if (are_there() && !has_number) {
+    problem_ = "no vectors of the distributed optimizer are in " + file_.name() +
+               " (was another file copied to this name?)";
+    is_damaged_ = true;
   }
 }
 
@@ -99,6 +107,7 @@ bool FlatBuffers::check(Buffer& buffer, std::size_t number) {
     problem_ = name + " of buffer " + std::to_string(number) + " has " +
                std::to_string(file_.tensor(*entry).numel()) + " elements, the fp32 weights have " +
                std::to_string(buffer.numel);
+    is_damaged_ = true;
     return false;
   }
   return true;
@@ -176,11 +185,11 @@ bool FlatBuffers::place(const Buffer& buffer, std::size_t number,
     }
     if (is_right) return true;
   }
-  are_of_other_weights_ = !tried.empty();
+  is_damaged_ = !tried.empty();
   const auto simple = places_in_buffer(parameters, {});
   problem_ = "no known order of the parameters fits buffer " + std::to_string(number) + " of " +
              std::to_string(buffer.numel) + " elements" +
-             (simple && !are_of_other_weights_
+             (simple && !is_damaged_
                   ? " (in one bucket they would have " + std::to_string(simple->back()) + ")"
                   : ": the fp32 weights differ from the model's");
   return false;

@@ -41,9 +41,10 @@ class FlatBuffers {
   /// the places of the parameters are not known, `problem()` says why; then ignore the result.
   std::vector<PartState> find(const std::vector<const Parameter*>& parameters);
   const std::string& problem() const { return problem_; }
-  /// Whether the problem is that a vector has the right length, but fp32 weights that differ from
-  /// the model's.
-  bool are_of_other_weights() const { return are_of_other_weights_; }
+  /// Whether the problem is the fault of the file, not of an order that Tessera does not know: it
+  /// holds other things than vectors, vectors of one buffer have several lengths, or a vector has
+  /// the right length, but fp32 weights that differ from the model's.
+  bool is_damaged() const { return is_damaged_; }
 
  private:
   struct Buffer {
@@ -61,7 +62,7 @@ class FlatBuffers {
   const File& model_;
   std::map<std::size_t, Buffer> buffers_;  // key: number
   std::string problem_;
-  bool are_of_other_weights_ = false;
+  bool is_damaged_ = false;
 };
 
 }  // namespace tessera::formats::megatron

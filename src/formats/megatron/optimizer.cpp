@@ -279,7 +279,7 @@ class Reading {
       for (const std::size_t i : indices) parameters.push_back(&parameters_[i]);
       std::vector<PartState> parts = buffers.find(parameters);
       if (!buffers.problem().empty()) {
-        found_.is_damaged = buffers.are_of_other_weights();
+        found_.is_damaged = buffers.is_damaged();
         return fail(buffers.problem());
       }
       for (std::size_t i = 0; i < indices.size(); ++i) {

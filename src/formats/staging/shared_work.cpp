@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <limits>
 #include <random>
+#include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -27,6 +28,7 @@ using tessera::detail::FileDescriptor;
 using tessera::detail::inode_of_name;
 using tessera::detail::LockResult;
 using tessera::detail::mode_of_name;
+using tessera::detail::status_of_name;
 
 constexpr std::string_view kSuffix = ".shares";  // after the staging path
 constexpr const char* kLockName = "lock";
@@ -63,19 +65,15 @@ void write_text(FileSystem& fs, const std::string& path, const std::string& text
 
 bool is_same_object(const FileDescriptor& file, const std::string& path) {
   struct stat opened {};
-  struct stat named {};
-  return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  const auto named = status_of_name(path);
+  return named && ::fstat(file.get(), &opened) == 0 && opened.st_dev == named->st_dev &&
+         opened.st_ino == named->st_ino;
 }
 
 std::string this_process() {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
   return std::string(host) + ", process " + std::to_string(::getpid());
-}
-
-std::string share_in_words(int share, int num_shares) {
-  return "part " + std::to_string(share) + " of " + std::to_string(num_shares);
 }
 
 ResumeIdentity with_num_shares(ResumeIdentity identity, int num_shares) {
@@ -199,6 +197,11 @@ bool SharedWork::has_token(const ResumeIdentity& identity) {
 
 ResumeIdentity SharedWork::identity() const {
   ResumeIdentity identity = read_journal_head(fs_, path_in(kWorkName)).identity;
+  if (identity.empty()) {
+    throw Error::expected(ErrorKind::corruption, {.path = path_in(kWorkName)}, "shared work",
+                          "the source and options of the workers", "none, so the file is damaged",
+                          "discard the work of all workers");
+  }
   identity.erase(kToken);  // of this run of the work, not of the move
   return identity;
 }
@@ -228,15 +231,15 @@ std::vector<std::string> SharedWork::names() const {
 }
 
 void SharedWork::require_own() const {
-  struct stat named {};
-  if (::lstat(path_.c_str(), &named) != 0) return;
+  const auto named = status_of_name(path_);
+  if (!named) return;
   const auto refuse = [&](const std::string& found) {
     throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
                           "a folder that this user's workers have made", found,
                           "rename or remove it");
   };
-  if (!S_ISDIR(named.st_mode)) refuse(S_ISLNK(named.st_mode) ? "a link" : "a file");
-  if (named.st_uid != ::geteuid()) refuse("a folder of another user");
+  if (!S_ISDIR(named->st_mode)) refuse(S_ISLNK(named->st_mode) ? "a link" : "a file");
+  if (named->st_uid != ::geteuid()) refuse("a folder of another user");
   for (const std::string& name : names()) {
     if (!is_own_name(name)) refuse("a folder with another file, " + printable(name));
   }
@@ -328,6 +331,21 @@ bool SharedWork::is_complete(int share) const {
   return std::ranges::find(all, name) != all.end() && has_done_text(name);
 }
 
+/// Returns the numbers of the shares that have a file in the folder. Does not need the file `work`,
+/// which may be damaged.
+std::set<int> SharedWork::named_shares() const {
+  std::set<int> shares;
+  for (const std::string& name : names()) {
+    if (!name.starts_with(kSharePrefix)) continue;
+    int share = 0;
+    const char* const begin = name.data() + kSharePrefix.size();
+    if (std::from_chars(begin, name.data() + name.size(), share).ec == std::errc()) {
+      shares.insert(share);
+    }
+  }
+  return shares;
+}
+
 std::string SharedWork::state_in_words(int share) const {
   if (!mode_of_name(journal_path(share) + ".lock")) return "was never begun";
   if (!try_lock_share(share)) {
@@ -390,9 +408,11 @@ void SharedWork::name_holder(int share) {
 }
 
 void SharedWork::refuse_held(int share) const {
+  // The file `work` may be damaged.
+  const auto number = text_of(read_journal_head(fs_, path_in(kWorkName)).identity, kNumShares);
   throw Error(ErrorKind::already_exists, {.path = path_},
-              share_in_words(share, num_shares()) + " " + state_in_words(share) +
-                  " (only one worker may write a part)");
+              "part " + std::to_string(share) + (number ? " of " + printable(*number) : "") + " " +
+                  state_in_words(share) + " (only one worker may write a part)");
 }
 
 void SharedWork::mark_complete(int share, Mark mark) {
@@ -517,8 +537,7 @@ void SharedWork::discard() {
     return;
   }
   std::vector<FileDescriptor> shares;
-  const int number = num_shares();
-  for (int share = 0; share < number; ++share) {
+  for (const int share : named_shares()) {
     auto held = try_lock_share(share);
     if (!held) refuse_held(share);
     shares.push_back(std::move(*held));

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -151,6 +152,7 @@ class SharedWork {
   /// Returns the names in the folder; none if there is no folder, such as when another worker has
   /// just finished the work and removed it.
   std::vector<std::string> names() const;
+  std::set<int> named_shares() const;
   bool is_result_missing() const;
   void remove_replaced();
   bool has_done_text(const std::string& name) const;

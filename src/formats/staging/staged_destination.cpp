@@ -157,9 +157,9 @@ std::string with_finished_exchange(FileSystem& fs, std::string destination, Dest
 
 bool is_still_at(int object_fd, const std::string& path) {
   struct stat opened {};
-  struct stat named {};
-  return ::fstat(object_fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  const auto named = tessera::detail::status_of_name(path);
+  return named && ::fstat(object_fd, &opened) == 0 && opened.st_dev == named->st_dev &&
+         opened.st_ino == named->st_ino;
 }
 
 /// Makes the staging file or directory. Returns false if the path exists already. Sets `failure` if

@@ -298,14 +298,23 @@ void StagedWork::publish_in_exchange() {
     staged_->reset_journal_for_exchange();
     staged_->publish();
   } catch (...) {
-    const bool is_staged =
-        staged_inode && inode_of_name(staging_path()) == staged_inode &&
-        !tessera::detail::mode_of_name(StagedDestination::old_path_of(destination_));
+    const bool is_staged = staged_inode && is_still_staged(*staged_inode);
     if (shared_ && is_staged) shared_->undo_exchange();
     if (!is_staged || !put_back_journal(text)) journal_.reset();
     throw;
   }
   journal_.reset();
+}
+
+/// Whether the staging path has the object `inode`, and no exchange has begun. False also if this
+/// cannot be told: what is not known to be staged must keep its journal.
+bool StagedWork::is_still_staged(ino_t inode) const noexcept {
+  try {
+    return inode_of_name(staging_path()) == inode &&
+           !tessera::detail::mode_of_name(StagedDestination::old_path_of(destination_));
+  } catch (...) {
+    return false;
+  }
 }
 
 bool StagedWork::put_back_journal(const std::string& text) noexcept {

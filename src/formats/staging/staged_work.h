@@ -104,6 +104,7 @@ class StagedWork {
   void copy_extra_files(const std::vector<ExtraFile>& files);
   std::vector<const SideFiles*> replaced_side_files();
   void publish_in_exchange();
+  bool is_still_staged(ino_t inode) const noexcept;
   bool put_back_journal(const std::string& text) noexcept;
 
   FileSystem& fs_;

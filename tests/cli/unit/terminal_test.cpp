@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <system_error>
 
 #include "cli/exit_code.h"
 #include "cli/json_output.h"
@@ -116,6 +118,15 @@ TEST_F(TerminalTest, AFailureOfOurOwnIsToldFromAFailureOfTheInput) {
             70);
   EXPECT_EQ(err(), "tool: internal error: the impossible\\x0ahappened (please report this)\n");
   EXPECT_EQ(run_tool("tool", terminal, []() -> ExitCode { throw std::bad_alloc(); }), 4);
+  // What std::thread throws at the limit of processes.
+  EXPECT_EQ(
+      run_tool("tool", terminal,
+               []() -> ExitCode { throw std::system_error(EAGAIN, std::generic_category()); }),
+      4);
+  EXPECT_EQ(
+      run_tool("tool", terminal,
+               []() -> ExitCode { throw std::system_error(EINVAL, std::generic_category()); }),
+      70);
 }
 
 TEST_F(TerminalTest, TableAlignsColumnsWithoutTrailingSpaces) {

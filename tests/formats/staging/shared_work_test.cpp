@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/forwarding_file_system.h"
+#include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
@@ -99,6 +100,32 @@ TEST(SharedWorkTest, AnotherWorkerMayFinishAsSoonAsTheLastShareIsComplete) {
   fs.removed_before_sync = work.path();
   EXPECT_NO_THROW(work.mark_complete(0));
   EXPECT_FALSE(fs.kind_of(work.path()));
+}
+
+TEST(SharedWorkTest, DamagedWorkCanBeDiscardedUnlessAShareIsBeingWritten) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  SharedWork work(fs, tmp / "out");
+  {
+    const auto lock = work.lock();
+    fs.make_directory(tmp / "out.partial");
+    work.begin({{"plan", "digest"}}, 2, "command");
+  }
+  fs.remove_all(work.path() + "/work");
+  fs.create(work.path() + "/work")->close();
+  EXPECT_THAT(
+      [&] {
+        work.require_same({{"plan", "digest"}}, 2);
+      },
+      test::ThrowsError(ErrorKind::corruption, "so the file is damaged"));
+  {
+    const auto share = work.try_lock_share(1);
+    EXPECT_THAT([&] { work.discard(); },
+                test::ThrowsError(ErrorKind::already_exists, "part 1 is being written"));
+  }
+  work.discard();
+  EXPECT_FALSE(fs.kind_of(work.path()));
+  EXPECT_FALSE(fs.kind_of(tmp / "out.partial"));
 }
 
 TEST(SharedWorkTest, AWorkerMayAskForTheLockWhileAnotherRemovesTheFolder) {
