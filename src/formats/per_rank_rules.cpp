@@ -7,6 +7,10 @@
 namespace tessera::formats {
 namespace {
 
+bool spells_per_rank(const std::string& pattern) {
+  return pattern.find("per_rank") != std::string::npos;
+}
+
 /// Whether a pattern, with its `!` if it has one, fits an entry of a single rank: by the entry's
 /// own name, or by the whole name if the pattern spells `per_rank`. Otherwise `!p*` would take
 /// `per_rank.1.x` away from `x`.
@@ -15,8 +19,7 @@ bool fits_own_entry(const std::string& pattern, std::string_view name,
   const NameSelection alone({pattern});
   const bool is_exclusion = pattern.starts_with('!');
   const auto fits = [&](std::string_view text) { return alone.selects(text) != is_exclusion; };
-  const bool spells_per_rank = pattern.find("per_rank") != std::string::npos;
-  return fits(own_name) || (spells_per_rank && fits(name));
+  return fits(own_name) || (spells_per_rank(pattern) && fits(name));
 }
 
 }  // namespace
@@ -33,12 +36,22 @@ bool selects_entry(const NameSelection& selection, std::string_view name) {
          (wanted.empty() || std::ranges::any_of(wanted, fits));
 }
 
-void add_names_without_rank(std::vector<std::string_view>& names) {
-  const std::size_t num_names = names.size();
-  for (std::size_t i = 0; i < num_names; ++i) {
-    const std::string_view shared = name_without_rank(names[i]);
-    if (shared.size() != names[i].size()) names.push_back(shared);
-  }
+tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,
+                                                const std::vector<std::string_view>& names) {
+  std::vector<std::string_view> own_names;
+  own_names.reserve(names.size());
+  for (const std::string_view name : names) own_names.push_back(name_without_rank(name));
+  auto unused = tessera::detail::unused_patterns(selection, own_names);
+  const auto unused_with_rank = tessera::detail::unused_patterns(selection, names);
+  const auto erase_used = [](std::vector<std::string>& patterns,
+                             const std::vector<std::string>& with_rank) {
+    std::erase_if(patterns, [&](const std::string& pattern) {
+      return spells_per_rank(pattern) && std::ranges::find(with_rank, pattern) == with_rank.end();
+    });
+  };
+  erase_used(unused.wanted, unused_with_rank.wanted);
+  erase_used(unused.exclusions, unused_with_rank.exclusions);
+  return unused;
 }
 
 std::string name_after_renames(const std::string& name, const std::vector<Rename>& renames) {

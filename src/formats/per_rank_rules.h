@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/unused_patterns.h"
 #include "formats/per_rank.h"
 #include "tessera/base/name_rules.h"
 
@@ -16,9 +17,10 @@ namespace tessera::formats {
 /// one for `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name.
 bool selects_entry(const NameSelection& selection, std::string_view name);
 
-/// Adds `<name>` for each `per_rank.<rank>.<name>`: a pattern that matches only such an entry is
-/// used, because `selects_entry` applies it.
-void add_names_without_rank(std::vector<std::string_view>& names);
+/// Returns the patterns of `selection` that fit none of the entries `names`, by the rule of
+/// `selects_entry`.
+tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,
+                                                const std::vector<std::string_view>& names);
 
 /// Returns a name after the renames. They apply to `<name>` in `per_rank.<rank>.<name>`, unless a
 /// rename begins with `per_rank` and replaces its first words.

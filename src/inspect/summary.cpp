@@ -7,7 +7,6 @@
 #include <set>
 #include <string_view>
 
-#include "base/unused_patterns.h"
 #include "formats/per_rank_rules.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
@@ -275,8 +274,7 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
     ++selection.totals.num_aliases;
   }
   if (names.selects_everything()) return selection;
-  formats::add_names_without_rank(all);
-  const std::vector<std::string> unused = tessera::detail::unused_patterns(names, all).wanted;
+  const std::vector<std::string> unused = formats::unused_patterns(names, all).wanted;
   if (!unused.empty()) {
     std::string what = "no name matches '" + printable(unused.front()) + "'";
     if (const auto closest = closest_word(unused.front(), all)) {

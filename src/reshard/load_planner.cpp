@@ -137,16 +137,13 @@ class LoadPlanner {
                             "'" + printable(found) + "'");
     };
     std::vector<std::string_view> names(wanted_names_.begin(), wanted_names_.end());
-    const auto unused_patterns = [&] {
-      return tessera::detail::unused_patterns(options_.only, names);
-    };
-    for (const std::string& pattern : unused_patterns().wanted) {
+    const auto not_wanted = tessera::detail::unused_patterns(options_.only, names).wanted;
+    for (const std::string& pattern : not_wanted) {
       refuse("only", "a pattern that matches a name to load", pattern);
     }
     // Names that only the checkpoint has are excluded so that they are not unexpected.
     for (const auto& [name, entry] : source_entries_) names.push_back(name);
-    formats::add_names_without_rank(names);
-    for (const std::string& pattern : unused_patterns().exclusions) {
+    for (const std::string& pattern : formats::unused_patterns(options_.only, names).exclusions) {
       report_.note_unused_exclusion("only", pattern);
     }
     for (const Rename& rename : options_.renames) {

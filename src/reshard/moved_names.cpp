@@ -306,9 +306,7 @@ LeftOut count_left_out(const CheckpointContents& source, const MovedNames& moved
 void check_patterns_match(const CheckpointContents& source, const PlanOptions& options,
                           const MovedSelection& selection, PlanReport& report) {
   const std::vector<std::string_view> names = names_of(source);
-  std::vector<std::string_view> with_shared = names;
-  formats::add_names_without_rank(with_shared);
-  const auto unused = tessera::detail::unused_patterns(options.only, with_shared);
+  const auto unused = formats::unused_patterns(options.only, names);
   if (!unused.wanted.empty()) {
     refuse_options("names to move", "a pattern that matches a name",
                    "'" + printable(unused.wanted.front()) + "'");

@@ -8,7 +8,6 @@
 
 #include "base/json.h"
 #include "base/size_text.h"
-#include "base/unused_patterns.h"
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line_remedies.h"
 #include "formats/flat_layout.h"
@@ -110,10 +109,9 @@ std::vector<std::string_view> names_in(const formats::CheckpointContents& conten
 }
 
 /// Notes patterns `!GLOB` that match none of `names`, the names of entries.
-void print_unused_exclusions(const NameSelection& selection, std::vector<std::string_view> names,
-                             Terminal& terminal) {
-  formats::add_names_without_rank(names);
-  for (const std::string& pattern : tessera::detail::unused_patterns(selection, names).exclusions) {
+void print_unused_exclusions(const NameSelection& selection,
+                             const std::vector<std::string_view>& names, Terminal& terminal) {
+  for (const std::string& pattern : formats::unused_patterns(selection, names).exclusions) {
     terminal.print_error("note: " +
                          finding_line(reshard::note_of_unused_exclusion({}, "names", pattern)));
   }
@@ -175,9 +173,8 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
                                  : std::string(name));
     }
   }
-  std::vector<std::string_view> views(all.begin(), all.end());
-  formats::add_names_without_rank(views);
-  const std::vector<std::string> unused = tessera::detail::unused_patterns(names, views).wanted;
+  const std::vector<std::string_view> views(all.begin(), all.end());
+  const std::vector<std::string> unused = formats::unused_patterns(names, views).wanted;
   if (!unused.empty()) {
     throw Error(ErrorKind::invalid_argument, {},
                 "no name in A or B matches '" + printable(unused.front()) + "'");
