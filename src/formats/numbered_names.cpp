@@ -135,6 +135,18 @@ std::optional<PartOfWhole> part_of_series(const std::string& directory, const Nu
                      .number = own.number};
 }
 
+/// Returns `name` with one `#` in the place of each of `numbers`.
+std::string without_numbers(std::string name, const std::vector<NumberedName>& numbers) {
+  std::string marked = name;
+  for (const NumberedName& number : numbers) {
+    const auto begin = std::ranges::mismatch(name, number.series).in1 - name.begin();
+    std::fill_n(marked.begin() + begin, name.size() + 1 - number.series.size(), '#');
+  }
+  const auto are_marks = [](char a, char b) { return a == '#' && b == '#'; };
+  marked.erase(std::unique(marked.begin(), marked.end(), are_marks), marked.end());
+  return marked;
+}
+
 /// Returns which part of a checkpoint the entry `name` of a directory is, as the names of the other
 /// entries show. `beside`: what a message calls these other entries.
 std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& directory,
@@ -146,8 +158,12 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     names.push_back(numbered_names(other));
   }
   std::vector<PartOfWhole> parts;
+  std::vector<NumberedName> of_parts;
   for (const NumberedName& number : own) {
-    if (auto part = part_of_series(directory, number, names, beside)) parts.push_back(*part);
+    auto part = part_of_series(directory, number, names, beside);
+    if (!part) continue;
+    parts.push_back(*part);
+    of_parts.push_back(number);
   }
   if (parts.empty()) return std::nullopt;
   PartOfWhole part = parts.front();
@@ -161,8 +177,11 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
                                                      : std::nullopt;
   }
   part.form = "numbers " + numbers + ", as the names of the " + std::string(beside) + " say";
-  part.series.clear();  // the files of one series are not all files
-  part.number = 0;
+  part.series = part.num_parts ? join_path(directory, without_numbers(name, of_parts)) : "";
+  part.number = 0;  // below: another one for each file of the series
+  for (const PartOfWhole& one : parts) {
+    part.number = part.number * (one.num_parts.value_or(0) + 1) + one.number;
+  }
   return part;
 }
 

@@ -7,10 +7,6 @@
 namespace tessera::formats {
 namespace {
 
-bool spells_per_rank(const std::string& pattern) {
-  return pattern.find("per_rank") != std::string::npos;
-}
-
 /// Whether a pattern, with its `!` if it has one, fits an entry of a single rank: by the entry's
 /// own name, or by the whole name if the pattern spells `per_rank`. Otherwise `!p*` would take
 /// `per_rank.1.x` away from `x`.
@@ -23,6 +19,10 @@ bool fits_own_entry(const std::string& pattern, std::string_view name,
 }
 
 }  // namespace
+
+bool spells_per_rank(const std::string& pattern) {
+  return pattern.find("per_rank") != std::string::npos;
+}
 
 bool selects_entry(const NameSelection& selection, std::string_view name) {
   const auto own = parse_per_rank_name(name);
@@ -42,6 +42,10 @@ tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,
   own_names.reserve(names.size());
   for (const std::string_view name : names) own_names.push_back(name_without_rank(name));
   auto unused = tessera::detail::unused_patterns(selection, own_names);
+  if (std::ranges::none_of(unused.wanted, spells_per_rank) &&
+      std::ranges::none_of(unused.exclusions, spells_per_rank)) {
+    return unused;
+  }
   const auto unused_with_rank = tessera::detail::unused_patterns(selection, names);
   const auto erase_used = [](std::vector<std::string>& patterns,
                              const std::vector<std::string>& with_rank) {

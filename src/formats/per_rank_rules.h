@@ -17,6 +17,9 @@ namespace tessera::formats {
 /// one for `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name.
 bool selects_entry(const NameSelection& selection, std::string_view name);
 
+/// Whether a pattern spells `per_rank`.
+bool spells_per_rank(const std::string& pattern);
+
 /// Returns the patterns of `selection` that fit none of the entries `names`, by the rule of
 /// `selects_entry`.
 tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,

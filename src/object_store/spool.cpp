@@ -283,7 +283,7 @@ void Spool::take_back_mark() noexcept {
     remove_mark();
     const std::scoped_lock lock(mutex_);
     has_begun_to_replace_ = false;
-  } catch (const Error&) {
+  } catch (...) {
     // Ignored: the mark stays, and the next run can resume or discard what is there.
   }
 }

@@ -257,10 +257,14 @@ std::vector<std::string_view> names_of(const CheckpointContents& source) {
 
 MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptions& options)
     : only_(options.only),
-      wanted_(tessera::detail::unused_patterns(only_, {}).wanted),
       keeps_ranks_(!formats::holds_whole_tensors(options.format) ||
                    formats::traits_of(options.format).has_ranks_when_read) {
   if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
+  std::vector<std::string> wanted = tessera::detail::unused_patterns(only_, {}).wanted;
+  has_wanted_ = !wanted.empty();
+  std::erase_if(wanted,
+                [](const std::string& pattern) { return !formats::spells_per_rank(pattern); });
+  if (!wanted.empty()) wanted_of_ranks_.emplace(std::move(wanted));
 }
 
 bool MovedSelection::contains(std::string_view name) const {
@@ -269,7 +273,8 @@ bool MovedSelection::contains(std::string_view name) const {
 
 bool MovedSelection::is_asked_for(std::string_view name) const {
   if (only_.selects_everything()) return true;
-  if (!keeps_ranks_ && !wanted_.selects(name)) return false;
+  const bool is_alone = !keeps_ranks_ && has_wanted_ && formats::parse_per_rank_name(name);
+  if (is_alone && !(wanted_of_ranks_ && wanted_of_ranks_->selects(name))) return false;
   return formats::selects_entry(only_, name);
 }
 
@@ -312,7 +317,11 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
                    "'" + printable(unused.wanted.front()) + "'");
   }
   if (!selection.selects_of_ranks()) {
-    const auto unused_here = tessera::detail::unused_patterns(options.only, names).wanted;
+    std::vector<std::string_view> here = names;
+    std::erase_if(here, [&](std::string_view name) {
+      return formats::parse_per_rank_name(name) && !selection.is_asked_for(name);
+    });
+    const auto unused_here = tessera::detail::unused_patterns(options.only, here).wanted;
     if (!unused_here.empty()) {
       refuse_options("names to move", "a pattern that matches a name that all ranks share",
                      "'" + printable(unused_here.front()) +

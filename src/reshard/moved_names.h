@@ -27,7 +27,7 @@ class MovedSelection {
   /// Returns whether an entry of the source (a tensor, a value or an alias) is moved. A pattern
   /// that excludes `<name>` also excludes `per_rank.<rank>.<name>`. One that selects `<name>` also
   /// selects that, unless the destination is a file for all ranks: a program that loads such a file
-  /// expects the names of the model alone.
+  /// expects the names of the model alone. There, only patterns that spell `per_rank` select it.
   bool contains(std::string_view name) const;
   /// Returns whether the patterns select an entry, also one that the move leaves out for another
   /// reason.
@@ -40,9 +40,10 @@ class MovedSelection {
 
  private:
   const NameSelection& only_;
-  NameSelection wanted_;                      // the patterns of `only_` without `!`
-  bool keeps_ranks_;                          // the destination is no single file for all ranks
-  std::optional<OptimizerEntries> left_out_;  // not set: optimizer state is moved
+  bool has_wanted_ = false;                       // `only_` has patterns without `!`
+  std::optional<NameSelection> wanted_of_ranks_;  // those that spell `per_rank`, if any
+  bool keeps_ranks_;                              // the destination is no single file for all ranks
+  std::optional<OptimizerEntries> left_out_;      // not set: optimizer state is moved
 };
 
 /// A source tensor under its name at the destination.

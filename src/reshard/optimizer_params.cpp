@@ -375,8 +375,9 @@ void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& o
       if (tensor.meta.shape == parameter.shape) continue;
       if (is_flat_state(tensor) && tensor.meta.numel() == parameter.numel()) continue;
       misfits.insert(i);
-      const bool is_smaller = tensor.meta.numel() < parameter.numel() &&
-                              tensor.meta.shape.size() <= parameter.shape.size();
+      const bool is_smaller =
+          tensor.meta.shape.empty() || (tensor.meta.numel() < parameter.numel() &&
+                                        tensor.meta.shape.size() <= parameter.shape.size());
       are_scalars &= tensor.meta.shape.empty();
       // The error names a misfit that is wrong in any case, if there is one.
       if (first_misfit && (is_smaller || !are_smaller)) continue;

@@ -104,20 +104,36 @@ void note_texts_with_names(const CheckpointContents& source, const Plan& plan, P
 void note_flat_state(const CheckpointContents& source, const Plan& plan, PlanReport& report) {
   std::uint64_t count = 0;
   const std::string* first = nullptr;
+  const std::string* first_kept = nullptr;
+  bool has_cut_tensor = false;
   for (std::size_t i = 0; i < plan.copies.size(); ++i) {
     const formats::TensorEntry& entry = plan.destination.tensors[i];
-    if (!is_flat_state(entry, source.tensors[plan.copies[i].source_tensor])) continue;
-    if (std::holds_alternative<FlatRange>(entry.pieces.front().region)) continue;
-    if (count++ == 0) first = &entry.meta.fqn;
+    if (entry.pieces.empty()) continue;
+    if (!is_flat_state(entry, source.tensors[plan.copies[i].source_tensor])) {
+      has_cut_tensor =
+          has_cut_tensor || numel_of(entry.pieces.front().region) != numel_of(entry.meta.shape);
+      continue;
+    }
+    if (std::holds_alternative<FlatRange>(entry.pieces.front().region)) {
+      if (first_kept == nullptr) first_kept = &entry.meta.fqn;
+    } else if (count++ == 0) {
+      first = &entry.meta.fqn;
+    }
+  }
+  if (first_kept != nullptr && !has_cut_tensor) {
+    report.note(
+        "ranks", *first_kept, "the model's sharded tensors beside ranges of flat optimizer state",
+        "none: FSDP1 loads these files, but Tessera takes each rank's range for a tensor of "
+        "its own (move the model and the optimizer together)");
   }
   if (count == 0) return;
   report.note("ranks", *first,
               "the " + std::to_string(source.world_size) +
                   " ranks of the source, whose ranges of flat parameters FSDP1 loads",
-              counted(count, "vector") + " of optimizer state as " +
-                  (count == 1 ? "a DTensor" : "DTensors") + " for " +
-                  std::to_string(plan.destination.world_size) +
-                  " ranks, which FSDP1 cannot load (move without the optimizer)");
+              counted(count, "vector") + " of optimizer state that " + (count == 1 ? "is" : "are") +
+                  " whole or cut in another way, for " +
+                  counted(static_cast<std::uint64_t>(plan.destination.world_size), "rank") +
+                  ", which FSDP1 cannot load (move without the optimizer)");
 }
 
 /// Adds a note about flat units that the destination does not record, though some of their

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "support/temporary_directory.h"
 
@@ -102,6 +106,23 @@ TEST_F(NamesBesideTest, EachNumberInANameCounts) {
   put("tp_rank_02_pp_rank_001.pt");
   EXPECT_EQ(part_of("tp_rank_02_pp_rank_000.pt"),
             "one rank of 6: numbers 2 and 0, as the names of the files beside it say");
+}
+
+TEST_F(NamesBesideTest, AllFilesOfAGridAreOneSeriesWithDifferentNumbers) {
+  const std::vector<std::string> names{"ep_rank_0_pp_rank_9.pt",  "ep_rank_1_pp_rank_9.pt",
+                                       "ep_rank_0_pp_rank_10.pt", "ep_rank_1_pp_rank_10.pt",
+                                       "ep_rank_0_pp_rank_8.pt",  "ep_rank_1_pp_rank_8.pt"};
+  for (const std::string& name : names) put(name);
+  std::set<std::string> series;
+  std::set<std::uint64_t> numbers;
+  for (const std::string& name : names) {
+    const auto part = part_by_names_beside(FileSystem::posix(), tmp_ / name);
+    ASSERT_TRUE(part);
+    series.insert(part->series);
+    numbers.insert(part->number);
+  }
+  EXPECT_EQ(series, std::set<std::string>{tmp_ / "ep_rank_#_pp_rank_#.pt"});
+  EXPECT_EQ(numbers.size(), names.size());
 }
 
 TEST_F(NamesBesideTest, FoldersOfRanksTellOfTheirFiles) {

@@ -264,6 +264,14 @@ TEST(PickleScanTest, APickleBehindAnArrayOrAStreamIsFound) {
   }
 }
 
+TEST(PickleScanTest, AnArrayThatLooksLikeAPickleHidesNoPickleBehindIt) {
+  // In the array, a pickle begins with a string that would end behind `kSystem`.
+  const std::string begin("\x80\4B", 3);
+  const std::string nbytes{static_cast<char>(kSystem.size()), '\0', '\0', '\0'};
+  const PickleScanReport report = scan_bytes(npy("'|u1'", "(7,)", begin + nbytes) + kSystem + ".");
+  EXPECT_THAT(names_with(report, Verdict::dangerous), testing::Contains("os.system"));
+}
+
 TEST(PickleScanTest, BytesBehindAPickleOrAnArrayAreAProblemUnlessScanned) {
   const std::string five(40, '\1');
   const std::string pickle("\x80\x02}U\x01nK\5s.");

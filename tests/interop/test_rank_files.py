@@ -233,9 +233,9 @@ def save_stages(folder):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "shard"))["shard"]
-    local = {"w": torch.full((4, 2), float(rank)), "equal": torch.full((1,), float(rank % 2))}
+    local = {"w": torch.full((4, 2), float(rank)), "equal": torch.full((1,), float(rank % 2)), "large": torch.full((400,), float(rank % 2))}
     sharded = {name: DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False) for name, tensor in local.items()}
-    for folder, names in ((folder / "all", ("w", "equal")), (folder / "equal", ("equal",))):
+    for folder, names in ((folder / "all", ("w", "equal")), (folder / "experts", ("w", "large")), (folder / "equal", ("equal",))):
         folder.mkdir(exist_ok=True)
         torch.save({name: sharded[name] for name in names}, folder / f"model_world_size_4_rank_{rank}.pt")
     dist.barrier()
@@ -245,10 +245,11 @@ def save_stages(folder):
 def test_stages_with_equal_names_are_refused(tmp_path):
     """Shows F1. They are no replicas: only the first stage would be moved."""
     run_function(save_stages, 4, tmp_path)
-    process = run("ckpt-reshard", tmp_path / "all", tmp_path / "moved.safetensors")
-    assert process.returncode == 3 and not (tmp_path / "moved.safetensors").exists()
-    assert "model_world_size_4_rank_2.pt: model.w: replicas: expected the bytes of rank 0" in process.stderr, process.stderr
-    assert "(pipeline stages? give each stage names of its own)" in process.stderr
+    for saved in ("all", "experts"):
+        process = run("ckpt-reshard", tmp_path / saved, tmp_path / "moved.safetensors")
+        assert process.returncode == 3 and not (tmp_path / "moved.safetensors").exists()
+        assert "model_world_size_4_rank_2.pt: model.w: replicas: expected the bytes of rank 0" in process.stderr, process.stderr
+        assert "(pipeline stages, or experts? give those of each group names of their own)" in process.stderr
     assert load_file(reshard(tmp_path / "equal", tmp_path / "equal.safetensors"))["model.equal"].tolist() == [0, 1]
 
 

@@ -702,6 +702,13 @@ TEST(OptimizerParamsTest, StateOfAnotherModelIsRefused) {
   EXPECT_NO_THROW(named({4, 2}, {4}, kInOrder)());
 }
 
+TEST(OptimizerParamsTest, OneNumberForAParameterOfOneElementIsNoMisfit) {
+  Source source;
+  source.tensor("model.fc.weight", {4, 4}).tensor("model.fc.bias", {1});
+  source.state(0, {}).state(1, {}).group(0, {0, 1});
+  EXPECT_NO_THROW(source.named(list(R"(["fc.weight", "fc.bias"])")));
+}
+
 TEST(OptimizerParamsTest, AWrongOrderIsRefusedAlsoBesideStateThatFitsNoName) {
   const auto make = [] {
     Source source = two_groups();

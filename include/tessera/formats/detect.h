@@ -54,8 +54,8 @@ std::unique_ptr<CheckpointReader> open_checkpoint(const FileSystem& fs, const st
 /// Returns the quantization method (`fp8`, `gptq`) that `quantization_config` or
 /// `compression_config` in `config.json` names for the model or a part of it. Empty if there is no
 /// such method or file. If the file is not strict JSON, returns the first `quant_method` in its
-/// text. It is in the checkpoint's folder, or beside its one file. Throws: Error if it is
-/// unreadable.
+/// text. `config.json` is in the checkpoint's folder, or beside its one file. Throws: Error if it
+/// exists but cannot be read.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path);
 
 }  // namespace tessera::formats

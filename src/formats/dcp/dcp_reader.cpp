@@ -2,7 +2,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -26,8 +28,11 @@
 #include "formats/partly_read.h"
 #include "formats/recently_used.h"
 #include "formats/torch_zip/torch_archive.h"
+#include "object_store/files.h"
+#include "object_store/url.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
+#include "tessera/base/parallel.h"
 
 namespace tessera::formats {
 namespace {
@@ -149,7 +154,8 @@ class DcpReader final : public DividedReader, public PartlyRead {
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                      PartOfCheck& part) const;
   void count_opened_classes();
-  bool is_object(const TensorEntry& tensor, std::size_t piece, const StorageInfo& info);
+  std::optional<Error> refusal_of_object(const TensorEntry& tensor, std::size_t piece,
+                                         const StorageInfo& info) const;
   void refuse_objects();
   /// Whether `path_` is the directory of all ranks, and not the metadata file of one rank.
   bool is_whole() const { return directory_ == path_; }
@@ -162,6 +168,8 @@ class DcpReader final : public DividedReader, public PartlyRead {
   std::string directory_;  // of the data files
   std::vector<std::string> as_dict_;
   dcp::Metadata metadata_;
+  /// Of refused tensors, by the index of the value: all items but the first, which is the value's.
+  std::vector<std::pair<std::size_t, StorageInfo>> more_refused_items_;
   mutable tessera::detail::Once limit_found_;
   mutable std::uint64_t limit_nbytes_ = 0;    // of all tensors (expansion_limit.h)
   mutable std::set<std::size_t> over_limit_;  // tensors
@@ -270,17 +278,17 @@ void DcpReader::check_rest(const RestOptions& options) const {
   }
 }
 
-/// Returns whether the item of a piece holds an object of a class, and keeps the reason.
-bool DcpReader::is_object(const TensorEntry& tensor, std::size_t piece, const StorageInfo& info) {
+/// If the item of a piece holds an object of a class, returns why it is refused.
+std::optional<Error> DcpReader::refusal_of_object(const TensorEntry& tensor, std::size_t piece,
+                                                  const StorageInfo& info) const {
   try {
     open_chunk(tensor, std::get<Box>(tensor.pieces[piece].region), info);
   } catch (const RefusedObject& refusal) {
-    metadata_.refused_tensors.emplace(tensor.meta.fqn, refusal.at_tensor(tensor.meta.fqn));
-    return true;
+    return refusal.at_tensor(tensor.meta.fqn);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
   }
-  return false;
+  return std::nullopt;
 }
 
 /// Turns each tensor whose items hold an object of a class, such as the 8-bit state of torchao's
@@ -292,18 +300,29 @@ bool DcpReader::is_object(const TensorEntry& tensor, std::size_t piece, const St
 void DcpReader::refuse_objects() {
   CheckpointContents& contents = metadata_.contents;
   dcp::Storage& storage = metadata_.storage;
-  std::vector<bool> is_refused(contents.tensors.size());
+  std::map<std::size_t, Error> refusals;  // by tensor
   const auto look_at = [&](const auto& is_suspect) {
+    std::vector<std::pair<std::size_t, std::size_t>> suspects;  // tensor and piece
     for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
       const TensorEntry& tensor = contents.tensors[t];
-      for (std::size_t p = 0; p < tensor.pieces.size() && !is_refused[t]; ++p) {
-        const StorageInfo& info = storage.pieces[t][p];
+      for (std::size_t p = 0; p < tensor.pieces.size() && !refusals.contains(t); ++p) {
         const std::uint64_t nbytes = nbytes_of(tensor.pieces[p].region, tensor.meta.dtype);
-        if (nbytes > 0 && is_suspect(info.nbytes, nbytes))
-          is_refused[t] = is_object(tensor, p, info);
+        if (nbytes > 0 && is_suspect(storage.pieces[t][p].nbytes, nbytes)) {
+          suspects.emplace_back(t, p);
+        }
       }
     }
-    return std::ranges::find(is_refused, true) != is_refused.end();
+    std::vector<std::optional<Error>> found(suspects.size());
+    const int num_threads = object_store::is_url(path_) ? object_store::kNumThreadsForUrls : 1;
+    parallel_for(static_cast<std::int64_t>(suspects.size()), num_threads, {}, [&](std::int64_t i) {
+      const auto [t, p] = suspects[static_cast<std::size_t>(i)];
+      found[static_cast<std::size_t>(i)] =
+          refusal_of_object(contents.tensors[t], p, std::as_const(storage.pieces)[t][p]);
+    });
+    for (std::size_t i = 0; i < suspects.size(); ++i) {
+      if (found[i]) refusals.emplace(suspects[i].first, *found[i]);
+    }
+    return !refusals.empty();
   };
   constexpr std::uint64_t kMaxSmallItemNbytes = std::uint64_t{64} << 10;
   const auto is_smaller = [](std::uint64_t item, std::uint64_t chunk) { return item < chunk; };
@@ -313,31 +332,40 @@ void DcpReader::refuse_objects() {
   if (!look_at(is_smaller)) return;
   look_at(is_small);
 
-  std::vector<std::pair<ValueEntry, StorageInfo>> values;
+  struct StoredValue {
+    ValueEntry entry;
+    std::vector<StorageInfo> places;
+  };
+  std::vector<StoredValue> values;
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    values.emplace_back(std::move(contents.values[v]), storage.values[v]);
+    values.push_back({std::move(contents.values[v]), {storage.values[v]}});
   }
   std::vector<TensorEntry> tensors;
   tessera::detail::ListOfLists<StorageInfo> pieces;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     TensorEntry& tensor = contents.tensors[t];
     const std::span<const StorageInfo> places = std::as_const(storage.pieces)[t];
-    if (!is_refused[t]) {
+    const auto refusal = refusals.find(t);
+    if (refusal == refusals.end()) {
       tensors.push_back(std::move(tensor));
       pieces.add(places);
       continue;
     }
-    values.emplace_back(ValueEntry{tensor.meta.fqn, std::move(tensor.key_path), tensor.dict_order},
-                        places.front());
+    metadata_.refused_tensors.emplace(tensor.meta.fqn, refusal->second);
+    values.push_back({{tensor.meta.fqn, std::move(tensor.key_path), tensor.dict_order},
+                      {places.begin(), places.end()}});
   }
-  std::ranges::sort(values, {}, [](const auto& value) { return value.first.name; });
+  std::ranges::sort(values, {}, [](const StoredValue& value) { return value.entry.name; });
   contents.tensors = std::move(tensors);
   storage.pieces = std::move(pieces);
   contents.values.clear();
   storage.values.clear();
-  for (auto& [entry, place] : values) {
+  for (auto& [entry, places] : values) {
+    for (std::size_t i = 1; i < places.size(); ++i) {
+      more_refused_items_.emplace_back(contents.values.size(), places[i]);
+    }
     contents.values.push_back(std::move(entry));
-    storage.values.push_back(place);
+    storage.values.push_back(places.front());
   }
 }
 
@@ -556,6 +584,9 @@ MissingData DcpReader::find_missing_data() const {
     const std::uint32_t file = storage.values[v].file;
     if (is_lost[file]) missing.values.emplace(v, storage.files[file]);
   }
+  for (const auto& [v, place] : more_refused_items_) {
+    if (is_lost[place.file]) missing.values.emplace(v, storage.files[place.file]);
+  }
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     for (std::size_t p = 0; p < storage.pieces[t].size(); ++p) {
       const std::uint32_t file = storage.pieces[t][p].file;
@@ -658,6 +689,15 @@ void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progres
     if (nested_.values.contains(v) || !part.takes(storage.values[v].nbytes)) continue;
     if (!is_readable[storage.values[v].file]) continue;
     verify_value(v, check);
+  }
+  for (const auto& [v, info] : more_refused_items_) {
+    if (!part.takes(info.nbytes) || !is_readable[info.file]) continue;
+    try {
+      const auto file = open_file_of(info);
+      check.check_members(contents.values[v].name, zip::ZipReader(*file, window_of(info)));
+    } catch (const Error& error) {
+      check.report_structure(error.at_tensor(contents.values[v].name));
+    }
   }
   verify_nested(is_readable, check, part);
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {

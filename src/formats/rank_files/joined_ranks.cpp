@@ -500,7 +500,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       }
       if (has_groups) {
         differing_nbytes_of_groups_ += nbytes;
-        if (!first_differing_) first_differing_.emplace(tensor.meta.fqn, first, origins[i]);
+        const bool is_weight = is_weight_like(tensor.meta);
+        if (!first_differing_ || (is_weight && !do_weights_differ_)) {
+          first_differing_.emplace(tensor.meta.fqn, first, origins[i]);
+        }
+        do_weights_differ_ = do_weights_differ_ || is_weight;
       }
       contents_.opening_findings.push_back({.severity = Finding::Severity::note,
                                             .rule = "replicas",
@@ -509,6 +513,13 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
                                             .found = "other bytes"});
       origins[i] = first;
     }
+  }
+
+  /// Whether a tensor is no short vector, such as the statistics of BatchNorm, which may differ.
+  /// tessera.save has the same rule.
+  static bool is_weight_like(const TensorMeta& meta) {
+    constexpr std::int64_t kMaxStatistics = std::int64_t{1} << 16;
+    return meta.shape.size() > 1 || meta.numel() > kMaxStatistics;
   }
 
   /// Whether groups of ranks have the tensor, each with a mesh of its own. A DTensor's mesh is then
@@ -520,16 +531,16 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
     return num_in_mesh < static_cast<std::int64_t>(origins.size());
   }
 
-  /// Throws if most of what groups of ranks have under equal names differs: then they have
-  /// different models, such as pipeline stages, and all but the first would be lost.
+  /// Throws if weights, or most bytes, that groups of ranks have under equal names differ: then
+  /// they have different models, such as pipeline stages, and all but the first would be lost.
   void refuse_other_models() const {
-    if (differing_nbytes_of_groups_ <= nbytes_of_groups_ / 2) return;
+    if (!do_weights_differ_ && differing_nbytes_of_groups_ <= nbytes_of_groups_ / 2) return;
     const auto& [name, first, other] = *first_differing_;
     throw Error::expected(
         ErrorKind::unsupported, where(other, name), "replicas",
         "the bytes of " + rank_in_words(first),
-        "other bytes, as in most tensors that groups of ranks have under equal names",
-        "pipeline stages? give each stage names of its own");
+        "other bytes in another group of ranks with equal names",
+        "pipeline stages, or experts? give those of each group names of their own");
   }
 
   /// [Note: Flat state] FSDP1's optimizer keys state by number, and each rank saves a flat range:
@@ -912,6 +923,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
   // Of what groups of ranks have under equal names, without the first group.
   std::uint64_t nbytes_of_groups_ = 0;
   std::uint64_t differing_nbytes_of_groups_ = 0;
+  bool do_weights_differ_ = false;  // between groups of ranks
   std::optional<std::tuple<std::string, Origin, Origin>> first_differing_;
   std::set<std::int64_t> numels_;   // of whole tensors but numbered state; only while opening
   bool has_replicas_ = false;       // of sharded tensors

@@ -135,11 +135,11 @@ void require_checkpoint_alone(const FileSystem& fs, const std::string& directory
   if (format) driver_of(*format).require_one_checkpoint(fs, directory, names, option);
 }
 
-/// Whether a folder without the mark and without an index may be what an interrupted run left,
-/// although it holds a folder of a universal checkpoint, which may be complete.
+/// A folder of a universal checkpoint may be complete without an index. `allowed`: it counts as
+/// what an interrupted run left. `only_marked`: only if the mark is there.
 enum class Folders { allowed, only_marked };
 
-/// As is_interrupted_write.
+/// Does what is_interrupted_write describes. `folders`: what a folder in `url` counts as.
 bool is_left(const std::string& url, const std::vector<ExtraFile>& extra_files, Folders folders) {
   const FileSystem& fs = object_store::files();
   if (fs.kind_of(url) != FileKind::directory) return false;

@@ -123,6 +123,8 @@ bool is_journal_of_work(const FileSystem& fs, const std::string& staging_path,
       read_journal_head(fs, StagedDestination::journal_path_of(staging_path)).identity;
   const auto token = text_of(work, kToken);
   if (token) return text_of(now, kToken) == token;
+  // `work` is damaged, which `identity` reports: only the main journal can tell.
+  if (work.empty()) return now.empty() || text_of(now, kToken).has_value();
   work.erase(kNumShares);
   return now == work;
 }

@@ -97,7 +97,7 @@ std::optional<std::uint64_t> stream_end(const ReadableFile& file, std::uint64_t 
   try {
     return begin + formats::torch_zip::end_of_stream(rest);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io) throw;
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
     return std::nullopt;
   }
 }

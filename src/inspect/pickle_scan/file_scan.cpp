@@ -233,7 +233,7 @@ void FileScan::scan(const ReadableFile& file, const std::string& member, int dep
   // torch.save writes archives under any name: accelerate has random_states_0.pkl.
   const bool is_other = is_compressed || (begins_as_zip && is_zip);
   const bool must_be = !is_other && is_pickle_name(member.empty() ? file.path() : member, head);
-  scan_in_a_row(file, member, must_be ? Expect::pickle : Expect::anything);
+  scan_in_a_row(file, member, must_be ? Expect::pickle : Expect::anything, is_zip);
 }
 
 void FileScan::add_faults(const std::vector<ArchiveFault>& faults, const std::string& member) {
@@ -372,7 +372,8 @@ void FileScan::scan_inflated(const ReadableFile& file, Wrapping wrapping, const 
   scan_member(BytesFile(file.path(), std::move(inflated.bytes)), crc, name, depth);
 }
 
-void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect) {
+void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect,
+                             bool is_zip) {
   std::uint64_t begin = 0;
   bool is_sure = expect == Expect::pickle;  // the bytes before `begin` look like this not by chance
   while (begin < file.nbytes()) {
@@ -397,7 +398,7 @@ void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member
   }
   const bool is_looked_at = begin == 0 || begin >= file.nbytes() ||
                             is_tar(read_some(file, 0, kHeadNbytes)) ||
-                            read_some(file, begin, 4) == formats::detail::kZipSignature;
+                            (is_zip && read_some(file, begin, 4) == formats::detail::kZipSignature);
   if (is_sure && !is_looked_at) {
     not_looked_at(member, "only pickles and arrays",
                   std::to_string(file.nbytes() - begin) + " bytes behind them, from byte " +
@@ -428,10 +429,11 @@ std::optional<std::uint64_t> FileScan::scan_numpy(const ReadableFile& file, std:
   }
   const auto data_nbytes = numpy_data_nbytes(header);
   if (data_nbytes == 0U) return data_begin;
-  const PickleRow row = scan_pickles_at(file, data_begin, member, Expect::anything);
+  scan_pickles_at(file, data_begin, member, Expect::anything);
   if (!data_nbytes) return std::nullopt;
-  const std::uint64_t left = file.nbytes() - data_begin;
-  return std::max(row.end, data_begin + std::min(*data_nbytes, left));
+  // Only the header says where the array ends: its bytes may look like a pickle that reaches
+  // further.
+  return data_begin + std::min(*data_nbytes, file.nbytes() - data_begin);
 }
 
 /// Adds the pickle at `begin` to the report, if there is one, and sets `end`. Returns whether the

@@ -66,8 +66,10 @@ class FileScan {
   void scan_member(const ReadableFile& data, std::uint32_t crc, const std::string& member,
                    int depth);
   /// Scans what follows each other in a file: pickles, streams of torch.save with their storages,
-  /// NumPy arrays. Reports bytes behind them as not looked at.
-  void scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect);
+  /// NumPy arrays. Reports bytes behind them as not looked at. `is_zip`: the members of a zip
+  /// archive in the file have been scanned.
+  void scan_in_a_row(const ReadableFile& file, const std::string& member, Expect expect,
+                     bool is_zip);
   /// Scans the array at `begin`, and the pickles of its objects. Returns where it ends; nothing if
   /// that is not known.
   std::optional<std::uint64_t> scan_numpy(const ReadableFile& file, std::uint64_t begin,

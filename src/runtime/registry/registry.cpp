@@ -34,11 +34,12 @@ class Registry {
 
   void attach(Module& module, std::type_index type, std::shared_ptr<ModuleState> state) {
     const std::weak_ptr<Module> weak = weak_module(module);
-    const auto dead = take_dead_if_due();
+    auto dead = take_dead_if_due();  // destroyed when the lock is released
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[&module];
-    if (entry.module.expired())
-      entry.states.clear();  // states of a destroyed module at this address
+    if (entry.module.expired()) {  // of a destroyed module at this address
+      dead.push_back(std::exchange(entry, Entry{}));
+    }
     entry.module = weak;
     entry.states[type] = std::move(state);
   }

@@ -30,7 +30,7 @@ void check_on_all_ranks(dist::Group& world, const std::function<void()>& check) 
   } catch (const std::exception& error) {
     const auto* const ours = dynamic_cast<const Error*>(&error);
     if (ours != nullptr) kind = ours->kind();
-    failure = error.what();
+    failure = dist::message_of(error);
   }
   const int before = world.size() - world.rank();  // larger than on all later ranks
   const int most = static_cast<int>(world.max(failure ? before : 0, "whether a rank refuses"));

@@ -190,10 +190,6 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
   return received;
 }
 
-}  // namespace
-
-namespace {
-
 /// Runs the load post hooks of modules that are not in `done` yet: a module may be in the tree
 /// twice, but was loaded once.
 void run_post_hooks(Module& module, std::unordered_set<const Module*>& done) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/forwarding_file_system.h"
+#include "formats/staging/journal.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
@@ -109,7 +110,9 @@ TEST(SharedWorkTest, DamagedWorkCanBeDiscardedUnlessAShareIsBeingWritten) {
   {
     const auto lock = work.lock();
     fs.make_directory(tmp / "out.partial");
-    work.begin({{"plan", "digest"}}, 2, "command");
+    const ResumeIdentity identity = SharedWork::with_new_token({{"plan", "digest"}});
+    Journal(fs, tmp / "out.partial.journal", identity).sync();
+    work.begin(identity, 2, "command");
   }
   fs.remove_all(work.path() + "/work");
   fs.create(work.path() + "/work")->close();
