@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "runtime/dist/message.h"
 #include "runtime/state/load_problems.h"
 #include "tessera/base/error.h"
 
