@@ -109,9 +109,11 @@ TEST_F(NamesBesideTest, EachNumberInANameCounts) {
 }
 
 TEST_F(NamesBesideTest, AllFilesOfAGridAreOneSeriesWithDifferentNumbers) {
-  const std::vector<std::string> names{"ep_rank_0_pp_rank_9.pt",  "ep_rank_1_pp_rank_9.pt",
-                                       "ep_rank_0_pp_rank_10.pt", "ep_rank_1_pp_rank_10.pt",
-                                       "ep_rank_0_pp_rank_8.pt",  "ep_rank_1_pp_rank_8.pt"};
+  std::vector<std::string> names;
+  for (int i = 0; i < 22; ++i) {
+    names.push_back("ep_rank_" + std::to_string(i % 2) + "_pp_rank_" + std::to_string(i / 2) +
+                    ".pt");
+  }
   for (const std::string& name : names) put(name);
   std::set<std::string> series;
   std::set<std::uint64_t> numbers;
