@@ -49,7 +49,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
       const pickle::ObjectGraph graph =
           pickle::unpickle(std::vector<char>(data, data + nbytes),
                            pickle::PickleSource{.path = "input"}, allowed, foreign);
-      pickle::HeldObjects(graph).count(graph.root(), &pickle::is_foreign);
+      pickle::HeldObjects held(graph, &pickle::is_foreign);
+      held.count(graph.root());
+      static_cast<void>(held.is_or_holds(graph.root()));
       static_cast<void>(pickle::foreign_names(graph, 100));
       pickle::WalkBudget budget(graph);
       static_cast<void>(pickle::to_value(graph.root(), budget));
@@ -61,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t nbyt
     const pickle::ObjectGraph graph =
         pickle::unpickle(std::vector<char>(data, data + nbytes),
                          pickle::PickleSource{.path = "input"}, allowed, {}, {}, &taker);
-    pickle::HeldObjects(graph).count(graph.root(), &pickle::is_foreign);
+    pickle::HeldObjects(graph, &pickle::is_foreign).count(graph.root());
     pickle::WalkBudget budget(graph);
     static_cast<void>(pickle::to_value(graph.root(), budget));
   } catch (const Error&) {
