@@ -25,7 +25,7 @@ struct NumberedName {
 /// `_of_3`. Empty if the name has none.
 std::vector<NumberedName> numbered_names(std::string_view name);
 
-/// Returns the first of `numbered_names(name)`; nothing if there is none.
+/// Returns the first of `numbered_names(name)`, or nothing if that list is empty.
 std::optional<NumberedName> numbered_name(std::string_view name);
 
 /// Returns which part of a checkpoint the file at `path` is; nothing if it is no part. The file is

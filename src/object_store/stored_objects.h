@@ -36,7 +36,7 @@ void upload_file(const FileSystem& fs, const std::string& path, const std::strin
 /// the files alone do not show this, because they have no index.
 inline constexpr std::string_view kIncompleteMark = ".tessera-incomplete";
 /// Puts the mark into the folder `url`. Before that, makes sure that this user may remove objects
-/// there: otherwise nobody could take the mark away, and it would hide an intact checkpoint.
+/// there. A mark that the user cannot remove would hide an intact checkpoint from all readers.
 void mark_incomplete(const std::string& url);
 void remove_incomplete_mark(const std::string& url);
 /// Removes the mark from a list of objects. Returns whether it was there.

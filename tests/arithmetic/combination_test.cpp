@@ -300,6 +300,11 @@ std::vector<std::string> values_of(const formats::CheckpointReader& reader) {
   return values;
 }
 
+/// Returns a source to which a test adds values. Its one tensor is equal in all such sources.
+MemoryCheckpoint source_of_values(const char* path) {
+  return one_tensor<float>(path, DType::float32, {1}, {1});
+}
+
 TEST(CombinationTest, APreferredLastSourceGivesTheValuesThatOnlyItHas) {
   MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
   a.add_value("args.lr", 1);
@@ -338,13 +343,10 @@ TEST(CombinationTest, ANoteNamesTheValuesThatOnlyOtherSourcesHave) {
 }
 
 TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
-  const auto source = [](const char* path) {
-    return one_tensor<float>(path, DType::float32, {1}, {1});
-  };
-  MemoryCheckpoint a = source("a");
+  MemoryCheckpoint a = source_of_values("a");
   a.add_value("per_rank.1.seed", 11);
   a.add_value("seed", 10);
-  MemoryCheckpoint b = source("b");
+  MemoryCheckpoint b = source_of_values("b");
   b.add_value("per_rank.2.seed", 22);
   b.add_value("seed", 20);
   CombineOptions options;
@@ -357,16 +359,16 @@ TEST(CombinationTest, TheValuesOfRanksAreThoseOfThePreferredSource) {
 }
 
 TEST(CombinationTest, AValueThatOneRankHasInPlaceOfADictIsOfThePreferredSource) {
-  MemoryCheckpoint one_value = one_tensor<float>("a", DType::float32, {1}, {1});
+  MemoryCheckpoint one_value = source_of_values("a");
   one_value.add_value("m.s", 1);
   one_value.add_value("per_rank.1.m", 7);
-  MemoryCheckpoint one_dict = one_tensor<float>("a", DType::float32, {1}, {1});
+  MemoryCheckpoint one_dict = source_of_values("a");
   one_dict.add_value("m", 1);
   one_dict.add_value("per_rank.1.m.s", 7);
   one_dict.add_value("per_rank.1.other", 8);
-  MemoryCheckpoint dict = one_tensor<float>("b", DType::float32, {1}, {1});
+  MemoryCheckpoint dict = source_of_values("b");
   dict.add_value("m.s", 2);
-  MemoryCheckpoint value = one_tensor<float>("b", DType::float32, {1}, {1});
+  MemoryCheckpoint value = source_of_values("b");
   value.add_value("m", 2);
   CombineOptions options;
   options.preference = MergePreference::last;

@@ -342,11 +342,16 @@ TEST(PickleTest, HeldObjectsAreCountedOnce) {
       1u);
 }
 
-// 10^5 objects share one state of 10^5 entries. Counting the entries of each object would be slow.
-TEST(PickleTest, CountsOfSharedPartsCostLittle) {
+/// Returns a list of 10^5 objects that share one state of 10^5 entries.
+ObjectGraph objects_with_one_state() {
   std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
   for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
-  const ObjectGraph graph = record(pickle + "e.");
+  return record(pickle + "e.");
+}
+
+// Counting the entries of each object would be slow.
+TEST(PickleTest, CountsOfSharedPartsCostLittle) {
+  const ObjectGraph graph = objects_with_one_state();
   HeldObjects held(graph, is_integer);
   std::size_t num_found = 0;
   for (std::size_t i = 0; i < graph.root().num_items("root"); ++i) {
@@ -370,11 +375,9 @@ TEST(PickleTest, ASearchForHeldObjectsRemembersWhatHoldsNone) {
   }
 }
 
-// 10^5 objects share one state of 10^5 entries, which is searched once.
+// The shared state is searched once.
 TEST(PickleTest, SearchesOfSharedPartsDoNotRunOut) {
-  std::string pickle = "]q\0("s + std::string(100000, 'N') + "e0](";
-  for (int i = 0; i < 100000; ++i) pickle += "ca\nB\nh\0\x85R"s;
-  const ObjectGraph graph = record(pickle + "e.");
+  const ObjectGraph graph = objects_with_one_state();
   HeldObjects held(graph, is_integer);
   std::size_t num_found = 0;
   for (std::size_t i = 0; i < graph.root().num_items("root"); ++i) {

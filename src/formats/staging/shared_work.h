@@ -139,9 +139,10 @@ class SharedWork {
   /// Throws: Error(mismatch) if the new checkpoint is neither at the destination nor at the staging
   /// path.
   void clean_up();
-  /// Removes what ended work left in the folder, because a worker died before it could, except
-  /// results of comparisons with a base. Does nothing if there is none, or if work has begun. Other
-  /// writers call it once they have the staging path. Requires: this process does not hold `lock`.
+  /// Removes what workers of a finished move left in the folder, because the last of them died
+  /// before it could. Keeps the results of comparisons with a base. Does nothing if a move has
+  /// begun that is not finished. Every other writer calls this when it has the staging path.
+  /// Requires: this process does not hold `lock`.
   void remove_ended();
   /// Removes the folder and, if work has begun, the staging path. Does nothing without a folder.
   /// Throws: Error(already_exists) if a process is writing a share or compares with a base.

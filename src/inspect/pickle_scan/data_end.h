@@ -13,8 +13,8 @@ namespace tessera::inspect {
 std::optional<std::uint64_t> numpy_data_nbytes(std::string_view header);
 
 /// Returns where the stream of `torch.save` (see TorchStream) that begins at `begin` ends, behind
-/// its storages; nothing if there is none, or it is damaged. Throws: Error(io) or
-/// Error(interrupted).
+/// its storages. Returns nothing if no stream begins there, or if the stream is damaged. Throws:
+/// Error(io) or Error(interrupted).
 std::optional<std::uint64_t> stream_end(const ReadableFile& file, std::uint64_t begin);
 
 }  // namespace tessera::inspect

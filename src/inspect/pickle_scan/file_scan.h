@@ -75,7 +75,7 @@ class FileScan {
   std::optional<std::uint64_t> scan_numpy(const ReadableFile& file, std::uint64_t begin,
                                           const std::string& member);
   struct PickleRow {
-    std::uint64_t end = 0;  // behind the last pickle; where the row begins if there is none
+    std::uint64_t end = 0;  // of the last pickle; without pickles: where the row would begin
     bool has_stop = true;   // false: the last pickle is broken, so nothing is known behind it
   };
   /// Scans pickles in a row from `begin` on, up to an array or a stream of torch.save behind them.

@@ -29,8 +29,8 @@ std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& pro
 bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
 
 /// Returns a hint if the module's `own` state dict has other names than its parameters and buffers,
-/// and these names are among the problems. Requires: the module's load
-/// pre hooks do not undo its post hooks; the caller has tried.
+/// and these names are among the problems. Requires: the module's load pre hooks do not undo its
+/// post hooks; the caller has tried.
 std::vector<std::string> hints_for_hooks(const std::vector<formats::Finding>& problems,
                                          const StateDict& own);
 
