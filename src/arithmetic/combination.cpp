@@ -12,6 +12,7 @@
 #include "arithmetic/combined_reader.h"
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
+#include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_paths.h"
 #include "formats/own_annotations.h"
@@ -208,7 +209,7 @@ class Combination {
       return tessera::detail::have_equal_bits(readers_.front()->read_value(index),
                                               readers_[source]->read_value(other));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       return false;
     }
   }

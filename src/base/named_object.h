@@ -52,6 +52,15 @@ inline std::optional<ino_t> inode_of_name(const std::string& path) {
   return status ? std::optional(status->st_ino) : std::nullopt;
 }
 
+/// Whether the open file `fd` is the object at `path` (not what a link there points to). False if
+/// nothing is there. Throws: as `status_of_name`.
+inline bool is_still_at(int fd, const std::string& path) {
+  struct stat opened {};
+  const auto named = status_of_name(path);
+  return named && ::fstat(fd, &opened) == 0 && opened.st_dev == named->st_dev &&
+         opened.st_ino == named->st_ino;
+}
+
 /// Returns the path at which `FileSystem::exchange` keeps one of the two objects for a moment if
 /// the file system cannot exchange in one step. For a staging path and its destination, in any
 /// order, this is `DST.partial.old`, and the object is the replaced checkpoint.

@@ -7,6 +7,7 @@
 
 #include "base/digest.h"
 #include "base/json.h"
+#include "base/outside_failure.h"
 #include "formats/per_rank.h"
 #include "tessera/base/error.h"
 
@@ -35,7 +36,7 @@ void hash_sample(Sha256& hash, const CheckpointReader& reader, std::size_t tenso
     reader.read_piece(tensor_index, piece_index, {0, numel}, bytes);
     hash.update(bytes);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     hash_text(hash, to_string(error.kind()));
   }
 }
@@ -45,7 +46,7 @@ void hash_value(Sha256& hash, const CheckpointReader& reader, std::size_t value_
   try {
     hash_text(hash, value_to_json(reader.read_value(value_index)));
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     hash_text(hash, to_string(error.kind()));
   }
 }

@@ -15,6 +15,7 @@
 #include "base/advisory_lock.h"
 #include "base/file_descriptor.h"
 #include "base/forwarding_file_system.h"
+#include "base/outside_failure.h"
 #include "formats/index_names.h"
 #include "formats/staging/own_files.h"
 #include "formats/staging/staged_destination.h"
@@ -133,7 +134,7 @@ Examined examine(const FileSystem& fs, const std::string& path, Validation valid
     has_format = true;
     reader = open_checkpoint(fs, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     if (!has_format && error.kind() != ErrorKind::corruption) return {};
     return {.state = State::invalid, .is_open = false, .why = error.what()};
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/named_object.h"
+#include "base/outside_failure.h"
 #include "base/utf8.h"
 #include "formats/source_overlap.h"
 #include "formats/staging/replaceable.h"
@@ -32,7 +33,7 @@ bool is_replaceable(const FileSystem& fs, const std::string& path, const std::st
     check_replaceable(fs, path, option, extra_files);
     return true;
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return false;
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/outside_failure.h"
 #include "formats/staging/replaceable.h"
 #include "object_store/files.h"
 #include "tessera/base/error.h"
@@ -20,7 +21,7 @@ std::vector<std::string> IndexedFormatDriver::own_files(const FileSystem& fs,
       const std::vector<std::string> paths = open(fs, directory)->data_files();
       named.insert(paths.begin(), paths.end());
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       return own;
     }
   }

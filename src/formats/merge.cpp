@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_order.h"
 #include "formats/opened_classes.h"
@@ -375,7 +376,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       const auto* const dict = value.get_if<Value::Dict>();
       return dict != nullptr && dict->empty();
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       return false;
     }
   }
@@ -551,7 +552,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
       return tessera::detail::have_equal_bits(reader_of(a.origin).read_value(a.origin.index),
                                               reader_of(b.origin).read_value(b.origin.index));
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       return false;
     }
   }

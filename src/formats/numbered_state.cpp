@@ -1,5 +1,6 @@
 #include "formats/numbered_state.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <variant>
@@ -19,6 +20,12 @@ std::optional<std::string> front_of_numbered_state(const KeyPath& path) {
     return spell(KeyPath(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(i) + 1)) + ".";
   }
   return std::nullopt;
+}
+
+bool has_only_flat_ranges(const TensorEntry& tensor) {
+  return std::ranges::all_of(tensor.pieces, [](const Piece& piece) {
+    return std::holds_alternative<FlatRange>(piece.region);
+  });
 }
 
 }  // namespace tessera::formats

@@ -14,4 +14,7 @@ bool is_numbered_state(const KeyPath& path);
 /// Returns nothing if this is no path of numbered state.
 std::optional<std::string> front_of_numbered_state(const KeyPath& path);
 
+/// Whether all pieces of a tensor are flat ranges, as those of FSDP1's flat optimizer state are.
+bool has_only_flat_ranges(const TensorEntry& tensor);
+
 }  // namespace tessera::formats

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/byte_buffer.h"
+#include "base/outside_failure.h"
 #include "formats/gatherer.h"
 #include "formats/numbered_names.h"
 #include "tessera/base/error.h"
@@ -54,7 +55,7 @@ std::optional<std::vector<std::byte>> first_bytes(const TensorOfSource& tensor) 
   try {
     tensor.reader->read_piece(tensor.tensor_index, 0, {0, numel}, bytes);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return std::nullopt;
   }
   return bytes;
@@ -100,7 +101,7 @@ bool have_equal_elements(const TensorOfSource& a, const TensorOfSource& b) {
       if (!std::ranges::equal(first.read(range), second.read(range))) return false;
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return false;
   }
   return true;

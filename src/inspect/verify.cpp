@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/outside_failure.h"
 #include "formats/part_of_check.h"
 #include "inspect/scan.h"
 #include "inspect/selection_part.h"
@@ -64,7 +65,7 @@ void check_values(const formats::CheckpointReader& reader, const Names& names_wi
     try {
       reader.read_value(v);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       ErrorWhere where = error.where();
       if (where.path.empty()) where.path = reader.path();
       where.fqn = contents.values[v].name;

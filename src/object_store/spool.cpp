@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <random>
 #include <tuple>
 
 #include "base/digest.h"
+#include "base/random_name.h"
 #include "object_store/files.h"
 #include "object_store/md5.h"
 #include "object_store/remote_file_system.h"
@@ -22,13 +22,6 @@ namespace {
 constexpr std::size_t kMaxWaitingParts = 8;
 // Names of uploads that have no bytes and are never completed: notes for other runs.
 constexpr const char* kClaimPrefix = ".tessera-claim-";
-
-std::string random_name() {
-  std::random_device random;
-  std::string name;
-  for (int i = 0; i < 4; ++i) name += std::to_string(random());
-  return name;
-}
 
 /// Returns the objects at a URL, without the mark.
 StoredObjects objects_at(const std::string& url) {
@@ -344,7 +337,7 @@ void Spool::claim() {
     if (uploads_.surely_refuses_existing() || std::exchange(is_claimed_, true)) return;
   }
   const std::string prefix = join_path(options_.url, kClaimPrefix);
-  const std::string url = prefix + random_name();
+  const std::string url = prefix + tessera::detail::random_name();
   if (!begin_note(url)) return;
   for (const UnfinishedUpload& other : uploads_.list_unfinished(prefix)) {
     if (other.key == parse_url(url).path) continue;  // our own; a repeated request may make two

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 
+#include "base/outside_failure.h"
 #include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/torch_zip.h"
@@ -69,7 +70,7 @@ MegatronArguments arguments_in_common_file(const FileSystem& fs, const std::stri
     add_numbers(*file, kRanks, arguments);
     return arguments;
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return {};  // another program's file: the recipe needs nothing of it
   }
 }

@@ -287,9 +287,7 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
 
 bool is_flat_state(const TensorEntry& entry, const TensorEntry& source_tensor) {
   return is_numbered_vector(entry) && entry.meta.shape == source_tensor.meta.shape &&
-         std::ranges::all_of(source_tensor.pieces, [](const Piece& piece) {
-           return std::holds_alternative<FlatRange>(piece.region);
-         });
+         formats::has_only_flat_ranges(source_tensor);
 }
 
 std::vector<Shard> kept_shards(const TensorEntry& tensor) {

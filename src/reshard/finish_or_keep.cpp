@@ -1,3 +1,4 @@
+#include "base/outside_failure.h"
 #include "tessera/reshard/executor.h"
 
 #include <atomic>
@@ -77,8 +78,7 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   } catch (const Error& error) {
     // A file is in the way. The user can move it and resume.
     const bool is_obstacle = error.kind() == ErrorKind::already_exists;
-    const bool is_passing =
-        is_obstacle || error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted;
+    const bool is_passing = is_obstacle || tessera::detail::is_outside_failure(error);
     if ((!is_passing && !writer.is_resumed()) || !writer.keep_work()) {
       const auto stays = stays_line(fs, destination);
       if (!stays) throw;

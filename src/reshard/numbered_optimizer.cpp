@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "formats/numbered_state.h"
 #include "formats/per_rank.h"
 #include "reshard/moved_names.h"
 #include "reshard/optimizer_rules.h"
@@ -430,11 +431,8 @@ bool NumberPlace::is_of(std::string_view name, std::string_view optimizer_root) 
 }
 
 bool is_flat_state(const formats::TensorEntry& tensor) {
-  const auto is_range = [](const formats::Piece& piece) {
-    return std::holds_alternative<FlatRange>(piece.region);
-  };
   return tensor.meta.shape.size() == 1 && !tensor.pieces.empty() &&
-         std::ranges::all_of(tensor.pieces, is_range);
+         formats::has_only_flat_ranges(tensor);
 }
 
 std::vector<NumberPlace> number_places(std::string_view name, const KeyPath& path) {

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/outside_failure.h"
 #include "formats/index_names.h"
 #include "formats/staging/replaceable.h"
 #include "formats/staging/staged_destination.h"
@@ -133,8 +134,8 @@ const std::string& StoreDestination::path() const {
 void StoreDestination::end_after(const Error& error) {
   ErrorWhere where = error.where();
   where.path = state_->url_of(where.path);
-  const bool is_passing = error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted ||
-                          error.kind() == ErrorKind::already_exists;
+  const bool is_passing =
+      tessera::detail::is_outside_failure(error) || error.kind() == ErrorKind::already_exists;
   std::string list;
   Remedy remedy = error.remedy();
   if (is_passing) list = left_line(state_->spool->keep(), state_->url);

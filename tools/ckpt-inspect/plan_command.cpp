@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/outside_failure.h"
 #include "cli/output_file.h"
 #include "reshard/checkpoint_tables.h"
 #include "reshard/tied_tables.h"
@@ -98,7 +99,7 @@ void require_plan_or_nothing(const FileSystem& fs, const std::string& path) {
     const std::string text = read_file(fs, path, kMaxNotesNbytes);
     if (!text.empty()) TablePlan::from_json(text, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     throw Error::expected(ErrorKind::invalid_argument, {.path = path}, "--overwrite",
                           "a file with a plan", "another kind of file", "it was not changed");
   }

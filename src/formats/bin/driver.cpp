@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/outside_failure.h"
 #include "formats/bin.h"
 #include "formats/bin/bin_files.h"
 #include "formats/drivers.h"
@@ -16,7 +17,7 @@ std::vector<std::string> files_of_index(const FileSystem& fs, const std::string&
   try {
     return detail::read_shard_index(fs, directory_of(index_path), index_path).names;
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return {};
   }
 }

@@ -14,6 +14,7 @@
 
 #include "base/list_of_lists.h"
 #include "base/once.h"
+#include "base/outside_failure.h"
 #include "formats/dcp.h"
 #include "formats/dcp/item.h"
 #include "formats/dcp/metadata.h"
@@ -286,7 +287,7 @@ std::optional<Error> DcpReader::refusal_of_object(const TensorEntry& tensor, std
   } catch (const RefusedObject& refusal) {
     return refusal.at_tensor(tensor.meta.fqn);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
   }
   return std::nullopt;
 }
@@ -449,7 +450,7 @@ void DcpReader::count_opened_classes() {
     try {
       opened.add(open_item(metadata_.storage.values[v])->archive.classes_in_value());
     } catch (const Error& error) {  // a later read of the value reports this error
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
     }
   }
   metadata_.contents.opened_classes = opened.classes();
@@ -535,7 +536,7 @@ class ItemCheck {
   }
 
   void report_structure(const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw error;
+    if (tessera::detail::is_outside_failure(error)) throw error;
     sink_({.severity = Finding::Severity::error,
            .rule = "structure",
            .where = error.where(),
@@ -679,7 +680,7 @@ void DcpReader::verify_part(const FindingSink& sink, const ProgressSink& progres
       open_file(f);
       is_readable[f] = true;
     } catch (const Error& error) {
-      if (is_taken || error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted)
+      if (is_taken || tessera::detail::is_outside_failure(error))
         check.report_structure(error);  // once for the file, not for each item in it
     }
   }

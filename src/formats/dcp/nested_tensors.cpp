@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/outside_failure.h"
 #include "base/size_text.h"
 #include "formats/torch_zip/simplifications.h"
 
@@ -191,7 +192,7 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
       if (!is_refused) item = open(info);
       if (item) flattened = item->archive.flatten();
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
     }
     const bool is_apart = holds_more_than_values(flattened.leaves);
     num_local_tensors += flattened.num_local_tensors;

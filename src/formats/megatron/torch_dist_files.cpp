@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/outside_failure.h"
 #include "formats/megatron/torch_dist_names.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
@@ -42,7 +43,7 @@ std::optional<Finding> check_config(const FileSystem& fs, const std::string& pat
     if (name != nullptr && *name == kBackend) return std::nullopt;
     return finding(path, expected, "\"sharded_backend\": " + value_to_string(*backend));
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return finding(path, expected, std::string(error.reason()));
   }
 }
@@ -158,7 +159,7 @@ void verify_torch_dist_files(const FileSystem& fs, const std::string& directory,
   try {
     verify_common(fs, path, sink, progress, part);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     sink({.severity = Finding::Severity::error,
           .rule = "structure",
           .where = error.where(),

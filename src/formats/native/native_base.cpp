@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/outside_failure.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/native_checkpoint.h"
 #include "formats/native/piece_places.h"
@@ -192,7 +193,7 @@ void link_files(const FileSystem& fs, const std::string& directory, const Index&
     try {
       open_linked_file(fs, directory, file);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       throw Error(
           ErrorKind::mismatch, {.path = join_path(from, name)},
           "base: this file has changed since the base was opened: " + std::string(error.reason()));

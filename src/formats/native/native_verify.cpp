@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/digest.h"
+#include "base/outside_failure.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/patch_reader.h"
@@ -32,7 +33,7 @@ Finding make_finding(std::string rule, ErrorWhere where, std::string expected, s
 /// Returns the error as a finding. Throws an Error(io) or Error(interrupted) again, because a
 /// failure of the operating system, or a signal, says nothing about the checkpoint.
 Finding make_finding(const Error& error, std::string expected) {
-  if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw error;
+  if (tessera::detail::is_outside_failure(error)) throw error;
   return make_finding("structure", error.where(), std::move(expected), std::string(error.reason()));
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/digest.h"
 #include "base/named_object.h"
+#include "base/outside_failure.h"
 #include "formats/native/checksum_text.h"
 #include "formats/native/index_file.h"
 #include "formats/native/rank_files.h"
@@ -43,7 +44,7 @@ std::int64_t world_size_of(const FileSystem& fs, const std::string& path) {
       require_contained(fs, path, name);
       return read_header(*fs.open(join_path(path, name))).world_size;
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       if (!refusal) refusal = error;
     }
   }
@@ -90,7 +91,7 @@ RankIndexes read_ranks(const FileSystem& fs, const std::string& path) {
     try {
       add_rank(fs, path, rank, indexes);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       indexes.refusals.push_back(error.what());
     }
   }

@@ -236,9 +236,7 @@ void RankContents::refuse_pieces(std::size_t tensor) const {
 bool RankContents::is_flat(std::size_t tensor) const {
   const TensorEntry& entry = contents_.tensors[tensor];
   return entry.meta.shape.size() == 1 && is_numbered_state(entry.key_path) &&
-         std::ranges::all_of(entry.pieces, [](const Piece& piece) {
-           return std::holds_alternative<FlatRange>(piece.region);
-         });
+         has_only_flat_ranges(entry);
 }
 
 /// Finds which piece of each tensor each rank holds. Throws if a rank holds two pieces of a tensor.

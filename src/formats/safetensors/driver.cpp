@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/json.h"
+#include "base/outside_failure.h"
 #include "formats/drivers.h"
 #include "formats/file_names.h"
 #include "formats/safetensors/header.h"
@@ -60,7 +61,7 @@ std::set<std::string> files_of_index(const FileSystem& fs, const std::string& in
       if (const auto* name = item.get_if<std::string>()) names.insert(*name);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
   }
   return names;
 }
@@ -233,7 +234,7 @@ class SafetensorsDriver final : public FormatDriver {
     try {
       open_safetensors(fs, directory);
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       refuse_to_replace(directory, option, "the files of one checkpoint",
                         "files that do not belong together: " + std::string(error.what()));
     }

@@ -10,6 +10,7 @@
 #include "base/checked_math.h"
 #include "base/json.h"
 #include "base/list_of_lists.h"
+#include "base/outside_failure.h"
 #include "formats/file_names.h"
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
@@ -381,8 +382,7 @@ class SafetensorsReader final : public DividedReader {
       } catch (const Error& error) {
         // These errors say nothing about the checkpoint: the system failed, a signal arrived, or
         // the file is a stream whose bytes were not kept.
-        if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted ||
-            error.kind() == ErrorKind::unsupported) {
+        if (tessera::detail::is_outside_failure(error) || error.kind() == ErrorKind::unsupported) {
           throw;
         }
         sink({.severity = Finding::Severity::error,

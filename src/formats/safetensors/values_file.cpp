@@ -10,6 +10,7 @@
 
 #include "base/checked_math.h"
 #include "base/digest.h"
+#include "base/outside_failure.h"
 #include "formats/safetensors/header.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
@@ -300,7 +301,7 @@ std::optional<std::string> values_digest_at(const FileSystem& fs, const std::str
       if (key == kValuesDigestKey) return std::move(text);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     // A file that is not safetensors names no values.
   }
   return std::nullopt;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/outside_failure.h"
 #include "formats/index_names.h"
 #include "formats/signatures.h"
 #include "formats/staging/extra_copies.h"
@@ -213,7 +214,7 @@ void check_replaceable(const FileSystem& fs, const std::string& path, const std:
   try {
     format = detect_format(fs, path);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     if (error.kind() == ErrorKind::unsupported) {  // a damaged checkpoint is accepted
       throw Error::expected(ErrorKind::invalid_argument, {.path = path}, option,
                             "a checkpoint to replace",

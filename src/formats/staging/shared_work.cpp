@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
-#include <random>
 #include <set>
 #include <span>
 #include <string_view>
@@ -18,6 +17,7 @@
 
 #include "base/advisory_lock.h"
 #include "base/named_object.h"
+#include "base/random_name.h"
 #include "formats/staging/staged_destination.h"
 #include "tessera/base/error.h"
 
@@ -61,13 +61,6 @@ void write_text(FileSystem& fs, const std::string& path, const std::string& text
                         "none",
                         "is it mounted without locks, such as NFS with nolock or Lustre without "
                         "flock?");
-}
-
-bool is_same_object(const FileDescriptor& file, const std::string& path) {
-  struct stat opened {};
-  const auto named = status_of_name(path);
-  return named && ::fstat(file.get(), &opened) == 0 && opened.st_dev == named->st_dev &&
-         opened.st_ino == named->st_ino;
 }
 
 std::string this_process() {
@@ -186,10 +179,7 @@ bool SharedWork::is_begun_at(const FileSystem& fs, const std::string& path) {
 }
 
 ResumeIdentity SharedWork::with_new_token(ResumeIdentity identity) {
-  std::random_device random;
-  std::string token;
-  for (int i = 0; i < 4; ++i) token += std::to_string(random());
-  identity[kToken] = std::move(token);
+  identity[kToken] = tessera::detail::random_name();
   return identity;
 }
 
@@ -274,7 +264,7 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
       result = tessera::detail::try_lock_between_hosts(file);
     }
     if (result == LockResult::unavailable) refuse_no_locks(path_);
-    if (is_same_object(file, path)) return file;
+    if (tessera::detail::is_still_at(file.get(), path)) return file;
   }
 }
 

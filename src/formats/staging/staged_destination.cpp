@@ -25,6 +25,7 @@ namespace tessera::formats {
 namespace {
 
 using tessera::detail::FileDescriptor;
+using tessera::detail::is_still_at;
 using tessera::detail::LockResult;
 using tessera::detail::mode_of_name;
 using tessera::detail::retry_on_interrupt;
@@ -153,13 +154,6 @@ bool is_journal_of_exchange(const FileSystem& fs, const std::string& staging_pat
 std::string with_finished_exchange(FileSystem& fs, std::string destination, DestinationKind kind) {
   StagedDestination::finish_exchange(fs, destination, kind);
   return destination;
-}
-
-bool is_still_at(int object_fd, const std::string& path) {
-  struct stat opened {};
-  const auto named = tessera::detail::status_of_name(path);
-  return named && ::fstat(object_fd, &opened) == 0 && opened.st_dev == named->st_dev &&
-         opened.st_ino == named->st_ino;
 }
 
 /// Makes the staging file or directory. Returns false if the path exists already. Sets `failure` if

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/outside_failure.h"
 #include "formats/drivers.h"
 #include "formats/staging/own_files.h"
 #include "formats/torch_checkpointing.h"
@@ -26,7 +27,7 @@ std::set<std::string> files_of_metadata(const FileSystem& fs, const std::string&
       for (const torch_checkpointing::ItemFile& file : item.files) files.insert(file.path);
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
   }
   return files;
 }

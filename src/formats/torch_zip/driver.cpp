@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "base/outside_failure.h"
 #include "formats/drivers.h"
 #include "formats/signatures.h"
 #include "formats/torch_zip.h"
@@ -103,7 +104,7 @@ class TorchZipDriver final : public FormatDriver {
                member.name.find('/') == member.name.size() - kPickleName.size();
       });
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+      if (tessera::detail::is_outside_failure(error)) throw;
       return begins_as_torch_save(first_bytes);
     }
   }

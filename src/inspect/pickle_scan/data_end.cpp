@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/checked_math.h"
+#include "base/outside_failure.h"
 #include "formats/torch_zip/torch_stream.h"
 #include "inspect/pickle_scan/byte_window.h"
 #include "tessera/base/error.h"
@@ -97,7 +98,7 @@ std::optional<std::uint64_t> stream_end(const ReadableFile& file, std::uint64_t 
   try {
     return begin + formats::torch_zip::end_of_stream(rest);
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) throw;
+    if (tessera::detail::is_outside_failure(error)) throw;
     return std::nullopt;
   }
 }

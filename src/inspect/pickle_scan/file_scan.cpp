@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "base/size_text.h"
 #include "formats/dcp/metadata.h"
 #include "formats/signatures.h"
 #include "formats/torch_zip/torch_stream.h"
@@ -285,7 +286,7 @@ std::set<std::string> FileScan::packaged_modules(const std::vector<ZipEntry>& en
   }
   if (!first.empty()) {
     not_looked_at(within(member, first), "no code in an archive of torch.package",
-                  std::to_string(modules.size()) + (modules.size() == 1 ? " module" : " modules") +
+                  counted(modules.size(), "module") +
                       " of Python source, which runs when the archive is loaded");
   }
   return modules;
@@ -384,7 +385,7 @@ void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member
       is_sure = true;
     } else {
       const PickleRow row = scan_pickles_at(file, begin, member, expect);
-      if (!row.has_stop) return;  // add_pickle has reported a broken pickle, or there is none
+      if (!row.has_stop) return;  // the last pickle is broken, which add_pickle has reported
       if (row.end == begin) break;
       is_sure = is_sure || head.starts_with('\x80');
       end = formats::torch_zip::begins_as_stream(head) ? stream_end(file, begin) : row.end;

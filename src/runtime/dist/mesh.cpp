@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <random>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/random_name.h"
 #include "runtime/dist/message.h"
 #include "tessera/base/error.h"
 
@@ -70,7 +70,7 @@ class Agreement {
       : store_(std::move(store)), world_size_(world_size), timeout_(timeout) {}
 
   std::string name_of_mesh(int rank) const {
-    const std::string own = random_name();
+    const std::string own = tessera::detail::random_name();
     if (rank == 0) {
       answer(own);
       return own;
@@ -83,10 +83,6 @@ class Agreement {
   }
 
  private:
-  static std::string random_name() {
-    std::random_device device;
-    return std::to_string(device()) + "-" + std::to_string(device());
-  }
   static std::string key_of_request(int rank) { return "request/" + std::to_string(rank); }
   static std::string key_of_answer(const std::string& request) { return "answer/" + request; }
   static std::string key_of_ready(const std::string& mesh, int rank) {
