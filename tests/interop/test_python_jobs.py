@@ -1410,6 +1410,56 @@ def test_groups_of_ranks_with_a_replica_each_are_joined(tmp_path):
     assert found["w"].torch().flatten().tolist() == found["shards"].torch().flatten().tolist() == list(range(24))
 
 
+def nbytes_sent(save):
+    """Returns the largest message that each exchange of a save sends on this rank."""
+    from tessera._ranks import Ranks
+
+    sent = []
+    all_gather = Ranks._all_gather
+    Ranks._all_gather = lambda self, own: (sent.append(len(own)), all_gather(self, own))[1]
+    try:
+        save()
+    finally:
+        Ranks._all_gather = all_gather
+    return sent
+
+
+def replicas_of_many_tensors(root):
+    from tessera._ranks import _SHORT_NBYTES
+
+    start()
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    state = {"values": {"of all": [1] * 9, "of a rank": {}, f"rank{rank}": 1}}
+    for i in range(150):
+        state[f"layers.{i}.attention.output.weight"] = distribute_tensor(torch.full((4, 2), float(i)), mesh, [Shard(0)])
+        state[f"layers.{i}.norm.weight"] = distribute_tensor(torch.full((2,), float(i)), mesh, [Replicate()])
+    save = lambda name: lambda: tessera.save(state, f"{root}/{name}", overwrite=True)
+    assert max(nbytes_sent(save("saved"))) > 150 * 100  # every rank describes its tensors
+    for _ in range(2):  # the layout is the same: no names
+        assert max(nbytes_sent(save("saved"))) <= _SHORT_NBYTES
+    state["layers.7.norm.weight"].to_local().add_(rank // 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert max(nbytes_sent(save("saved"))) < 300 * 8 + 500  # a digest of each tensor, and one name
+    assert ["such as layers.7.norm.weight" in str(each.message) for each in caught] == [True] * (rank == 0)
+    state["layers.9.attention.output.weight"].to_local().add_(rank // 2)
+    with pytest.raises(tessera.Error, match=r"under 2 names .*\n  layers.7.norm.weight: expected equal elements on the ranks 0 and 2, "
+                                            r"found different ones\n  layers.9.attention.output.weight: .*the ranks 0 and 2"):
+        save("bad")()
+    state["layers.9.attention.output.weight"].to_local().sub_(rank // 2)
+    if rank == 3:
+        state["layers.11.attention.output.weight"].to_local()[1, 1] = -1
+    with pytest.raises(tessera.Error, match=r"(?s)under 2 names .*\n  layers.11.attention.output.weight: .*the ranks 1 and 3"):
+        save("bad")()
+    dist.destroy_process_group()
+
+
+def test_a_save_of_the_same_layout_sends_no_names(tmp_path):
+    run_function(replicas_of_many_tensors, 4, str(tmp_path))
+    assert os.listdir(tmp_path) == ["saved"] and tessera.verify(tmp_path / "saved") == []
+
+
 def sharded_rows(in_order):
     from torch.distributed._shard.sharded_tensor import Shard as LocalShard, ShardedTensor
     from torch.distributed._shard.sharding_spec import ShardMetadata

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 DEFAULT_BUFFERS_NBYTES = 64 << 20
 MAX_SAMPLES = 4096  # elements of a box that are compared between replicas
+SAMPLE_NBYTES = 8  # of the digest of a box's sample
 MAX_STATISTICS = 1 << 16  # elements of a vector that may differ between replicas, such as BatchNorm's statistics
 MAX_PLANS = 4  # plans that are kept for later saves, one for each layout
 
@@ -191,7 +192,7 @@ class _Plan(NamedTuple):
 
     save_plan: _core.SavePlan
     num_split_ties: int  # ties that are not kept, because ranks hold different ones
-    joined: list[str]  # tensors of which groups of ranks have a replica each; the same on all ranks
+    replicas: Replicas
 
 
 class _Job(SaveSteps):
@@ -237,43 +238,38 @@ class _Job(SaveSteps):
 
         by_rank = self.together(begin)
         first = by_rank[0]
-        try:
+
+        def check() -> None:
             for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"), ("options", "arguments")):
                 require_same(what, [message[key] for message in by_rank], self.path)
-        except Error:
-            self._abandon()
-            raise
+
+        self._on_all(check)
         values = first["values"]
         if len({message["names"] for message in by_rank}) > 1:
-            of_all = self.together(lambda: (self._values(), list(self.state.paths.values())))
-            try:
-                values = without_filled(merged_values(self.path, [of_rank for of_rank, _ in of_all]),
-                                        [path for _, paths in of_all for path in paths])
-            except Error:
-                self._abandon()
-                raise
+            values_by_rank = self.together(self._values)
+            values = self._on_all(lambda: merged_values(self.path, values_by_rank))
+            empty = [tuple(keys) for keys, value in values if _is_empty(value)]
+            if empty:
+                filled = set[Path]().union(*self.together(lambda: filled_of(empty, self.state.paths.values())))
+                values = [(keys, value) for keys, value in values if not (_is_empty(value) and tuple(keys) in filled)]
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
         descriptions = None
-        joined: list[str] = []
+        replicas = NO_REPLICAS
         if len(set(digests)) > 1:
             if all(self.together(lambda: self._cache_key(digests) in self._plans)):
-                joined = self._plans[self._cache_key(digests)].joined
+                replicas = self._plans[self._cache_key(digests)].replicas
             else:
                 descriptions = self.together(lambda: describe_job(self.state))
-                joined = names_to_join(descriptions)
-        if joined:  # in every save, because replicas that begin equal may be trained apart
-            samples = self.together(lambda: samples_of(self.state, joined, ranks.rank))
-            try:
-                note = compare_replicas(self.path, samples, len(joined))
-            except Error:
-                self._abandon()
-                raise
+                replicas = replicas_of(descriptions, ranks.rank)
+        if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
+            different = self._different_replicas(replicas)
+            note = self._on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
             if note and ranks.rank == 0:
                 self.notes.append(note)
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
-            self.plan, self.num_split_ties, _ = self._plan(digests, descriptions, joined)
+            self.plan, self.num_split_ties, _ = self._plan(digests, descriptions, replicas)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
@@ -281,13 +277,46 @@ class _Job(SaveSteps):
         if self.save.is_one_file:
             self.together(self._start_one_file)
 
+    def _on_all(self, body: Callable[[], T]) -> T:
+        """Calls `body`, which raises on all ranks or on none. If it raises, the save ends."""
+        try:
+            return body()
+        except Error:
+            self._abandon()
+            raise
+
+    def _different_replicas(self, replicas: Replicas) -> list[Difference]:
+        """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
+        digests differ, these ranks send the samples, and the first of them the names."""
+        own: dict[int, bytes] = {}
+
+        def digests() -> dict[int, bytes]:
+            own.update({i: samples_of(self.state, boxes) for i, boxes in replicas.own.items()})
+            return {i: short_digest(samples) for i, samples in own.items()}
+
+        by_rank = self.together(digests)
+        sets = [i for i, of_set in enumerate(replicas.holders) if len({by_rank[rank][i] for rank in of_set}) > 1]
+        if not sets:
+            return []
+        samples = self.together(lambda: {i: own[i] for i in sets if i in own})
+        found: list[tuple[int, int, int]] = []  # a set, the position of a box in it, and the first rank with another replica
+        for i in sets:
+            expected = samples[replicas.holders[i][0]][i]
+            for at in range(0, len(expected), SAMPLE_NBYTES):
+                box = slice(at, at + SAMPLE_NBYTES)
+                odd = next((rank for rank in replicas.holders[i] if samples[rank][i][box] != expected[box]), None)
+                if odd is not None:
+                    found.append((i, at // SAMPLE_NBYTES, odd))
+        named = self.together(lambda: {(i, at): replicas.own[i][at] for i, at, _ in found if replicas.holders[i][0] == self.ranks.rank})
+        return [Difference(*named[replicas.holders[i][0]][i, at], replicas.holders[i][0], odd) for i, at, odd in found]
+
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
 
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
         return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests, self.value_names)
 
-    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None, joined: list[str]) -> _Plan:
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None, replicas: Replicas) -> _Plan:
         key = self._cache_key(digests)
         found = self._plans.get(key)
         if found is None:
@@ -300,7 +329,7 @@ class _Job(SaveSteps):
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
             job = core_job(self.ranks, (tensors, aliases), self.value_names)
-            found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, joined)
+            found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, replicas)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = found
@@ -541,40 +570,85 @@ def names_to_join(by_rank: list[Description]) -> list[str]:
     return list(names)
 
 
-def samples_of(state: JobState, names: list[str], rank: int) -> dict[tuple[str, Box], bytes]:
-    """Returns a digest of some elements of each box of the tensors of which this rank is the first holder in its own layout."""
+class Replicas(NamedTuple):
+    """The boxes of joined tensors of which several groups of ranks have a replica each."""
+
+    num_tensors: int  # that are joined
+    holders: list[tuple[int, ...]]  # sets of one rank of each group, which have the same boxes; the same on all ranks
+    own: dict[int, list[tuple[str, Box]]]  # for each set with this rank: its boxes, in the same order on all ranks of the set
+
+
+class Difference(NamedTuple):
+    """A box of which two ranks have different replicas."""
+
+    name: str
+    box: Box
+    first_rank: int
+    other_rank: int
+
+
+NO_REPLICAS = Replicas(0, [], {})
+
+
+def replicas_of(by_rank: list[Description], rank: int) -> Replicas:
+    """Returns what this rank must compare with others in each save. In each layout of a tensor, the first holder of a box has the
+    replica that counts."""
+    names = sorted(names_to_join(by_rank))  # the order must not depend on that of the state dict: ranks may have kept older plans
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for each, described in enumerate(by_rank):
+        tensors = untied(described)[0]
+        first_held: dict[int, list[Box]] = {}  # by id of a layout, because many tensors of a rank share one list
+        for name in names:
+            if name not in tensors:
+                continue
+            _, _, shape, layout = tensors[name]
+            if layout is None:
+                boxes = [((0,) * len(shape), tuple(shape))]
+            else:
+                if id(layout) not in first_held:
+                    first_held[id(layout)] = [(tuple(offsets), tuple(sizes)) for offsets, sizes, ranks in layout if each == min(ranks)]
+                boxes = first_held[id(layout)]
+            for box in boxes:
+                if 0 not in box[1]:
+                    holders.setdefault((name, box), []).append(each)
+    sets: dict[tuple[int, ...], list[tuple[str, Box]]] = {}
+    for of_name, ranks in holders.items():
+        if len(ranks) > 1:
+            sets.setdefault(tuple(ranks), []).append(of_name)
+    return Replicas(len(names), list(sets), {i: boxes for i, (ranks, boxes) in enumerate(sets.items()) if rank in ranks})
+
+
+def samples_of(state: JobState, boxes: list[tuple[str, Box]]) -> bytes:
+    """Returns one digest of some elements of each box."""
     import torch
 
-    tensors = untied(describe_job(state))[0]
     local_of_names = state.local_of_names()
-    samples = {}
-    for name in names:
-        for (offsets, sizes), local in local_of_names.get(name, ()):
-            holders = [ranks for o, s, ranks in tensors[name][3] or () if (list(o), list(s)) == (list(offsets), list(sizes))]
-            if local.numel() == 0 or any(rank != min(ranks) for ranks in holders):
-                continue
-            flat = local.detach().reshape(-1)
-            some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
-            digest = hashlib.sha256(some.resolve_conj().resolve_neg().view(torch.uint8).numpy())
-            samples[name, (tuple(offsets), tuple(sizes))] = digest.digest()[:8]
-    return samples
+    samples = []
+    for name, box in boxes:
+        local = next((local for its_box, local in local_of_names[name] if its_box == box), None)
+        if local is None:
+            raise Error(f"{name}: tensor: expected a shard at {box[0]} of the sizes {box[1]} on this rank, as its layout says, found none",
+                        kind="mismatch", tensor=name)
+        flat = local.detach().reshape(-1)
+        some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
+        samples.append(short_digest(some.resolve_conj().resolve_neg().view(torch.uint8).numpy()))
+    return b"".join(samples)
 
 
-def compare_replicas(path: str, by_rank: list[dict[tuple[str, Box], bytes]], num_joined: int) -> str | None:
-    """Compares the replicas of `num_joined` tensors that groups of ranks have. Raises Error naming the tensors whose elements differ
-    if these are weights, such as those of pipeline stages or experts, because only one replica would be saved. Returns a warning if
-    they are a few short vectors, such as the statistics of BatchNorm; None if there are none."""
-    firsts: dict[tuple[str, Box], tuple[int, bytes]] = {}
-    problems: dict[str, str] = {}
-    are_weights = False
-    for rank, samples in enumerate(by_rank):
-        for (name, box), digest in samples.items():
-            first_rank, expected = firsts.setdefault((name, box), (rank, digest))
-            if digest != expected:
-                problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {rank}, found different ones")
-                are_weights |= len(box[1]) > 1 or math.prod(box[1]) > MAX_STATISTICS
-    if not problems:
+def short_digest(data: Any) -> bytes:
+    return hashlib.sha256(data).digest()[:SAMPLE_NBYTES]
+
+
+def judge_replicas(path: str, different: list[Difference], num_joined: int) -> str | None:
+    """Raises Error naming the tensors of which groups of ranks have different replicas, if these are weights, such as those of
+    pipeline stages or experts, because only one replica would be saved. Returns a warning if they are a few short vectors, such as
+    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each."""
+    if not different:
         return None
+    problems: dict[str, str] = {}
+    for name, _, first_rank, other_rank in different:
+        problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {other_rank}, found different ones")
+    are_weights = any(len(sizes) > 1 or math.prod(sizes) > MAX_STATISTICS for _, (_, sizes), _, _ in different)
     what = f"{path}: groups of ranks hold different elements under {len(problems)} {'name' if len(problems) == 1 else 'names'}"
     if are_weights or 2 * len(problems) > num_joined:
         raise Error("\n  ".join([f"{what} (pipeline stages, or experts? give those of each group names of their own):",
@@ -663,8 +737,6 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, (dict, list, tuple)) and not value
 
 
-def without_filled(values: list[tuple[list[Any], Any]], paths: list[Path]) -> list[tuple[list[Any], Any]]:
-    """Leaves out each empty dict, list or tuple below which a rank has entries. `paths`: of the entries of all ranks."""
-    filled = {path[:i] for path in paths for i in range(len(path))}
-    return [(path, value) for path, value in values
-            if tuple(path) not in filled or not _is_empty(value)]
+def filled_of(empty: list[Path], paths: Iterable[Path]) -> set[Path]:
+    """Returns the paths in `empty`, of empty dicts, lists or tuples, below which a rank has entries. `paths`: of its entries."""
+    return {path[:i] for path in paths for i in range(len(path))}.intersection(empty)
