@@ -6,11 +6,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/json.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/broadcast_text.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/sharded_state_dict.h"
+#include "runtime/state/value_tree.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/state/module_state_dict.h"
@@ -137,7 +139,23 @@ void take_alias(const StateDict::Item& alias, const StateDict& wanted, FoundTens
   }
 }
 
-/// Returns this rank's shards of the tensors in rank 0's state dict.
+/// Adds the values of rank 0's state dict to `received`, on all ranks. Load pre hooks read them.
+void receive_values(const StateDict& sent, dist::Group& world, StateDict& received) {
+  Value::List values;
+  for (const StateDict::Item& item : sent) {
+    const auto* const value = std::get_if<Value>(&item.entry);
+    if (value == nullptr || world.rank() != 0) continue;
+    values.push_back(Value::List{item.fqn, formats::key_path_to_value(item.key_path), *value});
+  }
+  const std::string text = state::broadcast_text(value_to_json(std::move(values)), world);
+  const Value of_first = state::parse_message(text);
+  for (const Value& each : *of_first.get_if<Value::List>()) {
+    const auto& item = *each.get_if<Value::List>();
+    received.set(*item[0].get_if<std::string>(), item[2], *formats::key_path_from_value(item[1]));
+  }
+}
+
+/// Returns this rank's shards of the tensors in rank 0's state dict, and all its values.
 StateDict receive(Module& module, const StateDict& of_first, const LoadStateDictOptions& options) {
   const dist::Mesh mesh = mesh_of(module);
   dist::Group& world = *mesh.world();
@@ -155,7 +173,13 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
         continue;
       }
       const auto* tensor = std::get_if<StateTensor>(&item.entry);
-      if (tensor == nullptr) continue;
+      if (tensor == nullptr) {
+        const StateEntry* const entry = sent.find(item.fqn);
+        if (entry != nullptr && !std::holds_alternative<Value>(*entry)) {
+          report.add("missing", item.fqn, "a value that is not a tensor", "a tensor");
+        }
+        continue;
+      }
       const StateTensor* found = find_fitting(sent, item.fqn, tensor->dtype, tensor->shape, report);
       if (found == nullptr) continue;
       found_here[item.fqn] = found;
@@ -164,6 +188,9 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
     for (const StateDict::Item& item : wanted) {
       const bool is_tensor = std::holds_alternative<StateTensor>(item.entry);
       if (is_tensor && !found_here.contains(item.fqn)) missing += item.fqn + "\n";
+    }
+    for (const StateDict::Item& item : sent) {
+      if (const auto* value = std::get_if<Value>(&item.entry)) state::check_depth(item.fqn, *value);
     }
     if (!options.allow_unexpected) {
       for (const StateDict::Item& item : sent) {
@@ -177,16 +204,15 @@ StateDict receive(Module& module, const StateDict& of_first, const LoadStateDict
   StateDict received;
   for (const StateDict::Item& item : wanted) {
     if (missing.find("\n" + item.fqn + "\n") != std::string::npos) continue;
+    if (std::holds_alternative<StateAlias>(item.entry)) received.set(item.fqn, item.entry);
     const auto* tensor = std::get_if<StateTensor>(&item.entry);
-    if (tensor == nullptr) {
-      received.set(item.fqn, item.entry);
-      continue;
-    }
+    if (tensor == nullptr) continue;
     StateTensor own = *tensor;
     for (LocalShard& local : own.local_shards) local.tensor = torch::empty_like(local.tensor);
     state::scatter(world.rank() == 0 ? found_here.at(item.fqn) : nullptr, own, world, item.fqn);
     received.set(item.fqn, std::move(own));
   }
+  receive_values(sent, world, received);
   return received;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/json.h"
 #include "runtime/state/live_checkpoint.h"
 #include "runtime/state/load_problems.h"
 #include "runtime/state/optimizer_adapters.h"
@@ -56,11 +55,6 @@ void add_under(const std::string& name, StateDict entries, StateDict& all) {
     }
     all.units.push_back(std::move(unit));
   }
-}
-
-Value parse_message(const std::string& text) {
-  constexpr int kMaxDepth = 3 * kMaxValueDepth + 10;
-  return value_from_json(parse_json(text, "message of a rank", {.max_depth = kMaxDepth}), "");
 }
 
 void check_file_system(const FileSystem* fs) {

@@ -26,10 +26,6 @@ inline constexpr const char* kOptimizerName = "optim";
 /// Moves `entries` to `all`, with the prefix `<name>.` before their names.
 void add_under(const std::string& name, StateDict entries, StateDict& all);
 
-/// Parses JSON that a rank has sent. Allows deep JSON, because one level of a value may take three
-/// levels of JSON.
-Value parse_message(const std::string& text);
-
 /// Throws: Error(invalid_argument) for a null pointer.
 void check_file_system(const FileSystem* fs);
 

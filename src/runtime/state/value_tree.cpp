@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/json.h"
 #include "tessera/base/error.h"
 
 namespace tessera::state {
@@ -65,6 +66,11 @@ void check_depth(const std::string& name, const Value& value) {
     }
     level = std::move(next);
   }
+}
+
+Value parse_message(const std::string& text) {
+  constexpr int kMaxDepth = 3 * kMaxValueDepth + 10;
+  return value_from_json(parse_json(text, "message of a rank", {.max_depth = kMaxDepth}), "");
 }
 
 void ValueTree::add_leaf(KeyPath path, Value value) {

@@ -16,6 +16,10 @@ inline constexpr int kMaxValueDepth = 60;
 /// Throws: Error(unsupported) naming `name` if `value` is nested more deeply than kMaxValueDepth.
 void check_depth(const std::string& name, const Value& value);
 
+/// Parses JSON that a rank has sent. Allows deep JSON, because one level of a value may take three
+/// levels of JSON.
+Value parse_message(const std::string& text);
+
 /// Values by their path in a nested state dict. As in checkpoints, dicts are flattened: each leaf
 /// has a key of its own, such as `optim.param_groups.0.lr`.
 class ValueTree {

@@ -265,6 +265,42 @@ TEST(HostileStateTest, LoadHooksRunOnceOnEveryRank) {
   }
 }
 
+// Shows C1.
+TEST(HostileStateTest, LoadHooksGetTheValuesOfRank0) {
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    test::Mlp model = test::seeded<test::Mlp>();
+    fully_shard(*model, {.mesh = mesh});
+    Value own = std::int64_t{5};
+    registry::add_state_dict_post_hook(
+        *model->down, [&](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                          const StateDictOptions&) { state.set(prefix + "step", own); });
+    registry::add_load_state_dict_pre_hook(
+        *model->down,
+        [&](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+          const StateEntry* const entry = std::as_const(state).find(prefix + "step");
+          own = entry == nullptr ? Value() : std::get<Value>(*entry);
+          state.erase(prefix + "step");
+        });
+    StateDict saved = state_dict(*model);
+    const LoadStateDictOptions from_first{.rank0_only = true};
+    const auto load = [&] {
+      load_state_dict(*model, mesh.rank() == 0 ? saved : StateDict(), from_first);
+    };
+    own = std::int64_t{10 + mesh.rank()};
+    load();
+    EXPECT_EQ(own, Value(std::int64_t{5}));
+    saved.set("down.step", Value::Dict{{"a", Value::List{1.5, "b"}}});
+    load();
+    EXPECT_EQ(own, Value(Value::Dict{{"a", Value::List{1.5, "b"}}}));
+    saved.set("down.step", StateTensor::whole(torch::ones({2})));
+    EXPECT_THAT(test::error_of(load),
+                HasSubstr("down.step: missing: expected a value that is not a tensor"));
+    saved.erase("down.step");
+    load();
+    EXPECT_EQ(own, Value());
+  });
+}
+
 /// Adds a hook that renames in state dicts, without the load hook that undoes this.
 void call_weight_kernel(torch::nn::Module& module) {
   registry::add_state_dict_post_hook(
