@@ -10,6 +10,7 @@
 #include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/sharded_state_dict.h"
+#include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
 
@@ -71,6 +72,7 @@ class Walk {
         hook(module, state_dict_, prefix, options);
       }
     }
+    if (prefix.empty()) refuse_shards();
     const bool is_boundary = prefix.empty() || is_own;
     if (is_boundary && options.rank0_only && !is_first_rank_) drop(prefix);
   }
@@ -84,7 +86,9 @@ class Walk {
   void take(const std::string& fqn, const at::Tensor& tensor, const StateDictOptions& options,
             Copies copies) {
     if (!tensor.defined()) return;
-    refuse_lone_shard(fqn, tensor);
+    const auto shard = registry::find_shard(tensor);
+    const int num_holders = shard && shard->group ? shard->group->size() : 1;
+    if (num_holders > num_ranks_) refuse_shard(fqn);
     const auto [first, is_new] = fqns_.emplace(tensor.unsafeGetTensorImpl(), fqn);
     if (!is_new) {
       state_dict_.set(fqn, StateAlias{first->second});
@@ -102,6 +106,7 @@ class Walk {
     if (options.type == SHARDED && copies == Copies::own && num_ranks_ > 1) {
       entry.layout = state::layout_of_own_copies(entry.shape);
     }
+    if (num_holders > 1) shards_.push_back({fqn, WeakTensor(own)});
     state_dict_.set(fqn, std::move(entry));
   }
 
@@ -119,11 +124,23 @@ class Walk {
     }
   }
 
-  /// Throws if the parameter is a shard of a unit that is not in this tree: it is tied to a
-  /// parameter of some other module.
-  void refuse_lone_shard(const std::string& fqn, const at::Tensor& tensor) const {
-    const auto shard = registry::find_shard(tensor);
-    if (!shard || !shard->group || shard->group->size() <= num_ranks_) return;
+  /// Throws if an entry is still a shard: the hooks of the unit that has it have not replaced it,
+  /// so the unit is not in this tree.
+  void refuse_shards() const {
+    for (const auto& [fqn, weak] : shards_) {
+      const at::Tensor shard = weak.lock();
+      if (!shard.defined()) continue;
+      for (const StateDict::Item& item : state_dict_) {
+        const auto* const entry = std::get_if<StateTensor>(&item.entry);
+        if (entry == nullptr || entry->local_shards.size() != 1) continue;
+        if (entry->local_shards.front().tensor.is_same(shard)) refuse_shard(fqn);
+      }
+    }
+  }
+
+  /// The parameter is a shard of a unit that is not in this tree: it is tied to a parameter of some
+  /// other module.
+  [[noreturn]] static void refuse_shard(const std::string& fqn) {
     throw Error::expected(ErrorKind::invalid_argument, {.fqn = fqn}, "sharded parameter",
                           "a module that contains the sharded module", "one that does not",
                           "is it tied to a weight of another module? use a module that has both");
@@ -142,6 +159,7 @@ class Walk {
   int num_ranks_ = 1;
   StateDict state_dict_;
   std::unordered_map<const at::TensorImpl*, std::string> fqns_;
+  std::vector<std::pair<std::string, WeakTensor>> shards_;  // as taken, before hooks replace them
 };
 
 void collect_meshes(const Module& module, std::optional<dist::Mesh>& found) {

@@ -821,6 +821,13 @@ TEST(TrainStateTest, AShardWithoutItsUnitIsRefusedByName) {
     TrainState state(head);
     EXPECT_THAT(error_of([&] { save(state, directory.path() + "/a"); }), expected);
     EXPECT_THAT(error_of([&] { state_dict(*head); }), expected);
+    // Also if the module has the ranks of another unit, which it contains.
+    head->register_module("more", torch::nn::Linear(4, 4));
+    fully_shard(*head->named_children()["more"], {.mesh = mesh});
+    TrainState with_unit(head);
+    EXPECT_THAT(error_of([&] { save(with_unit, directory.path() + "/a"); }), expected);
+    EXPECT_THAT(error_of([&] { state_dict(*head); }), expected);
+    EXPECT_THAT(error_of([&] { state_dict(*head, {.rank0_only = true}); }), expected);
   });
 }
 
