@@ -2,8 +2,11 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+
 #include "runtime/embedding/sharded_tables.h"
 #include "runtime/embedding/table_state.h"
+#include "runtime/registry/mesh_around.h"
 #include "runtime/registry/parameter_shards.h"
 #include "tessera/base/error.h"
 #include "tessera/runtime/registry/registry.h"
@@ -20,6 +23,19 @@ TablePlan plan_alone(const TableSet& tables) {
     plan.tables[config.name] = {TableSharding::table_wise, {0}};
   }
   return plan;
+}
+
+/// Notes for each part of a collection in which every table is data-parallel (`embedding_bags`, or
+/// one table) that all ranks of the mesh have it. A part with sharded tables cannot be used alone.
+void note_mesh_around_whole_tables(const torch::nn::Module& collection, const dist::Mesh& mesh) {
+  const auto is_whole = [](const at::Tensor& weight) {
+    const auto shard = registry::find_shard(weight);
+    return shard && shard->group == nullptr;
+  };
+  for (const auto& part : collection.modules(/*include_self=*/false)) {
+    if (!std::ranges::all_of(part->parameters(), is_whole)) continue;
+    registry::attach(*part, std::make_shared<registry::MeshAround>(mesh));
+  }
 }
 
 }  // namespace
@@ -121,6 +137,7 @@ std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectio
   }
   auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
   embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);
+  note_mesh_around_whole_tables(*sharded, mesh);
   registry::note_applied(*sharded, "shard", mesh);
   if (mesh.world_size() > 1) {
     registry::attach(*sharded, sharded->sharded_->meeting_point());

@@ -115,6 +115,39 @@ TEST(ModuleStateTest, StateDictsLoadIntoEachOther) {
   }
 }
 
+// Shows C2.
+TEST(ModuleStateTest, APartWithDataParallelTablesIsOnAllRanks) {
+  for (const std::string plan :
+       {"data_parallel", "mixed"}) {  // mixed: of these parts, only `cities`
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      const auto tables = sharded_collection(mesh, plan, {.optimizer = embedding::Sgd{}});
+      const auto parts = tables->named_modules();
+      for (const std::string name :
+           {"embedding_bags", "embedding_bags.users", "embedding_bags.cities"}) {
+        SCOPED_TRACE(plan + ": " + name);
+        torch::nn::Module& part = *parts[name];
+        const bool is_sharded = plan == "mixed" && name != "embedding_bags.cities";
+        if (is_sharded) {
+          EXPECT_THAT([&] { state_dict(part); },
+                      testing::ThrowsMessage<Error>(testing::HasSubstr("sharded parameter")));
+          continue;
+        }
+        EXPECT_EQ(mesh_of(part).world_size(), 2);
+        const StateDict before = state_dict(part);
+        EXPECT_EQ(state_dict(part, {.rank0_only = true}).empty(), mesh.rank() == 1);
+        {
+          const at::NoGradGuard no_grad;
+          for (at::Tensor& weight : part.parameters()) weight.zero_();
+        }
+        load_state_dict(part, mesh.rank() == 0 ? before : StateDict(), {.rank0_only = true});
+        for (const StateDict::Item& item : before) {
+          EXPECT_TRUE(state_dict(part).tensor(item.fqn).equal(before.tensor(item.fqn)));
+        }
+      }
+    });
+  }
+}
+
 // Shows D3, D4.
 TEST(ModuleStateTest, AnOptimizerMayHaveFusedParametersAndLeavesThemAlone) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {
