@@ -22,9 +22,14 @@ constexpr std::string_view kSeparators = "_-.";
 struct Mark {
   std::string_view word;
   Unit unit;
+  bool is_parallel_rank = false;
 };
-constexpr std::array kUnitMarks{Mark{"rank", Unit::rank}, Mark{"consolidated", Unit::rank},
-                                Mark{"shard", Unit::file}, Mark{"part", Unit::file}};
+// InternLM, CoLLiE and others name files `model_tp0_pp1.pt`, `model_wp0_pp0.pt`, or
+// `optimizer_tp0_pp0_zo1.pt`. `ep` is no such word, because it may mean an epoch.
+constexpr std::array kMarks{
+    Mark{"rank", Unit::rank},     Mark{"consolidated", Unit::rank}, Mark{"shard", Unit::file},
+    Mark{"part", Unit::file},     Mark{"tp", Unit::rank, true},     Mark{"pp", Unit::rank, true},
+    Mark{"dp", Unit::rank, true}, Mark{"wp", Unit::rank, true},     Mark{"zo", Unit::rank, true}};
 
 /// Only Meta's models and the metadata of single ranks (`__1.metadata` of DCP) have such names. So
 /// a file of a rank other than 0 is a part, even if no other file is beside it.
@@ -43,14 +48,14 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
   return number;
 }
 
-/// Returns the unit that the word before a number names: `rank` in `rank_3`. Nothing for any other
+/// Returns the mark that is the word before a number: `rank` in `rank_3`. Nothing for any other
 /// word.
-std::optional<Unit> unit_before(std::string_view before) {
+std::optional<Mark> mark_before(std::string_view before) {
   if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
-  for (const Mark& mark : kUnitMarks) {
+  for (const Mark& mark : kMarks) {
     if (!before.ends_with(mark.word)) continue;
     const std::string_view rest = before.substr(0, before.size() - mark.word.size());
-    if (rest.empty() || is_separator(rest.back())) return mark.unit;
+    if (rest.empty() || is_separator(rest.back())) return mark;
   }
   return std::nullopt;
 }
@@ -118,6 +123,7 @@ std::optional<PartOfWhole> part_of_series(const std::string& directory, const Nu
   }
   const bool is_of_ranks = is_series_of_ranks(own.series);
   if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
+  if (own.is_parallel_rank && !numbers.contains(0)) return std::nullopt;
   const auto num_parts = num_parts_of(numbers, is_padded || own.count || is_of_ranks);
   if (!num_parts && own.number > 0 && is_of_ranks) {
     return PartOfWhole{.unit = own.unit,
@@ -196,8 +202,9 @@ std::vector<NumberedName> numbered_names(std::string_view name) {
     NumberedName of_rank = name_around(name, *run, Unit::rank, *number);
     if (is_series_of_ranks(of_rank.series)) {
       found.push_back(std::move(of_rank));
-    } else if (const auto unit = unit_before(name.substr(0, run->begin))) {
-      found.push_back(name_around(name, *run, *unit, *number));
+    } else if (const auto mark = mark_before(name.substr(0, run->begin))) {
+      found.push_back(name_around(name, *run, mark->unit, *number));
+      found.back().is_parallel_rank = mark->is_parallel_rank;
     } else if (count_behind(name.substr(run->end))) {
       of_count.push_back(name_around(name, *run, Unit::file, *number));
     }

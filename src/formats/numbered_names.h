@@ -18,10 +18,12 @@ struct NumberedName {
   bool is_padded = false;                // `01`
   std::string series{};                  // the name with `#` for the number: `consolidated.#.pth`
   std::optional<std::uint64_t> count{};  // if the name states it: 3 of `model-1-of-3.pt`
+  bool is_parallel_rank = false;         // behind a word such as `tp`, without the word `rank`
 };
 
-/// Returns the numbers in a name that follow the word `rank`, `shard`, `part` or `consolidated`,
-/// and the number in DCP's `__1.metadata`, from last to first; then those before `-of-3` or
+/// Returns the numbers in a name that follow the word `rank`, `shard`, `part` or `consolidated`, or
+/// one for a way to be parallel (`tp`, `pp`, `dp`, `wp` or `zo`, as in `model_tp0_pp1.pt`), and the
+/// number in DCP's `__1.metadata`, from last to first; then those before `-of-3` or
 /// `_of_3`. Empty if the name has none.
 std::vector<NumberedName> numbered_names(std::string_view name);
 
@@ -36,7 +38,8 @@ std::optional<NumberedName> numbered_name(std::string_view name);
 /// the same way at the folders beside that folder. `consolidated.01.pth` (not `00`) and
 /// `__1.metadata` (not `0`) are parts even without other files. Of other names, only numbers with
 /// leading zeros, with `-of-3` after them, or without a gap (0, 1, 2, … or 1, 2, 3, …) count as
-/// numbers of parts; so `lora_rank_8.pt` and `lora_rank_16.pt` are no parts.
+/// numbers of parts; so `lora_rank_8.pt` and `lora_rank_16.pt` are no parts. Numbers of parallel
+/// ranks must begin with 0: `model_tp1.pt` and `model_tp2.pt` may be trained on 1 and 2 ranks.
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -25,6 +25,8 @@ TEST(NumberedNamesTest, ANumberBehindOneOfTheWordsCounts) {
         Case{"reshard-model_part-2.pt", 2, "reshard-model_part-#.pt"},
         Case{"model-2-of-3.safetensors", 2, "model-#-of-3.safetensors"},
         Case{"a_1_of_2_rank_7.pt", 7, "a_1_of_2_rank_#.pt"},
+        Case{"model_tp1.pt", 1, "model_tp#.pt"},
+        Case{"pytorch_model_tp_2.bin", 2, "pytorch_model_tp_#.bin"},
         Case{"__12.metadata", 12, "__#.metadata"}}) {
     SCOPED_TRACE(c.name);
     const auto found = numbered_name(c.name);
@@ -34,7 +36,8 @@ TEST(NumberedNamesTest, ANumberBehindOneOfTheWordsCounts) {
   }
   EXPECT_EQ(numbered_name("model-2-of-3.pt")->count, 3U);
   for (const std::string name : {"model.pt", "step_100.pt", "frank_1.pt", "shard.pt", "part.x1.y",
-                                 "rank_99999999999999999999.pt", "rng_state_0.pth", "0", ""}) {
+                                 "rank_99999999999999999999.pt", "rng_state_0.pth", "0", "http1.pt",
+                                 "app_2.pt", "model_ep3.pt", ""}) {
     EXPECT_FALSE(numbered_name(name)) << name;
   }
 }
@@ -93,6 +96,24 @@ TEST_F(NamesBesideTest, TheNumbersMustBeThoseOfParts) {
             "one rank of 3: rank 1, as the names of the files beside it say");
   EXPECT_EQ(part_of("m-3-of-3.pt"),
             "one file of 3: file 3, as the names of the files beside it say");
+}
+
+TEST_F(NamesBesideTest, NumbersOfParallelRanksBeginWith0) {
+  for (const std::string name : {"model_tp1.pt", "model_tp2.pt", "base_tp0.pt", "base_tp8.pt"}) {
+    put(name);  // how many ranks trained it
+  }
+  EXPECT_EQ(part_of("model_tp1.pt"), "");
+  EXPECT_EQ(part_of("base_tp8.pt"), "");
+  put("model_tp0.pt");
+  EXPECT_EQ(part_of("model_tp1.pt"),
+            "one rank of 3: rank 1, as the names of the files beside it say");
+  for (const std::string name : {"model_tp0_pp0.pt", "model_tp0_pp1.pt", "model_tp1_pp0.pt",
+                                 "model_tp1_pp1.pt", "optimizer_tp0_pp0_zo0.pt"}) {
+    put(name);  // as InternLM and others write them
+  }
+  EXPECT_EQ(part_of("model_tp1_pp0.pt"),
+            "one rank of 4: numbers 1 and 0, as the names of the files beside it say");
+  EXPECT_EQ(part_of("optimizer_tp0_pp0_zo0.pt"), "");
 }
 
 TEST_F(NamesBesideTest, EachNumberInANameCounts) {
