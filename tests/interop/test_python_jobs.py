@@ -1425,7 +1425,8 @@ def nbytes_sent(save):
 
 
 def replicas_of_many_tensors(root):
-    from tessera._ranks import _SHORT_NBYTES
+    from tessera._job_state import JobState
+    from tessera._ranks import _SHORT_NBYTES, Ranks
 
     start()
     rank = dist.get_rank()
@@ -1438,6 +1439,8 @@ def replicas_of_many_tensors(root):
     assert max(nbytes_sent(save("saved"))) > 150 * 100  # every rank describes its tensors
     for _ in range(2):  # the layout is the same: no names
         assert max(nbytes_sent(save("saved"))) <= _SHORT_NBYTES
+    digests = JobState(state, Ranks.of(None)).layout_digests
+    assert len(digests._by_id) == 2  # one for each shape and placement: on many ranks, each layout is long
     state["layers.7.norm.weight"].to_local().add_(rank // 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

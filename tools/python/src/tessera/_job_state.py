@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._errors import Error
-from ._job_tensors import Box, JobTensor, describe
+from ._job_tensors import Box, JobTensor, LayoutDigests, describe
 from ._per_rank import PerRank
 from ._position import Position
 from ._ranks import Ranks
@@ -34,6 +34,7 @@ class JobState:
         self._tensor_type = torch.Tensor
         self._ranks = ranks
         self._shared: dict[Any, str] = {}
+        self.layout_digests = LayoutDigests()
         self.paths: dict[str, Path] = {}  # of all entries
         self.tensors: dict[str, JobTensor] = {}
         self.aliases: dict[str, str] = {}  # second names of tied tensors, and the first name of each
@@ -107,7 +108,7 @@ class JobState:
     def _add_tensor(self, path: Path, tensor: torch.Tensor) -> None:
         name = self._name(path)
         found = describe(name, tensor, self._ranks)
-        same = _identity(found)
+        same = _identity(found, self.layout_digests)
         if same is not None:
             first = self._shared.setdefault(same, name)
             if first != name:
@@ -157,14 +158,13 @@ def _has_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _identity(tensor: JobTensor) -> Any:
+def _identity(tensor: JobTensor, layout_digests: LayoutDigests) -> Any:
     """Returns a key that is equal for tied tensors; None if unknown, as for tensors without elements."""
     if len(tensor.local) != 1:
         return None
     box, local = tensor.local[0]
-    layout = None if tensor.layout is None else tuple(map(repr, tensor.layout))
     return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.is_conj(), local.is_neg(), box,
-            layout)
+            layout_digests.of(tensor.layout))
 
 
 def _replaced(container: Any, path: Path, value: Any) -> Any:

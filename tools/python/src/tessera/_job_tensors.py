@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 import weakref
@@ -26,6 +27,21 @@ class JobTensor(NamedTuple):
     shape: list[int]
     layout: list[Shard] | None  # None: a plain tensor, which every rank holds
     local: list[tuple[Box, torch.Tensor]]  # boxes with elements
+
+
+class LayoutDigests:
+    """Digests of layouts, one for each list: tensors of one shape share a list, which is long if there are many ranks."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[list[Shard], str]] = {}  # with the list, so that no other list gets its id
+
+    def of(self, layout: list[Shard] | None) -> str:
+        """Returns equal texts for equal layouts only. A list must not change after the first call."""
+        if layout is None:
+            return ""
+        if id(layout) not in self._by_id:
+            self._by_id[id(layout)] = layout, hashlib.sha256(repr(layout).encode()).hexdigest()
+        return self._by_id[id(layout)][1]
 
 
 def describe(name: str, tensor: torch.Tensor, ranks: Ranks) -> JobTensor:
@@ -139,13 +155,13 @@ def _shards(name: str, shape: list[int], mesh: Any, placements: tuple[Any, ...],
             raise _refuse(name, "Shard or Replicate", f"the placement {placement!r}")
         cuts.append((dim, factor))
     mesh_shape, mesh_ranks = _mesh_of(mesh)
-    boxes = _boxes(tuple(shape), mesh_shape, tuple(cuts))
-    if boxes is None:
-        raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
     stranger = next((rank for rank in mesh_ranks if rank not in ranks.rank_of), None)
     if stranger is not None:
         raise _refuse(name, "a mesh of ranks of the process group", f"rank {stranger}, which is not in the group")
-    return _held_boxes(boxes, tuple(ranks.rank_of[rank] for rank in mesh_ranks), tuple(shape))
+    held = _held_boxes(tuple(shape), mesh_shape, tuple(cuts), tuple(ranks.rank_of[rank] for rank in mesh_ranks))
+    if held is None:
+        raise _refuse(name, "placements that give each rank one box", _placements_text(placements))
+    return held
 
 
 _meshes: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()
@@ -160,9 +176,13 @@ def _mesh_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[int, ...]) -> list[Shard]:
+def _held_boxes(shape: tuple[int, ...], mesh_shape: tuple[int, ...], cuts: tuple[tuple[int, int], ...],
+                holders: tuple[int, ...]) -> list[Shard] | None:
     """Returns each different box that has elements, sorted, and the ranks that hold it; for a tensor without elements one empty
-    box, on all of `holders`. `holders[i]` holds `boxes[i]`."""
+    box, on all ranks. None if a rank would have more than one box. `holders`: the ranks of the mesh, row-major."""
+    boxes = _boxes(shape, mesh_shape, cuts)
+    if boxes is None:
+        return None
     shards: dict[Box, list[int]] = {}
     for box, rank in zip(boxes, holders, strict=True):
         if 0 not in box[1]:
@@ -172,7 +192,6 @@ def _held_boxes(boxes: tuple[Box, ...], holders: tuple[int, ...], shape: tuple[i
     return [(list(box[0]), list(box[1]), sorted(of_box)) for box, of_box in sorted(shards.items())]
 
 
-@functools.lru_cache(maxsize=4096)
 def _boxes(shape: tuple[int, ...], mesh_shape: tuple[int, ...],
            cuts: tuple[tuple[int, int], ...]) -> tuple[Box, ...] | None:
     """Returns the box of each rank of the mesh, row-major; None if a rank would have more than one box.

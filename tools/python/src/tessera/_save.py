@@ -495,7 +495,7 @@ def tensor_digest(state: JobState) -> str:
     tensors, aliases = describe_job(state)
     digest = hashlib.sha256()
     for name, (path, dtype, shape, layout) in sorted(tensors.items()):
-        digest.update(repr((path, dtype, shape, layout)).encode("utf-8", "surrogatepass"))
+        digest.update(repr((path, dtype, shape, state.layout_digests.of(layout))).encode("utf-8", "surrogatepass"))
     digest.update(repr(sorted(aliases.items())).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
