@@ -260,7 +260,8 @@ class _Job(SaveSteps):
             if all(self.together(lambda: self._cache_key(digests) in self._plans)):
                 replicas = self._plans[self._cache_key(digests)].replicas
             else:
-                descriptions = self.together(lambda: describe_job(self.state))
+                descriptions = of_first_with(digests, self.together(
+                    lambda: describe_job(self.state) if is_first_with(digests, ranks.rank) else None))
                 replicas = replicas_of(descriptions, ranks.rank)
         if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
             different = self._different_replicas(replicas)
@@ -491,6 +492,21 @@ def describe_job(state: JobState) -> Description:
     return tensors, {alias: (list(state.paths[alias]), name) for alias, name in state.aliases.items()}
 
 
+def is_first_with(digests: Sequence[Any], rank: int) -> bool:
+    """Returns whether no rank before this one has the same digest. Then this rank describes its job for all that have it."""
+    return digests.index(digests[rank]) == rank
+
+
+def of_first_with(digests: Sequence[Any], by_rank: list[T | None]) -> list[T]:
+    """Returns, by rank, what the first rank with the same digest has sent."""
+    found: list[T] = []
+    for digest in digests:
+        sent = by_rank[digests.index(digest)]
+        assert sent is not None
+        found.append(sent)
+    return found
+
+
 def tensor_digest(state: JobState) -> str:
     tensors, aliases = describe_job(state)
     digest = hashlib.sha256()
@@ -525,7 +541,9 @@ def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
 def merged(path: str, by_rank: list[Description]) -> Description:
     """Merges the descriptions of all ranks. Aliases become tensors. Raises Error naming each tensor that differs."""
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
-    untied_by_rank = [untied(of_rank)[0] for of_rank in by_rank]
+    untied_of = {id(of_rank): untied(of_rank)[0] for of_rank in by_rank}  # ranks may share a description
+    untied_by_rank = [untied_of[id(of_rank)] for of_rank in by_rank]
+    joined: dict[Any, list[Shard]] = {}  # by shape, ranks and layouts, because many tensors have the same
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []
     for name in names:
@@ -542,7 +560,10 @@ def merged(path: str, by_rank: list[Description]) -> Description:
                             f"{odd_dtype} {odd_shape} on rank {rank}")
         elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
             num_known = 1 if layout is None else len(layout)
-            layout = _joined(shape, [(rank, other[3]) for rank, other in found])
+            key = tuple(shape), tuple(rank for rank, _ in found), tuple(id(other[3]) for _, other in found)
+            if key not in joined:
+                joined[key] = _joined(shape, [(rank, other[3]) for rank, other in found])
+            layout = joined[key]
             crossing = _crossing(layout) if len(layout) > num_known else None
             if crossing is not None:
                 problems.append(f"{name}: expected parts that do not overlap, found {' and '.join(map(_in_words, crossing))}")
