@@ -195,7 +195,7 @@ class AtenTableBackward final : public TableBackward {
     const Tensor sorted_place = torch::cat({torch::zeros({1}, ids.options()), is_new}).cumsum(0);
     const Tensor place = torch::zeros_like(sorted_place).scatter_(0, order, sorted_place);
     Tensor sums = torch::zeros_like(gradients);
-    sums.index_add_(0, place, gradients);
+    add_rows(sums, place, gradients);
     return {ids, sums.index_select(0, place)};
   }
 
@@ -238,7 +238,7 @@ class AtenTableKernels final : public TableKernels {
       if (num_ids_of(bags, feature) == 0) continue;
       Tensor rows = weight.index_select(0, cut(bags.ids, bags, feature)).to(at::kFloat);
       if (bags.weights.defined()) rows = rows * cut(bags.weights, bags, feature).unsqueeze(1);
-      sums.index_add_(0, samples_of(bags, feature), rows);
+      add_rows(sums, samples_of(bags, feature), rows);
     }
   }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "runtime/embedding/host_loops.h"
+#include "runtime/embedding/table_kernels.h"
 #include "runtime/torch_bridge.h"
 #include "tessera/base/error.h"
 
@@ -267,7 +268,7 @@ void DeviceInput::return_weight_gradients(const Tensor& from, Tensor to) {
     group_->all_to_all(returned, num_sent_, sent, num_received_, "gradients of sample weights")
         .wait();
   }
-  if (to.defined() && positions_.numel() > 0) to.index_add_(0, positions_, returned);
+  if (to.defined() && positions_.numel() > 0) add_rows(to, positions_, returned);
 }
 
 }  // namespace tessera::embedding

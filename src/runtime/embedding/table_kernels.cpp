@@ -1,5 +1,7 @@
 #include "runtime/embedding/table_kernels.h"
 
+#include <torch/types.h>
+
 #include <map>
 #include <mutex>
 
@@ -30,6 +32,14 @@ std::unique_ptr<TableKernels> table_kernels_for(at::Device device) {
     if (found != registered().by_type.end()) return found->second();
   }
   return device.is_cpu() ? cpu_table_kernels() : aten_table_kernels();
+}
+
+void add_rows(const at::Tensor& to, const at::Tensor& places, const at::Tensor& rows) {
+  if (to.is_cuda()) {
+    to.index_put_({places}, rows, /*accumulate=*/true);  // sorts the places
+  } else {
+    to.index_add_(0, places, rows);  // one after the other
+  }
 }
 
 }  // namespace tessera::embedding

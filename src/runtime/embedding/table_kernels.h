@@ -96,8 +96,12 @@ class TableKernels {
 /// Returns Tessera's own kernels for the CPU.
 std::unique_ptr<TableKernels> cpu_table_kernels();
 /// Returns kernels of ATen operators, for any device; they need `feature_begins` on the CPU too. No
-/// call waits for the device. `index_add_` decides in which order a row's gradients are summed.
+/// call waits for the device. A row's gradients are summed by `add_rows`.
 std::unique_ptr<TableKernels> aten_table_kernels();
+
+/// Adds each of `rows` to the row of `to` that `places` (int64, on the device) names. Sums are the
+/// same in every run. On a GPU, those of `index_add_` are not: its atomic additions have no order.
+void add_rows(const at::Tensor& to, const at::Tensor& places, const at::Tensor& rows);
 
 using MakeTableKernels = std::function<std::unique_ptr<TableKernels>()>;
 /// Sets the function that makes the kernels for a type of device. Thread-safe.
