@@ -43,7 +43,7 @@ template <class OptimizerOptions, class ParamState, bool kIsAdamW>
 struct AdamRule {
   using Options = OptimizerOptions;
   using State = ParamState;
-  static constexpr bool kHasCudaKernel = true;
+  static constexpr bool kUsesCudaKernel = true;
   static constexpr bool kCpuKernelTakesHalf = true;
   static constexpr bool kStepMakesState = true;
 
@@ -73,7 +73,7 @@ struct AdamRule {
 struct SgdRule {
   using Options = optim::SGDOptions;
   using State = optim::SGDParamState;
-  static constexpr bool kHasCudaKernel = true;
+  static constexpr bool kUsesCudaKernel = true;
   // It does not update most elements: github.com/pytorch/pytorch, issue 191763.
   static constexpr bool kCpuKernelTakesHalf = false;
   static constexpr bool kStepMakesState = true;
@@ -94,7 +94,7 @@ struct SgdRule {
 struct AdagradRule {
   using Options = optim::AdagradOptions;
   using State = optim::AdagradParamState;
-  static constexpr bool kHasCudaKernel = false;
+  static constexpr bool kUsesCudaKernel = false;  // nor does Python in PyTorch 2.11
   static constexpr bool kCpuKernelTakesHalf = true;
   static constexpr bool kStepMakesState = false;  // its constructor does
 
@@ -120,17 +120,25 @@ template <class Rule>
 bool has_kernel(const at::Tensor& parameter) {
   const at::ScalarType dtype = parameter.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && !is_half(dtype)) return false;
-  if (!parameter.is_cpu() && !(parameter.is_cuda() && Rule::kHasCudaKernel)) return false;
+  if (!parameter.is_cpu() && !(parameter.is_cuda() && Rule::kUsesCudaKernel)) return false;
   if (parameter.is_cpu() && is_half(dtype) && !Rule::kCpuKernelTakesHalf) return false;
   return parameter.layout() == at::kStrided && parameter.is_non_overlapping_and_dense();
 }
 
-/// Returns whether the elements of both lie in the same order in memory. Kernels of the CPU read
-/// them in that order, and do not check it.
+/// Returns whether the elements of two tensors of equal sizes lie in the same order in memory.
+bool are_in_same_order(const at::Tensor& a, const at::Tensor& b) {
+  for (std::int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) return false;
+  }
+  return true;
+}
+
+/// Returns whether a kernel can take `tensor` as the gradient or state of `parameter`. Those of the
+/// CPU read elements in the order of memory, and check nothing.
 bool fits(const at::Tensor& tensor, const at::Tensor& parameter) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_neg() &&
          tensor.device() == parameter.device() && tensor.scalar_type() == parameter.scalar_type() &&
-         tensor.sizes() == parameter.sizes() && tensor.strides() == parameter.strides();
+         tensor.sizes() == parameter.sizes() && are_in_same_order(tensor, parameter);
 }
 
 bool holds_a_parameter_twice(const optim::Optimizer& optimizer) {

@@ -102,7 +102,10 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, FusedStepOfTest,
 TEST(FusedStepTest, OneKernelUpdatesAllParametersOfADtype) {
   std::vector<at::Tensor> parameters = two_parameters();
   parameters.push_back(torch::ones({3}, torch::requires_grad().dtype(at::kDouble)));
+  parameters.push_back(torch::ones({1, 3}, torch::requires_grad()));
   set_ones_as_gradients(parameters);
+  // The stride of a dimension of size 1 has no meaning.
+  parameters.back().mutable_grad() = torch::empty_strided({1, 3}, {7, 1}).fill_(1);
   optim::SGD sgd(parameters, 0.1);
   optim::Adam adam(parameters);
   optim::AdamW adamw(parameters);
