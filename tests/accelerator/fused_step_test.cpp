@@ -8,7 +8,7 @@ namespace {
 
 class FusedStepTest : public test::AcceleratorTest {};
 
-// Shows B23. The simulated device has no fused kernels: there the optimizer's own step updates all parameters.
+// Shows B23. The simulated device has no fused kernels: the optimizer's own step is used there.
 TEST_P(FusedStepTest, EqualsTheOptimizersOwnStep) {
   for (const test::OptimizerVariant& variant : test::optimizer_variants()) {
     SCOPED_TRACE(variant.name);

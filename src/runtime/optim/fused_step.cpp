@@ -46,6 +46,7 @@ struct AdamRule {
   static constexpr bool kUsesCudaKernel = true;
   static constexpr bool kCpuKernelTakesHalf = true;
   static constexpr bool kStepMakesState = true;
+  static constexpr bool kAutogradSeesStep = true;
 
   static bool has_state(const Options& /*options*/) { return true; }
   static std::vector<at::Tensor*> slots(State& state, const Options& options) {
@@ -77,6 +78,7 @@ struct SgdRule {
   // It does not update most elements: github.com/pytorch/pytorch, issue 191763.
   static constexpr bool kCpuKernelTakesHalf = false;
   static constexpr bool kStepMakesState = true;
+  static constexpr bool kAutogradSeesStep = false;  // it writes to `.data()`
 
   static bool has_state(const Options& options) { return options.momentum() != 0; }
   static std::vector<at::Tensor*> slots(State& state, const Options& /*options*/) {
@@ -97,6 +99,7 @@ struct AdagradRule {
   static constexpr bool kUsesCudaKernel = false;  // nor does Python in PyTorch 2.11
   static constexpr bool kCpuKernelTakesHalf = true;
   static constexpr bool kStepMakesState = false;  // its constructor does
+  static constexpr bool kAutogradSeesStep = true;
 
   static bool has_state(const Options& /*options*/) { return true; }
   static std::vector<at::Tensor*> slots(State& state, const Options& /*options*/) {
@@ -266,6 +269,10 @@ class FusedStep {
       lists.steps.push_back(step);
     }
     Rule::run(options, lists, is_first && Rule::has_state(options));
+    if (Rule::kAutogradSeesStep) {
+      // Kernels do not tell autograd. A backward that still needs the old values must be refused.
+      for (const at::Tensor& each : lists.parameters) each.unsafeGetTensorImpl()->bump_version();
+    }
     for (std::int64_t* const counter : counters) ++*counter;
     for (std::size_t i = 0; i < new_states.size(); ++i) {
       optimizer_.state()[members[i].parameter.unsafeGetTensorImpl()] = std::move(new_states[i]);

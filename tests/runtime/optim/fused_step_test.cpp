@@ -95,6 +95,20 @@ TEST_P(FusedStepOfTest, ASavedOptimizerGoesOn) {
   test::expect_equal_progress(own, loaded, 2e-5);
 }
 
+// All optimizers but SGD tell autograd that they have changed the parameter.
+TEST_P(FusedStepOfTest, ABackwardThatNeedsTheOldValuesIsRefusedAsAfterTheOptimizersOwnStep) {
+  const auto error_after = [](const auto& step) {
+    SteppedOptimizer each(GetParam(), at::kFloat, at::kCPU);
+    each.set_gradients(0);
+    const at::Tensor loss = each.parameters[0].square().sum();
+    step(*each.optimizer);
+    return error_of([&] { loss.backward(); });
+  };
+  const bool is_refused = error_after([](auto& optimizer) { optimizer.step(); }) != "none";
+  EXPECT_EQ(is_refused, !GetParam().is_sgd);
+  EXPECT_EQ(error_after([](auto& optimizer) { fused_step(optimizer); }) != "none", is_refused);
+}
+
 INSTANTIATE_TEST_SUITE_P(Optimizers, FusedStepOfTest,
                          ::testing::ValuesIn(test::optimizer_variants()),
                          [](const auto& each) { return each.param.name; });
