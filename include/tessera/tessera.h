@@ -10,6 +10,7 @@
 #include "tessera/runtime/fsdp/fully_shard.h"
 #include "tessera/runtime/fsdp/parameter_map.h"
 #include "tessera/runtime/fsdp/unshard_params.h"
+#include "tessera/runtime/optim/fused_step.h"
 #include "tessera/runtime/recompute/recompute.h"
 #include "tessera/runtime/registry/parameters.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"

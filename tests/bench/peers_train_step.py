@@ -79,7 +79,8 @@ def resident_nbytes() -> int:
 
 
 def main() -> None:
-    device_type, way = sys.argv[1:3]
+    device_type, name = sys.argv[1:3]
+    way = name.removesuffix("_fused")
     width, layers, heads, sequence, batch, backwards, steps = map(int, sys.argv[3:])
     torch.set_num_threads(1)
     device = begin_on(device_type)
@@ -103,7 +104,7 @@ def main() -> None:
     elif way == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
         traffic.nbytes = sum(p.nbytes for p in model.parameters())  # DDP's reducer does not call the functions that are counted
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=name != way or None)
     ids = torch.randint(256, (batch, sequence + 1), device=device)
 
     def train_on_ids() -> torch.Tensor:
@@ -143,7 +144,7 @@ def main() -> None:
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device_type == "cpu"
             else torch.cuda.max_memory_allocated()) - before
     if dist.get_rank() == 0:
-        print(json.dumps({way: {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_nbytes": peak, "nbytes_sent": sent,
+        print(json.dumps({name: {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_nbytes": peak, "nbytes_sent": sent,
                                 "loss": loss.item()}}))
     dist.barrier()
     sys.stdout.flush()

@@ -39,9 +39,13 @@ double cpu_seconds() {
 /// A model that is trained in one way, and what its steps took.
 class Trainer {
  public:
-  Trainer(std::string way, const example::Config& config, const tessera::dist::Mesh& mesh,
+  Trainer(std::string name, const example::Config& config, const tessera::dist::Mesh& mesh,
           int num_backwards)
-      : way_(std::move(way)), mesh_(mesh), num_backwards_(num_backwards) {
+      : name_(std::move(name)),
+        way_(name_.substr(0, name_.find('+'))),
+        is_fused_(name_.ends_with("+fused")),
+        mesh_(mesh),
+        num_backwards_(num_backwards) {
     torch::manual_seed(0);
     model_ = std::make_shared<example::TransformerImpl>(config);
     model_->to(tessera::bench::device());
@@ -71,7 +75,11 @@ class Trainer {
     }
     const at::Tensor loss = train_on(ids);
     if (way_ == "lockstep") wait_for_ranks();
-    optimizer_->step();
+    if (is_fused_) {
+      tessera::fused_step(*optimizer_);
+    } else {
+      optimizer_->step();
+    }
     optimizer_->zero_grad();
     tessera::bench::wait_for_device();
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
@@ -105,14 +113,16 @@ class Trainer {
 
   /// Returns the member for JSON. `peak`: of the process, and so of all trainers in it.
   std::string to_json(std::int64_t peak) const {
-    return "\"" + way_ + "\": {\"seconds\": [" + seconds_ + "], \"cpu_seconds\": [" + cpu_seconds_ +
-           "], \"peak_nbytes\": " + std::to_string(peak) +
+    return "\"" + name_ + "\": {\"seconds\": [" + seconds_ + "], \"cpu_seconds\": [" +
+           cpu_seconds_ + "], \"peak_nbytes\": " + std::to_string(peak) +
            ", \"nbytes_sent\": " + std::to_string(nbytes_sent_) +
            ", \"loss\": " + std::to_string(loss_) + "}";
   }
 
  private:
+  std::string name_;  // of the way; with "+fused" the optimizer steps by fused_step
   std::string way_;
+  bool is_fused_;
   tessera::dist::Mesh mesh_;
   int num_backwards_;  // in a step, all but the last one under NoSyncScope
   std::shared_ptr<example::TransformerImpl> model_;
@@ -129,7 +139,7 @@ int main(int argc, char** argv) {
   if (argc != 9) {
     std::fprintf(
         stderr,
-        "usage: train_step WAY[,WAY...] WIDTH LAYERS HEADS SEQUENCE BATCH BACKWARDS STEPS\n");
+        "usage: train_step WAY[+fused][,...] WIDTH LAYERS HEADS SEQUENCE BATCH BACKWARDS STEPS\n");
     return 2;
   }
   at::set_num_threads(1);

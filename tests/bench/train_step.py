@@ -51,9 +51,13 @@ def bench(tools: Path, python: Path, work: Path, *, quick: bool, device: Device)
     ranks = device.ranks(2)
     for batch, backwards in (("8", "1"), ("2", "1"), ("4", "2")):
         # In "lockstep" each rank trains alone, and ranks only wait for each other after the last backward: no step can be faster.
-        contenders = {way: [PEERS, device.name, way, *shape, batch, backwards] for way in ("fsdp1", "fsdp2", "ddp")}
-        contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards]
-                       for way in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate", "lockstep")}
+        peers = ["fsdp1", "fsdp2", "ddp"]
+        ways = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "replicate", "lockstep"]
+        if not quick or batch == "8":  # steps of AdamW(fused=True), and of tessera::fused_step
+            peers += ["fsdp2_fused", "ddp_fused"]
+            ways += ["FULL_SHARD+fused", "NO_SHARD+fused", "replicate+fused"]
+        contenders = {way: [PEERS, device.name, way, *shape, batch, backwards] for way in peers}
+        contenders |= {f"tessera {way}": [trainer, way, *shape, batch, backwards] for way in ways}
         results += compare(BENCHMARK.format(size=size, ranks=ranks, device=device.name, batch=batch, backwards=backwards),
                            contenders, ranks=ranks, rounds=1 if quick else 3, steps=5 if quick else 8, python=python)
     small = ["64", "2", "2", "16", "1"] if quick else ["128", "5", "4", "64", "1"]

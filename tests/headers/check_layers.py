@@ -14,7 +14,7 @@ import sys
 LAYERS = {"base": 1, "layout": 2, "object_store": 2, "embedding_kernels": 2, "formats": 3, "reshard": 4, "inspect": 4, "recipe": 5,
           "arithmetic": 6,
           "runtime": 6, "nccl": 7, "cuda_tables": 7}
-RUNTIME_LAYERS = {"dist": 1, "registry": 2, "embedding": 3, "fsdp": 3, "recompute": 3, "replicate": 3, "state": 3}
+RUNTIME_LAYERS = {"dist": 1, "registry": 2, "embedding": 3, "fsdp": 3, "optim": 3, "recompute": 3, "replicate": 3, "state": 3}
 TOOLS_SEE = set(LAYERS) - {"runtime", "nccl", "cuda_tables", "embedding_kernels"}  # so they start without libtorch
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 NO_LAYER = {"cmake"}

@@ -32,7 +32,11 @@ struct Trainer {
       optimizer->zero_grad();
       const at::Tensor loss = forward(model, own_rows()).to(at::kFloat).pow(2).mean();
       loss.backward();
-      optimizer->step();
+      if (uses_fused_step) {
+        fused_step(*optimizer);
+      } else {
+        optimizer->step();
+      }
       step.add_(1);
       const at::Tensor sum = loss.detach().to(at::kDouble);
       mesh.world()->all_reduce(sum, "loss").wait();
@@ -54,6 +58,7 @@ struct Trainer {
   dist::Mesh mesh;
   at::Tensor step;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
+  bool uses_fused_step = false;
 
  private:
   at::Tensor own_rows() const {
