@@ -296,6 +296,11 @@ class AdapterNames {
   std::set<std::string> replaced_;
 };
 
+std::string config_path_of(const FileSystem& fs, const std::string& adapter) {
+  const bool is_folder = fs.kind_of(adapter) == FileKind::directory;
+  return join_path(is_folder ? adapter : directory_of(adapter), kConfigName);
+}
+
 }  // namespace
 
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
@@ -313,22 +318,25 @@ LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,
   return adapter;
 }
 
-LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale) {
-  const std::string config_path = join_path(folder, kConfigName);
-  if (fs.kind_of(folder) != FileKind::directory || fs.kind_of(config_path) != FileKind::regular) {
-    throw Error::expected(ErrorKind::not_found, {.path = folder}, "adapter",
+LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& path, double scale) {
+  const std::string config_path = config_path_of(fs, path);
+  if (fs.kind_of(config_path) != FileKind::regular) {
+    const auto kind = fs.kind_of(path);
+    throw Error::expected(ErrorKind::not_found, {.path = path}, "adapter",
                           "a folder of PEFT with adapter_config.json",
-                          fs.kind_of(folder) ? "no such file in it" : "nothing");
+                          !kind                         ? "nothing"
+                          : kind == FileKind::directory ? "no such file in it"
+                                                        : "no such file beside it");
   }
   const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
-  return read_lora_adapter(formats::open_checkpoint(fs, folder), config, config_path, scale);
+  return read_lora_adapter(formats::open_checkpoint(fs, path), config, config_path, scale);
 }
 
-std::string adapter_config_digest(const FileSystem& fs, const std::string& folder) {
-  const std::string path = join_path(folder, kConfigName);
-  if (fs.kind_of(path) != FileKind::regular) return {};
+std::string adapter_config_digest(const FileSystem& fs, const std::string& path) {
+  const std::string config_path = config_path_of(fs, path);
+  if (fs.kind_of(config_path) != FileKind::regular) return {};
   Xxh3Wide hash;
-  const std::string config = read_file(fs, path, kMaxConfigNbytes);
+  const std::string config = read_file(fs, config_path, kMaxConfigNbytes);
   hash.update(std::as_bytes(std::span(config)));
   return hash.hex_digest();
 }

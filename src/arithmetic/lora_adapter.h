@@ -40,14 +40,15 @@ struct LoraAdapter {
   double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 
-/// Opens the adapter in `folder`. Multiplies all that the adapter adds to weights by `scale`. `fs`
-/// must outlive the reader. Throws: Error(not_found) if there is no adapter_config.json;
-/// Error(unsupported) if it is not plain LoRA; Error(corruption) naming the error in the
-/// configuration; Error(mismatch) if the adapter has no tensors; what open_checkpoint throws.
-LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& folder, double scale);
+/// Opens the adapter at `path`: a folder, or a file in it. Multiplies all that the adapter adds to
+/// weights by `scale`. `fs` must outlive the reader. Throws: Error(not_found) if there is no
+/// adapter_config.json; Error(unsupported) if it is not plain LoRA; Error(corruption) naming the
+/// error in the configuration; Error(mismatch) if the adapter has no tensors; what open_checkpoint
+/// throws.
+LoraAdapter open_lora_adapter(const FileSystem& fs, const std::string& path, double scale);
 
-/// Returns a digest of an adapter's configuration; empty if the folder has no configuration.
-std::string adapter_config_digest(const FileSystem& fs, const std::string& folder);
+/// Returns a digest of an adapter's configuration; empty if its folder has none.
+std::string adapter_config_digest(const FileSystem& fs, const std::string& path);
 
 /// As `open_lora_adapter`, from an opened reader and the text of the configuration (JSON).
 LoraAdapter read_lora_adapter(std::unique_ptr<formats::CheckpointReader> reader,

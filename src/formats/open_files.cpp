@@ -1,6 +1,5 @@
 #include "formats/open_files.h"
 
-#include <pthread.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "base/live_file.h"
+#include "base/lock_while_forking.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats {
@@ -59,11 +59,9 @@ class OpenFiles {
  private:
   using List = std::list<std::pair<const KeptFile*, OpenFile>>;
 
-  // If a thread held the mutex during a fork, it would stay locked in the child.
-  OpenFiles() {
-    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                     [] { of_process().mutex_.unlock(); });
-  }
+  static std::mutex& mutex_of_process() { return of_process().mutex_; }
+
+  OpenFiles() { tessera::detail::lock_while_forking<mutex_of_process>(); }
 
   std::mutex mutex_;
   List newest_first_;

@@ -1,21 +1,16 @@
 #include "formats/per_rank_rules.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/unused_patterns.h"
 
 namespace tessera::formats {
 namespace {
 
-/// Whether a pattern, with its `!` if it has one, fits an entry of a single rank: by the entry's
-/// own name, or by the whole name if the pattern spells `per_rank`. Otherwise `!p*` would take
-/// `per_rank.1.x` away from `x`.
-bool fits_own_entry(const std::string& pattern, std::string_view name,
-                    const std::string& own_name) {
-  const NameSelection alone({pattern});
-  const bool is_exclusion = pattern.starts_with('!');
-  const auto fits = [&](std::string_view text) { return alone.selects(text) != is_exclusion; };
-  return fits(own_name) || (spells_per_rank(pattern) && fits(name));
+std::vector<std::string> spelling_per_rank(std::vector<std::string> patterns) {
+  std::erase_if(patterns, [](const std::string& pattern) { return !spells_per_rank(pattern); });
+  return patterns;
 }
 
 }  // namespace
@@ -24,16 +19,20 @@ bool spells_per_rank(const std::string& pattern) {
   return pattern.find("per_rank") != std::string::npos;
 }
 
-bool selects_entry(const NameSelection& selection, std::string_view name) {
-  const auto own = parse_per_rank_name(name);
-  if (!own) return selection.selects(name);
-  const auto [wanted, exclusions] =
-      tessera::detail::unused_patterns(selection, {});  // all patterns
-  const auto fits = [&](const std::string& pattern) {
-    return fits_own_entry(pattern, name, own->name);
-  };
-  return std::ranges::none_of(exclusions, fits) &&
-         (wanted.empty() || std::ranges::any_of(wanted, fits));
+EntrySelection::EntrySelection(const NameSelection& patterns) : all_(patterns) {
+  auto [wanted, exclusions] = tessera::detail::unused_patterns(patterns, {});  // all patterns
+  wanted_by_whole_name_ = NameSelection(spelling_per_rank(wanted));
+  exclusions_by_whole_name_ = NameSelection(spelling_per_rank(exclusions));
+  wanted_ = NameSelection(std::move(wanted));
+  exclusions_ = NameSelection(std::move(exclusions));
+}
+
+bool EntrySelection::selects(std::string_view name) const {
+  const auto own = all_.selects_everything() ? std::nullopt : parse_per_rank_name(name);
+  if (!own) return all_.selects(name);
+  if (!exclusions_.selects(own->name) || !exclusions_by_whole_name_.selects(name)) return false;
+  return wanted_.selects(own->name) ||
+         (!wanted_by_whole_name_.selects_everything() && wanted_by_whole_name_.selects(name));
 }
 
 tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,

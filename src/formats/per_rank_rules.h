@@ -13,15 +13,27 @@
 // See [Note: Entries of each rank].
 namespace tessera::formats {
 
-/// Returns whether patterns select an entry. A pattern for `<name>`, with `!` or without, is also
-/// one for `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name.
-bool selects_entry(const NameSelection& selection, std::string_view name);
+/// The entries that patterns select. A pattern for `<name>`, with `!` or without, is also one for
+/// `per_rank.<rank>.<name>`. Only patterns that spell `per_rank` fit this whole name. Otherwise
+/// `!p*` would take `per_rank.1.x` away from `x`. Make it once for many entries.
+class EntrySelection {
+ public:
+  explicit EntrySelection(const NameSelection& patterns);
+  bool selects(std::string_view name) const;
+
+ private:
+  NameSelection all_;
+  NameSelection wanted_;                    // the patterns without `!`
+  NameSelection exclusions_;                // the patterns with `!`
+  NameSelection wanted_by_whole_name_;      // those of `wanted_` that spell `per_rank`
+  NameSelection exclusions_by_whole_name_;  // those of `exclusions_` that spell `per_rank`
+};
 
 /// Whether a pattern spells `per_rank`.
 bool spells_per_rank(const std::string& pattern);
 
 /// Returns the patterns of `selection` that fit none of the entries `names`, by the rule of
-/// `selects_entry`.
+/// EntrySelection.
 tessera::detail::UnusedPatterns unused_patterns(const NameSelection& selection,
                                                 const std::vector<std::string_view>& names);
 

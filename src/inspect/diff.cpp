@@ -32,10 +32,10 @@ struct Entry {
 
 using Entries = std::map<std::string, Entry>;
 
-void add_entry(Entries& entries, const std::string& name, Entry entry, const DiffOptions& options,
-               const std::vector<Rename>& renames) {
+void add_entry(Entries& entries, const std::string& name, Entry entry,
+               const formats::EntrySelection& selection, const std::vector<Rename>& renames) {
   std::string new_name = formats::name_after_renames(name, renames);
-  if (!formats::selects_entry(options.names, new_name)) return;
+  if (!selection.selects(new_name)) return;
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
   throw Error::expected(ErrorKind::invalid_argument, {.fqn = known->first}, "rename",
@@ -44,18 +44,19 @@ void add_entry(Entries& entries, const std::string& name, Entry entry, const Dif
 
 Entries entries_of(const formats::CheckpointContents& contents, const DiffOptions& options,
                    const std::vector<Rename>& renames) {
+  const formats::EntrySelection selection(options.names);
   Entries entries;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    add_entry(entries, contents.tensors[t].meta.fqn, {Entry::Kind::tensor, t}, options, renames);
+    add_entry(entries, contents.tensors[t].meta.fqn, {Entry::Kind::tensor, t}, selection, renames);
   }
   for (const formats::Alias& alias : contents.aliases) {
     const formats::TensorEntry* target = contents.find_tensor(alias.target);
     if (target == nullptr) continue;
     const auto index = static_cast<std::size_t>(target - contents.tensors.data());
-    add_entry(entries, alias.fqn, {Entry::Kind::alias, index}, options, renames);
+    add_entry(entries, alias.fqn, {Entry::Kind::alias, index}, selection, renames);
   }
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    add_entry(entries, contents.values[v].name, {Entry::Kind::value, v}, options, renames);
+    add_entry(entries, contents.values[v].name, {Entry::Kind::value, v}, selection, renames);
   }
   return entries;
 }

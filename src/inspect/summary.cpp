@@ -255,21 +255,22 @@ Selection select(const formats::CheckpointContents& contents, const NameSelectio
                  const std::string& path) {
   std::vector<std::string_view> all;
   Selection selection;
+  const formats::EntrySelection entries(names);
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
     all.push_back(contents.tensors[t].meta.fqn);
-    if (!formats::selects_entry(names, all.back())) continue;
+    if (!entries.selects(all.back())) continue;
     selection.tensors.push_back(t);
     selection.totals.add(totals_of(contents.tensors[t]));
   }
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
     all.push_back(contents.values[v].name);
-    if (!formats::selects_entry(names, all.back())) continue;
+    if (!entries.selects(all.back())) continue;
     selection.values.push_back(v);
     ++selection.totals.num_values;
   }
   for (std::size_t a = 0; a < contents.aliases.size(); ++a) {
     all.push_back(contents.aliases[a].fqn);
-    if (!formats::selects_entry(names, all.back())) continue;
+    if (!entries.selects(all.back())) continue;
     selection.aliases.push_back(a);
     ++selection.totals.num_aliases;
   }

@@ -1,6 +1,5 @@
 #include "object_store/http_request.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "base/current_stop.h"
+#include "base/lock_while_forking.h"
 #include "object_store/curl_library.h"
 #include "tessera/base/error.h"
 
@@ -69,11 +69,9 @@ class ConnectionPool {
   }
 
  private:
-  // If a thread held the mutex during a fork, it would stay locked in the child.
-  ConnectionPool() {
-    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                     [] { of_process().mutex_.unlock(); });
-  }
+  static std::mutex& mutex_of_process() { return of_process().mutex_; }
+
+  ConnectionPool() { tessera::detail::lock_while_forking<mutex_of_process>(); }
 
   std::mutex mutex_;
   std::vector<curl::Share*> idle_;

@@ -1,11 +1,10 @@
 #include "object_store/remote_file_system.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cctype>
 #include <utility>
 
+#include "base/lock_while_forking.h"
 #include "object_store/http_server.h"
 #include "object_store/remote_file.h"
 #include "object_store/s3_server.h"
@@ -59,11 +58,9 @@ RemoteFileSystem::~RemoteFileSystem() = default;
 
 RemoteFileSystem& RemoteFileSystem::of_process() {
   static auto& files = []() -> RemoteFileSystem& {
-    // If a thread held the mutex during a fork, it would stay locked in the child. The servers'
-    // mutex is registered first, so that a fork locks it second, as `forget` does.
+    // The servers' mutex is registered first, so that a fork locks it second, as `forget` does.
     Server::memory_mutex();
-    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                     [] { of_process().mutex_.unlock(); });
+    tessera::detail::lock_while_forking<mutex_of_process>();
     return *new RemoteFileSystem;  // not destroyed: background requests use it
   }();
   return files;

@@ -58,6 +58,7 @@ class RemoteFileSystem final : public ReadOnlyFileSystem {
     bool is_folder = false;
   };
 
+  static std::mutex& mutex_of_process() { return of_process().mutex_; }
   Server& server_of(const std::string& url) const;
   Folder known_folder(const std::string& url) const;
   Folder folder(const std::string& url) const;

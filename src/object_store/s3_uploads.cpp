@@ -20,6 +20,7 @@ using Support = S3Server::Crc32Support;
 constexpr std::string_view kPermissionToWrite =
     "to write (s3:PutObject, s3:AbortMultipartUpload, s3:ListMultipartUploadParts; s3:DeleteObject "
     "to replace)";
+constexpr std::string_view kPermissionToRemove = "to remove objects (s3:DeleteObject)";
 constexpr std::string_view kCompletion = "completion of the upload";
 constexpr int kMaxMismatches = 3;  // wrong checksums before an upload fails
 constexpr const char* kCrc32Header = "x-amz-checksum-crc32";
@@ -439,7 +440,9 @@ std::vector<UnfinishedUpload> S3Uploads::list_unfinished(const std::string& url)
 
 void S3Uploads::remove(const std::string& url) {
   const Answer answer = server_.send(url, {.method = "DELETE"});
-  if (!answer.is_success() && answer.response.status != 404) throw failure(url, answer, "removal");
+  if (answer.is_success() || answer.response.status == 404) return;
+  if (answer.response.status == 403) throw server_.error_of(url, answer, kPermissionToRemove);
+  throw failure(url, answer, "removal");
 }
 
 }  // namespace tessera::object_store

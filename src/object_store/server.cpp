@@ -1,11 +1,10 @@
 #include "object_store/server.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
 
+#include "base/lock_while_forking.h"
 #include "base/text_parts.h"
 #include "object_store/curl_library.h"
 #include "object_store/retries.h"
@@ -191,9 +190,7 @@ void Server::read(const std::string& url, const ObjectVersion& version, std::uin
 
 std::mutex& Server::memory_mutex() {
   static std::mutex& mutex = []() -> std::mutex& {
-    // If a thread held the mutex during a fork, it would stay locked in the child.
-    ::pthread_atfork([] { memory_mutex().lock(); }, [] { memory_mutex().unlock(); },
-                     [] { memory_mutex().unlock(); });
+    tessera::detail::lock_while_forking<memory_mutex>();
     return *new std::mutex;  // never destroyed: threads may use it until the end
   }();
   return mutex;

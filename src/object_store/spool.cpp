@@ -22,6 +22,7 @@ namespace {
 constexpr std::size_t kMaxWaitingParts = 8;
 // Names of uploads that have no bytes and are never completed: notes for other runs.
 constexpr const char* kClaimPrefix = ".tessera-claim-";
+constexpr const char* kNoObject = ".tessera-none";  // an object that no program writes
 
 /// Returns the objects at a URL, without the mark.
 StoredObjects objects_at(const std::string& url) {
@@ -125,12 +126,19 @@ std::string Spool::name_of(const SpooledFile& file) const {
 }
 
 Spool::FilePointer Spool::spooled(const std::string& path) {
-  const std::scoped_lock lock(mutex_);
-  FilePointer& file = files_[path];
-  if (!file) {
-    file = std::make_shared<SpooledFile>(path, url_of(path), options_.min_part_nbytes,
-                                         options_.release);
+  FilePointer file;
+  bool will_mark = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    FilePointer& known = files_[path];
+    if (!known) {
+      known = std::make_shared<SpooledFile>(path, url_of(path), options_.min_part_nbytes,
+                                            options_.release);
+      will_mark = shows_need_of_mark(*known);
+    }
+    file = known;
   }
+  if (will_mark) require_right_to_remove();  // now, and not after hours of uploads
   return file;
 }
 
@@ -253,6 +261,28 @@ bool Spool::may_be_whole_without_index(const std::vector<FilePointer>& files) co
 /// removed one after the other, or if several new ones appear that can be read without an index.
 bool Spool::needs_mark(const std::vector<FilePointer>& files) const {
   return options_.replaced ? !replaces_one_object(files) : may_be_whole_without_index(files);
+}
+
+/// Whether `needs_mark` will be true, as a new file in `files_` shows. Requires: holds `mutex_`.
+bool Spool::shows_need_of_mark(const SpooledFile& file) {
+  const std::string name = name_of(file);
+  if (name.empty() && file.url() != options_.url) return false;  // beside the destination
+  if (options_.replaced) {
+    return options_.replaced->size() != 1 || !options_.replaced->contains(name);
+  }
+  is_any_without_index_ = is_any_without_index_ || (options_.may_be_whole_without_index &&
+                                                    options_.may_be_whole_without_index(name));
+  return is_any_without_index_ && files_.size() > 1;
+}
+
+/// Throws if this user may not remove objects at the destination, as the mark needs. Removes an
+/// object that does not exist: the mark itself may be that of another run.
+void Spool::require_right_to_remove() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(may_remove_, true)) return;
+  }
+  uploads_.remove(join_path(options_.url, kNoObject));
 }
 
 void Spool::mark() {

@@ -105,6 +105,8 @@ class Spool final : public ForwardingFileSystem {
   void claim();
   bool may_be_whole_without_index(const std::vector<FilePointer>& files) const;
   bool needs_mark(const std::vector<FilePointer>& files) const;
+  bool shows_need_of_mark(const SpooledFile& file);
+  void require_right_to_remove();
   void mark();
   void take_back_mark() noexcept;
   void remove_mark();
@@ -127,7 +129,9 @@ class Spool final : public ForwardingFileSystem {
   std::map<std::string, FilePointer> files_;  // key: local path
   std::map<std::string, Begun> begun_;        // unfinished uploads, by their IDs
   bool is_claimed_ = false;
-  bool is_marked_;  // kIncompleteMark is at the URL
+  bool is_marked_;                     // kIncompleteMark is at the URL
+  bool may_remove_ = false;            // `require_right_to_remove` was called
+  bool is_any_without_index_ = false;  // SpoolOptions::may_be_whole_without_index holds for a file
   bool has_begun_to_replace_ = false;
   StoredObjects left_;       // objects of the interrupted run that this one resumes, by URL
   StoredObjects published_;  // objects that have appeared, by URL

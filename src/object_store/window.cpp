@@ -1,9 +1,10 @@
 #include "object_store/window.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <utility>
+
+#include "base/lock_while_forking.h"
 
 namespace tessera::object_store {
 
@@ -64,9 +65,7 @@ bool Window::drop() {
 
 WindowMemory& WindowMemory::of_process() {
   static auto& memory = []() -> WindowMemory& {
-    // If a thread held the mutex during a fork, it would stay locked in the child.
-    ::pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
-                     [] { of_process().mutex_.unlock(); });
+    tessera::detail::lock_while_forking<mutex_of_process>();
     return *new WindowMemory;  // never destroyed: files may live until the end
   }();
   return memory;

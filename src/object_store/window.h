@@ -70,6 +70,8 @@ class WindowMemory {
   std::shared_ptr<Window> make(ByteRange range);
 
  private:
+  static std::mutex& mutex_of_process() { return of_process().mutex_; }
+
   std::mutex mutex_;
   std::list<std::weak_ptr<Window>> oldest_first_;
   Window::NbytesInUse in_use_ = std::make_shared<std::atomic<std::uint64_t>>(0);

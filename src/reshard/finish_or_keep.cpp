@@ -33,8 +33,7 @@ std::uint64_t nbytes_to_write(const formats::CheckpointWriter& writer) {
 
 /// Returns the line that says where the kept work is, and how much of the whole work is done.
 std::string kept_line(const formats::CheckpointWriter& writer, const std::string& destination,
-                      std::uint64_t done_nbytes) {
-  const std::uint64_t all_nbytes = nbytes_to_write(writer);
+                      std::uint64_t done_nbytes, std::uint64_t all_nbytes) {
   const std::uint64_t percent = all_nbytes == 0 ? 0 : done_nbytes * 100 / all_nbytes;
   // An interrupted run may have finished more than this run has checked so far.
   return "kept: " + printable(formats::StagedDestination::staging_path_of(destination)) + ", " +
@@ -62,7 +61,9 @@ std::uint64_t finish_or_keep(const Plan& plan, const formats::CheckpointReader& 
   std::atomic<std::uint64_t> resumed_nbytes = 0;
   options.progress = counting(done_nbytes, std::move(options.progress));
   options.resumed = counting(resumed_nbytes, std::move(options.resumed));
-  const auto kept = [&] { return kept_line(writer, destination, done_nbytes); };
+  // A writer whose commit has failed no longer has its order.
+  const std::uint64_t all_nbytes = nbytes_to_write(writer);
+  const auto kept = [&] { return kept_line(writer, destination, done_nbytes, all_nbytes); };
   try {
     finish_move(plan, reader, writer, options);
   } catch (const formats::DamagedStorage& error) {

@@ -135,10 +135,15 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source,
   if (source.simplifications.empty()) return;
   const std::set<std::string> moved = names_moved(plan, source, selection);
   const bool is_empty = source.tensors.empty() && source.values.empty();
-  std::set<std::string> in_source;
-  for (const formats::TensorEntry& tensor : source.tensors) in_source.insert(tensor.meta.fqn);
-  for (const formats::Alias& alias : source.aliases) in_source.insert(alias.fqn);
-  for (const formats::ValueEntry& value : source.values) in_source.insert(value.name);
+  const bool has_attributes = std::ranges::any_of(
+      source.simplifications,
+      [](const Simplification& each) { return each.kind == Simplification::Kind::attributes; });
+  std::set<std::string> in_source;  // only if attributes need it: a model has many names
+  if (has_attributes) {
+    for (const formats::TensorEntry& tensor : source.tensors) in_source.insert(tensor.meta.fqn);
+    for (const formats::Alias& alias : source.aliases) in_source.insert(alias.fqn);
+    for (const formats::ValueEntry& value : source.values) in_source.insert(value.name);
+  }
   const auto has_at_or_below = [](const std::set<std::string>& entries, const std::string& name) {
     if (entries.contains(name)) return true;
     const std::string prefix = name + ".";

@@ -43,6 +43,7 @@ class LoadPlanner {
         wanted_(wanted),
         rank_(rank),
         options_(options),
+        selection_(options.only),
         roles_(classify_state(source)) {}
 
   Plan plan() {
@@ -86,8 +87,7 @@ class LoadPlanner {
     for (const formats::Finding& finding : source_.opening_findings) {
       if (finding.severity != formats::Finding::Severity::note) continue;
       const std::string name = formats::name_after_renames(finding.where.fqn, options_.renames);
-      const bool is_loaded =
-          wanted_names_.contains(name) && formats::selects_entry(options_.only, name);
+      const bool is_loaded = wanted_names_.contains(name) && selection_.selects(name);
       if (!finding.where.fqn.empty() && !is_loaded) continue;
       report_.note_at(finding.where, finding.rule, finding.expected, finding.found);
     }
@@ -121,7 +121,7 @@ class LoadPlanner {
   /// Adds an entry of the source. `known_as` is its name before the renames.
   void add_source_entry(SourceEntry entry, const std::string& known_as) {
     std::string name = formats::name_after_renames(known_as, options_.renames);
-    const bool is_selected = formats::selects_entry(options_.only, name);
+    const bool is_selected = selection_.selects(name);
     const auto [it, is_new] = source_entries_.emplace(std::move(name), std::move(entry));
     if (is_new || !is_selected) return;
     report_.problem("rename", it->first, "one entry of that name",
@@ -320,7 +320,7 @@ class LoadPlanner {
 
   void report_unexpected() {
     for (const auto& [name, entry] : source_entries_) {
-      if (wanted_names_.contains(name) || !formats::selects_entry(options_.only, name)) continue;
+      if (wanted_names_.contains(name) || !selection_.selects(name)) continue;
       if (entry.kind == SourceEntry::Kind::tensor && is_bare_flat_vector(entry.name)) {
         report_flat_vector(entry.name, options_.unexpected);
         continue;
@@ -345,6 +345,7 @@ class LoadPlanner {
   const CheckpointContents& wanted_;
   const int rank_;
   const LoadPlanOptions& options_;
+  const formats::EntrySelection selection_;             // of `options_.only`
   const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // only if the dtype of a tensor differs
   Plan plan_;

@@ -8,7 +8,6 @@
 
 #include "base/size_text.h"
 #include "base/unused_patterns.h"
-#include "formats/per_rank_rules.h"
 #include "reshard/key_path_rename.h"
 #include "reshard/plan_report.h"
 #include "reshard/state_key.h"
@@ -260,7 +259,7 @@ MovedSelection::MovedSelection(const CheckpointContents& source, const PlanOptio
       keeps_ranks_(!formats::holds_whole_tensors(options.format) ||
                    formats::traits_of(options.format).has_ranks_when_read) {
   if (options.optimizer == OptimizerSelection::leave_out) left_out_.emplace(source);
-  std::vector<std::string> wanted = tessera::detail::unused_patterns(only_, {}).wanted;
+  std::vector<std::string> wanted = tessera::detail::unused_patterns(options.only, {}).wanted;
   has_wanted_ = !wanted.empty();
   std::erase_if(wanted,
                 [](const std::string& pattern) { return !formats::spells_per_rank(pattern); });
@@ -272,10 +271,9 @@ bool MovedSelection::contains(std::string_view name) const {
 }
 
 bool MovedSelection::is_asked_for(std::string_view name) const {
-  if (only_.selects_everything()) return true;
   const bool is_alone = !keeps_ranks_ && has_wanted_ && formats::parse_per_rank_name(name);
   if (is_alone && !(wanted_of_ranks_ && wanted_of_ranks_->selects(name))) return false;
-  return formats::selects_entry(only_, name);
+  return only_.selects(name);
 }
 
 bool MovedSelection::keeps_state(std::string_view name) const {

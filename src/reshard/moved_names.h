@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/per_rank_rules.h"
 #include "reshard/optimizer_rules.h"
 #include "reshard/plan_report.h"
 #include "tessera/formats/checkpoint.h"
@@ -18,7 +19,7 @@
 namespace tessera::reshard {
 
 /// The names of a source that are moved: the names that PlanOptions::only selects, except optimizer
-/// state if the move leaves it out. Keeps views of both arguments, which must outlive it.
+/// state if the move leaves it out. Keeps a view of `source`, which must outlive it.
 /// Thread-safe.
 class MovedSelection {
  public:
@@ -39,7 +40,7 @@ class MovedSelection {
   bool keeps_state(std::string_view name) const;
 
  private:
-  const NameSelection& only_;
+  formats::EntrySelection only_;
   bool has_wanted_ = false;                       // `only_` has patterns without `!`
   std::optional<NameSelection> wanted_of_ranks_;  // those that spell `per_rank`, if any
   bool keeps_ranks_;                              // the destination is no single file for all ranks

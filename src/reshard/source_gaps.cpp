@@ -46,9 +46,10 @@ void note_replaced(const std::string& fqn, const std::set<std::string>& files, P
 
 SourceGaps find_gaps(const formats::CheckpointReader& reader, const NameSelection& names) {
   SourceGaps gaps{reader.find_missing_data(), {}};
+  const formats::EntrySelection selection(names);
   const auto& values = reader.contents().values;
   for (std::size_t v = 0; v < values.size(); ++v) {
-    if (!formats::selects_entry(names, values[v].name) || gaps.missing.values.contains(v)) continue;
+    if (!selection.selects(values[v].name) || gaps.missing.values.contains(v)) continue;
     try {
       reader.read_value(v);
     } catch (const Error& error) {

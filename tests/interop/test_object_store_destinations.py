@@ -27,6 +27,7 @@ SOURCE = FIXTURES / "dcp" / "valid" / "fsdp2_adamw"
 MODEL = FIXTURES / "safetensors" / "valid" / "sharded"
 MIB = 1 << 20
 MARK = ".tessera-incomplete"  # the object of a folder that holds no complete checkpoint
+NO_OBJECT = ".tessera-none"  # an object that does not exist, whose removal shows whether the keys may remove objects
 # Options, and whether the destination is one file.
 FORMATS = {
     "native": (("--to", "native", "--world-size", 3), False),
@@ -356,6 +357,31 @@ def test_refusals_say_what_to_do(proxy, keys):  # noqa: F811
     assert keys("new") == {}
 
 
+@pytest.mark.parametrize("options", [("--to", "safetensors", "--max-shard-size", "20MiB"), ("--to", "deepspeed"), ("--to", "rank_files", "--world-size", "2"),
+                                     ("--to", "native", "--overwrite")], ids=str)
+def test_a_missing_right_to_remove_is_told_before_the_upload(proxy, keys, large, options):  # noqa: F811
+    """The right is needed at the end: to remove the mark, or the old checkpoint."""
+    url = "s3://checkpoints/new/unremovable"
+    if "--overwrite" in options:
+        succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native")
+    before = keys("new/unremovable")
+    proxy.requests.clear()
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "DELETE" else None
+    message = fail(proxy, "ckpt-reshard", large if "safetensors" in options else SOURCE, url, *options)
+    proxy.refuse = None
+    assert "expected permission to remove objects (s3:DeleteObject)" in message
+    assert {request.method for request in writes(proxy)} == {"DELETE"}  # no upload has begun
+    assert keys("new/unremovable") == before
+
+
+def test_no_right_to_remove_is_needed_without_the_mark(proxy, keys, tmp_path):  # noqa: F811
+    """Moves that write an index last, or a single file, end with no removal but that of the claim, an upload."""
+    proxy.refuse = lambda request: s3_error(403, "AccessDenied") if request.method == "DELETE" and not request.upload_id else None
+    for name in ("native", "dcp", "safetensors"):
+        succeed(proxy, "ckpt-reshard", SOURCE, f"s3://checkpoints/new/{name}", "--to", name)
+    proxy.refuse = None
+
+
 def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, tmp_path):  # noqa: F811
     url = "s3://checkpoints/new/replaced"
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 4)
@@ -367,7 +393,7 @@ def test_an_existing_checkpoint_is_refused_and_replaced_on_request(proxy, keys, 
     succeed(proxy, "ckpt-reshard", SOURCE, url, "--to", "native", "--world-size", 2, "--overwrite")
     expect_same(keys("new/replaced"), "new/replaced", reshard(SOURCE, tmp_path / "local", "--to", "native", "--world-size", 2))
     changes = [(request.method, request.path.rsplit("/", 1)[1]) for request in writes(proxy) if "?" not in request.path]
-    assert changes[:3] == [("DELETE", MARK), ("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
+    assert changes[:4] == [("DELETE", NO_OBJECT), ("DELETE", MARK), ("PUT", MARK), ("DELETE", "index.h5")] and changes[-2:] == [("DELETE", MARK), ("PUT", "index.h5")]
     assert uploads(keys.client) == []
 
 
@@ -384,7 +410,8 @@ def test_a_folder_without_an_index_is_replaced_whole(proxy, keys, tmp_path, opti
     proxy.refuse = None
     if process.returncode:
         assert 1 <= len(unmarked(keys, "new/whole")) < len(local_files(new))
-        assert [request.method for request in writes(proxy) if "?" not in request.path][:len(old) + 2] == ["DELETE", "PUT"] + ["DELETE"] * len(old)
+        changes = [request.method for request in writes(proxy) if "?" not in request.path]
+        assert changes[:len(old) + 3] == ["DELETE", "DELETE", "PUT"] + ["DELETE"] * len(old)
         assert MARK in fail(proxy, "ckpt-inspect", "ls", url)
         succeed(proxy, "ckpt-reshard", MODEL, url, *options, "--overwrite", "--resume")
     else:
@@ -989,7 +1016,7 @@ def is_object(request):
 
 
 def is_removal(request):
-    return request.method == "DELETE" and not request.upload_id
+    return request.method == "DELETE" and not request.upload_id and NO_OBJECT not in request.path
 
 
 def refuse_after(proxy, number, is_counted):  # noqa: F811

@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import pickle
 
 import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint
 from ckpt_tools import FIXTURES, assert_same_state, expectation, listing, reshard, run, succeed
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 CLASSES = [path.with_name(path.name.removesuffix(".expect.json")) for path in sorted(FIXTURES.glob("*/classes/*.expect.json"))]
 MEGATRON = FIXTURES / "torch_zip" / "classes" / "megatron.pt"
@@ -86,6 +88,39 @@ def test_tensors_of_classes_in_dcp_are_refused_values_and_no_damage(tmp_path):
     assert [row["name"] for row in listing(moved)["tensors"]] == ["w"]
 
 
+@pytest.mark.parametrize("damage", ["flipped bit", "missing file"])
+def test_each_piece_of_a_refused_tensor_in_dcp_is_checked(damage, tmp_path):
+    """Shows E3, F1. Tessera does not read `m`, which has two pieces, but `verify` finds damage in the second one, too."""
+    writer = torch.distributed.checkpoint.FileSystemWriter(tmp_path / "dcp", single_file_per_rank=False)
+    state = {"w": torch.arange(4), **{f"m{i}": Codes(torch.full((4000,), 7, dtype=torch.uint8)) for i in range(2)}}
+    torch.distributed.checkpoint.save(state, storage_writer=writer, no_dist=True)
+    metadata = pickle.loads((tmp_path / "dcp" / ".metadata").read_bytes())
+    whole, pieces = metadata.state_dict_metadata.pop("m0"), {}
+    del metadata.state_dict_metadata["m1"]
+    for index in [index for index in metadata.storage_data if index.fqn != "w"]:
+        offset = torch.Size([4000 * int(index.fqn[1])])
+        pieces[offset] = metadata.storage_data.pop(index)
+        metadata.storage_data[MetadataIndex("m", offset)] = pieces[offset]
+    whole.size = torch.Size([8000])
+    whole.chunks = [ChunkStorageMetadata(offset, torch.Size([4000])) for offset in sorted(pieces)]
+    metadata.state_dict_metadata["m"] = whole
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert run("ckpt-inspect", "verify", "dcp", cwd=tmp_path).returncode == 0
+    second = tmp_path / "dcp" / pieces[torch.Size([4000])].relative_path
+    if damage == "missing file":
+        second.unlink()
+    else:
+        content = bytearray(second.read_bytes())
+        content[content.index(bytes([7]) * 4000)] ^= 1
+        second.write_bytes(content)
+    checked = run("ckpt-inspect", "verify", "dcp", cwd=tmp_path)
+    assert checked.returncode == 1, checked.stdout
+    assert second.name in checked.stdout, checked.stdout
+    if damage == "missing file":
+        process = run("ckpt-reshard", "dcp", "moved", cwd=tmp_path)
+        assert process.returncode == 3 and second.name in process.stderr, process.stderr
+
+
 def test_an_object_read_as_a_dict_is_one_after_the_move(tmp_path):
     """Shows E2. torch.load then returns vars() of the object."""
     leave_out = ["--only", "!args.model_type"]
@@ -150,6 +185,18 @@ def test_a_move_names_tensors_of_a_module_without_parameters(tmp_path):
     torch.save(model, tmp_path / "model.pt")
     process = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.pt")
     assert process.returncode == 0 and "1 tensor, dict or module loses attributes (inverse_frequencies)" in process.stdout
+
+
+@pytest.mark.parametrize(("number", "expected"), [(10, "a0, a1, a2, a3, a4, a5, a6, a7, a8, a9"),
+                                                  (12, "a0, a1, a10, a2, a3, a4, a5, a6, a7, a8, and more")])
+def test_a_long_list_of_lost_attributes_says_that_it_has_more(number, expected, tmp_path):
+    """Shows E2. Of one tensor, dict or module."""
+    weight = torch.ones(2)
+    for i in range(number):
+        setattr(weight, f"a{i}", i)
+    torch.save({"w": weight}, tmp_path / "model.pt")
+    process = run("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.safetensors")
+    assert f"1 tensor, dict or module loses attributes ({expected})" in process.stdout, process.stdout
 
 
 def flat_names(state, prefix=""):

@@ -227,6 +227,29 @@ class Limits(unittest.TestCase):
                 self.assertEqual([path.name for path in disk.iterdir() if not path.name.startswith("dst.partial")],
                                  [])
 
+    # Shows E4. HDF5 crashes if an allocation fails inside it. So the tool must find out first.
+    def test_no_memory_leaves_no_destination_and_says_4(self):
+        source = self.source(**{f"w{number}": [64, 64] for number in range(20)})
+        native, destination = self.folder / "native", self.folder / "out" / "dst"
+        self.assertEqual(run_measured([str(source), str(native), "--world-size", "4"])[0], 0)
+        least = next(kib for kib in range(20_000, 200_000, 200)
+                     if run_measured(["--version"], address_space=kib * 1024)[0] == 0)
+        codes = set()
+        for arguments in (["--threads", "1"], ["--threads", "1", "--compress", "zstd"], ["--to", "dcp"]):
+            for kib in (*range(least, least + 6000, 300), *range(least + 6000, least + 60_000, 3000)):
+                with self.subTest(arguments=arguments, kib=kib):
+                    destination.parent.mkdir()
+                    code, _, errors = run_measured([str(native), str(destination), *arguments], address_space=kib * 1024)
+                    codes.add(code)
+                    self.assertIn(code, (0, 4), errors)
+                    is_kept = "kept: " in errors
+                    self.assertEqual(sorted(path.name for path in destination.parent.iterdir()),
+                                     ["dst"] if code == 0 else ["dst.partial", "dst.partial.journal"] if is_kept else [],
+                                     errors)
+                    self.assertEqual(len(errors.splitlines()), 0 if code == 0 else 2 if is_kept else 1, errors)
+                shutil.rmtree(destination.parent)
+        self.assertEqual(codes, {0, 4}, "the limits are not those around which memory runs out")
+
     # Shows E4.
     def test_refused_source_leaves_nothing(self):
         source = self.source(w=[MIB])

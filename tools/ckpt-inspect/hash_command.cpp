@@ -55,8 +55,9 @@ Manifest read_expected(const HashOptions& options) {
                           "join all parts first, with --join");
   }
   const NameSelection names(options.source.patterns);
+  const formats::EntrySelection selection(names);
   std::erase_if(expected.entries,
-                [&](const auto& entry) { return !formats::selects_entry(names, entry.name); });
+                [&](const auto& entry) { return !selection.selects(entry.name); });
   if (!names.selects_everything()) expected.files.clear();
   return expected;
 }

@@ -180,9 +180,8 @@ void require_patterns_used(const NameSelection& names, const formats::Checkpoint
                 "no name in A or B matches '" + printable(unused.front()) + "'");
   }
   print_unused_exclusions(names, views, terminal);
-  const auto is_selected = [&](const std::string& name) {
-    return formats::selects_entry(names, name);
-  };
+  const formats::EntrySelection selection(names);
+  const auto is_selected = [&](const std::string& name) { return selection.selects(name); };
   if (names.selects_everything() || std::ranges::any_of(all, is_selected)) return;
   throw Error(ErrorKind::invalid_argument, {},
               "the patterns together select no names in A or B (does a !pattern remove them all?)");

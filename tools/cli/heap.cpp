@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -33,6 +34,15 @@ void let_heap_use_huge_pages() {
   std::size_t huge_nbytes = nbytes - kHugePageNbytes;
   if (std::align(kHugePageNbytes, kHugePageNbytes, huge_begin, huge_nbytes) == nullptr) return;
   static_cast<void>(madvise(huge_begin, huge_nbytes, MADV_HUGEPAGE));
+#endif
+}
+
+void use_one_heap_in_limited_memory() {
+#if defined(__GLIBC__)
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    mallopt(M_ARENA_MAX, 1);
+  }
 #endif
 }
 

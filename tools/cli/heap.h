@@ -9,4 +9,10 @@ namespace tessera::cli {
 /// it once, before the work. Does nothing if the allocator is not glibc's.
 void let_heap_use_huge_pages();
 
+/// If the address space is limited (`ulimit -v`), lets all threads share one heap. Otherwise each
+/// thread reserves 64 MiB for a heap of its own, or gets every small block as a page of its own if
+/// so much is not free. Then a call of HDF5, which crashes without memory, needs far more of it.
+/// Call it before the first thread starts.
+void use_one_heap_in_limited_memory();
+
 }  // namespace tessera::cli

@@ -1,6 +1,7 @@
 #include "formats/native/h5_calls.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -224,9 +225,20 @@ void write_attribute_of(const File& file, const Handle& object, const char* name
   if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
+/// Throws std::bad_alloc if the process cannot get the memory that the library may need. One call
+/// needs less, but other threads may take memory during the call.
+void require_memory() {
+  constexpr std::size_t kNbytes = std::size_t{32} << 20;
+  void* const room =
+      ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) throw std::bad_alloc();
+  ::munmap(room, kNbytes);
+}
+
 }  // namespace
 
 LibraryScope::LibraryScope() : lock_(LibraryMutex::get()) {
+  require_memory();
   H5Eget_auto2(H5E_DEFAULT, &report_, &report_data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
@@ -240,14 +252,17 @@ LibraryScope::~LibraryScope() {
 
 void Handle::reset() {
   if (id_ < 0) return;
-  const LibraryScope library;
-  close_(std::exchange(id_, H5I_INVALID_HID));
+  const hid_t id = std::exchange(id_, H5I_INVALID_HID);
+  try {
+    const LibraryScope library;
+    close_(id);
+  } catch (const std::bad_alloc&) {  // closing the object could crash
+  }
 }
 
 File::~File() {
   if (!handle) return;
   channel->abandon();
-  const LibraryScope library;
   handle.reset();
 }
 

@@ -9,7 +9,8 @@ namespace tessera::formats::native::h5 {
 
 /// Locks the HDF5 library as long as the scope lives, because the library may not be thread-safe.
 /// Also stops the library from printing errors, because Tessera reports them. One thread may nest
-/// scopes.
+/// scopes. Throws std::bad_alloc if little memory is left: the library (1.10.8) corrupts the heap
+/// or uses null pointers if an allocation fails inside it.
 class LibraryScope {
  public:
   LibraryScope();
@@ -24,7 +25,8 @@ class LibraryScope {
 };
 
 /// Owns one HDF5 object of any kind, or none. Move-only. Ignores errors of closing, which is right
-/// for every object except a file that was written (see `close_file`).
+/// for every object except a file that was written (see `close_file`). If little memory is left,
+/// the object stays open.
 class Handle {
  public:
   using Close = herr_t (*)(hid_t);

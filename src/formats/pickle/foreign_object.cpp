@@ -138,54 +138,57 @@ void HeldObjects::for_each_part(Object object, const Visit& visit) {
   }
 }
 
-std::size_t HeldObjects::count(Object holder) {
+/// Visits `start` and what it holds, each object once, and does with each what `decide(object)`
+/// says. Returns false if the visits are used up.
+template <class Decide>
+bool HeldObjects::walk(Object start, const Decide& decide) {
   ++round_;
-  std::size_t num_found = 0;
-  std::vector<Object> open{holder};
-  round_of_[holder.id()] = round_;
+  round_of_[start.id()] = round_;
+  holder_of_[start.id()] = start.id();
+  visited_.assign(1, start.id());
+  std::vector<Object> open{start};
   while (!open.empty()) {
     const Object object = open.back();
     open.pop_back();
-    if (object != holder && wanted_(object)) {
-      ++num_found;
-      continue;
-    }
+    const Step step = decide(object);
+    if (step == Step::stop) return true;
+    if (step == Step::pass_by) continue;
+    if (visits_left_ == 0) return false;
     for_each_part(object, [&](Object part) {
       if (visits_left_ > 0) --visits_left_;
-      if (std::exchange(round_of_[part.id()], round_) != round_) open.push_back(part);
-    });
-    if (visits_left_ == 0) return 0;
-  }
-  return num_found;
-}
-
-bool HeldObjects::is_or_holds(Object object) {
-  ++round_;
-  std::vector<Object> open{object};
-  std::vector<std::uint32_t> visited{object.id()};
-  round_of_[object.id()] = round_;
-  holder_of_[object.id()] = object.id();
-  while (!open.empty()) {
-    const Object next = open.back();
-    open.pop_back();
-    if (wanted_(next) || holds_[next.id()] == Holds::some) {
-      for (std::uint32_t id = next.id(); holder_of_[id] != id;) {
-        id = holder_of_[id];
-        holds_[id] = Holds::some;
-      }
-      return true;
-    }
-    if (holds_[next.id()] == Holds::none) continue;
-    if (visits_left_ == 0) return true;
-    for_each_part(next, [&](Object part) {
-      if (visits_left_ > 0) --visits_left_;
       if (std::exchange(round_of_[part.id()], round_) == round_) return;
-      holder_of_[part.id()] = next.id();
-      visited.push_back(part.id());
+      holder_of_[part.id()] = object.id();
+      visited_.push_back(part.id());
       open.push_back(part);
     });
   }
-  for (const std::uint32_t id : visited) holds_[id] = Holds::none;
+  return true;
+}
+
+std::size_t HeldObjects::count(Object holder) {
+  std::size_t num_found = 0;
+  const bool is_whole = walk(holder, [&](Object object) {
+    if (object == holder || !wanted_(object)) return Step::look_inside;
+    ++num_found;
+    return Step::pass_by;
+  });
+  return is_whole ? num_found : 0;
+}
+
+bool HeldObjects::is_or_holds(Object object) {
+  bool is_found = false;
+  const bool is_whole = walk(object, [&](Object next) {
+    if (holds_[next.id()] == Holds::none) return Step::pass_by;
+    if (holds_[next.id()] == Holds::unknown && !wanted_(next)) return Step::look_inside;
+    for (std::uint32_t id = next.id(); holder_of_[id] != id;) {
+      id = holder_of_[id];
+      holds_[id] = Holds::some;
+    }
+    is_found = true;
+    return Step::stop;
+  });
+  if (is_found || !is_whole) return true;
+  for (const std::uint32_t id : visited_) holds_[id] = Holds::none;
   return false;
 }
 

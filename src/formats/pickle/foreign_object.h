@@ -50,9 +50,12 @@ class HeldObjects {
 
  private:
   enum class Holds : std::uint8_t { unknown, none, some };
+  enum class Step : std::uint8_t { look_inside, pass_by, stop };
 
   template <class Visit>
   static void for_each_part(Object object, const Visit& visit);
+  template <class Decide>
+  bool walk(Object start, const Decide& decide);
 
   bool (*wanted_)(Object);
   std::uint64_t visits_left_;
@@ -60,6 +63,7 @@ class HeldObjects {
   std::vector<std::uint32_t> round_of_;   // by id: the last call that visited it
   std::vector<Holds> holds_;              // by id
   std::vector<std::uint32_t> holder_of_;  // by id, of this round: the object that led to it
+  std::vector<std::uint32_t> visited_;    // ids, of this round
 };
 
 }  // namespace tessera::formats::pickle

@@ -304,7 +304,7 @@ std::optional<DType> dtype_of_storage(std::string_view type_name) {
 }
 
 void add_attribute_names(Object state, std::vector<std::string>& names) {
-  constexpr std::size_t kMaxNames = 8;
+  constexpr std::size_t kMaxNames = 11;
   constexpr std::size_t kMaxNameNbytes = 80;
   if (state.is(ObjectKind::tuple)) {  // (dict of attributes, dict of slots)
     for (std::size_t i = 0; i < std::min<std::size_t>(state.num_items("state"), 2); ++i) {

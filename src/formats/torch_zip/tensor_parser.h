@@ -102,7 +102,8 @@ class TensorParser {
   std::set<std::uint32_t> paid_;  // ids of tensors that were subtracted from `nbytes_left_`
 };
 
-/// Adds the names of the attributes that the state of an object sets, up to eight in all.
+/// Adds the names of the attributes that the state of an object sets, up to eleven in all: the
+/// summary of a move lists ten, and says if there are more.
 void add_attribute_names(pickle::Object state, std::vector<std::string>& names);
 
 }  // namespace tessera::formats::torch_zip

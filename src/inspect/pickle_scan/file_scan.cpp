@@ -402,7 +402,7 @@ void FileScan::scan_in_a_row(const ReadableFile& file, const std::string& member
                             (is_zip && read_some(file, begin, 4) == formats::detail::kZipSignature);
   if (is_sure && !is_looked_at) {
     not_looked_at(member, "only pickles and arrays",
-                  std::to_string(file.nbytes() - begin) + " bytes behind them, from byte " +
+                  counted(file.nbytes() - begin, "byte") + " behind them, from byte " +
                       std::to_string(begin) + " on");
   }
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "base/size_text.h"
 #include "formats/pickle/opcode.h"
 #include "inspect/pickle_scan/byte_window.h"
 #include "inspect/pickle_scan/global_verdict.h"
@@ -30,7 +31,7 @@ bool is_getattr(const WalkedGlobal& global) {
 }
 
 std::string counted_bytes(std::uint64_t nbytes) {
-  return std::to_string(nbytes) + " bytes";
+  return counted(nbytes, "byte");
 }
 
 class Walk {

@@ -557,8 +557,9 @@ void TrainState::Impl::Load::find_local_shards(const LiveState& live) {
 }
 
 OpenedCheckpoint TrainState::Impl::Load::opened() const {
+  const formats::EntrySelection selection(only_);
   const auto is_selected = [&](const std::string& fqn) {
-    return formats::selects_entry(only_, formats::name_after_renames(fqn, options_.renames));
+    return selection.selects(formats::name_after_renames(fqn, options_.renames));
   };
   return {formats::identity_of(*reader_, is_selected), last_component(path_)};
 }

@@ -399,11 +399,11 @@ class Load {
 
   /// Returns a digest by which ranks check that they load the same checkpoint, or copies of it.
   std::string identity(const std::vector<nb::bytes>& only, const Renames& renames) const {
-    const NameSelection selection(strings_of(only));
+    const formats::EntrySelection selection(NameSelection(strings_of(only)));
     const std::vector<Rename> rules = rules_of(renames);
     const nb::gil_scoped_release without_gil;
     return formats::identity_of(*reader_, [&](const std::string& fqn) {
-      return formats::selects_entry(selection, formats::name_after_renames(fqn, rules));
+      return selection.selects(formats::name_after_renames(fqn, rules));
     });
   }
 
