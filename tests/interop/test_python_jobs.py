@@ -38,7 +38,7 @@ except ImportError:  # before torch 2.6
 from ckpt_tools import FIXTURES, reshard, succeed
 from on_ranks import run_function
 from python_package import tessera
-from tessera import _saved_memory
+from tessera import _save, _saved_memory
 from tessera._shared_memory import require_apart
 
 SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
@@ -1387,7 +1387,7 @@ def replicas_of_groups(root):
             tessera.save(state(whole) | {"mean": mean}, f"{root}/means{difference}")
         told = [str(each.message) for each in caught if "groups of ranks" in str(each.message)]
         assert told == [f"{root}/means100: groups of ranks hold different elements under 1 name, such as mean; those of the lowest rank "
-                        "are saved"] * (rank == 0 and difference > 0)
+                        "are saved; the new checkpoint is complete"] * (rank == 0 and difference > 0)
         assert torch.equal(tessera.open(f"{root}/means{difference}")["mean"].torch(), whole[0])
     trained = state(whole) | {"mean": state(whole + 100 * (rank // 2))["bias"]}
     with warnings.catch_warnings():
@@ -1408,6 +1408,61 @@ def test_groups_of_ranks_with_a_replica_each_are_joined(tmp_path):
     found = tessera.open(tmp_path / "saved")
     assert sorted(found) == ["bias", "shards", "w"] and tessera.verify(tmp_path / "saved") == []
     assert found["w"].torch().flatten().tolist() == found["shards"].torch().flatten().tolist() == list(range(24))
+
+
+def statistics_that_differ(root):
+    """The statistics of BatchNorm differ on all ranks. Pairs of ranks know only their own replica of some."""
+    start()
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    own = torch.full((4,), float(rank))
+    half = torch.full((2,), float(rank // 2))
+    state = {"model": {}, "w": DTensor.from_local(torch.ones(1 - rank % 2, 8), mesh, [Shard(0)], shape=(1, 8), stride=(8, 1))}
+    for i in range(3):
+        state["model"][f"bn{i}"] = {"mean": own.clone(), "var": own.clone(), "num_batches_tracked": torch.tensor(rank)}
+        state["model"][f"weight{i}"] = DTensor.from_local(torch.ones(2, 8), mesh, [Shard(0)])
+        state["model"][f"bias{i}"] = DTensor.from_local(torch.ones(8), mesh, [Replicate()], run_check=False)
+        if i == 2:  # of the tensors that groups know, fewer than half may differ
+            break
+        state["model"][f"pair{i}"] = {"mean": DTensor.from_local(own.clone(), mesh, [Replicate()], run_check=False),
+                                      "var": DTensor.from_local(own.clone(), mesh, [Replicate()], run_check=False)}
+        state["model"][f"split{i}"] = DTensor.from_local(half.clone(), mesh, [Shard(0)])
+    state["model"]["some"] = {f"{name}{i}": own.clone() for i in range(3) for name in ("mean", "var") if rank > 0}
+    for format in ("native", "dcp"):
+        for again in range(2):
+            tessera.save(state, f"{root}/{format}", format=format, overwrite=True)
+    dist.destroy_process_group()
+
+
+def test_statistics_that_differ_are_all_those_of_the_lowest_rank(tmp_path):
+    """Before, the ranks wrote the replicas in turn: the mean of one BatchNorm and its variance came from different ranks."""
+    run_function(statistics_that_differ, 4, str(tmp_path))
+    for format in ("native", "dcp"):
+        with tessera.open(tmp_path / format) as saved:
+            found = {name: saved[name].torch().unique().tolist() for name in saved if "weight" not in name and "bias" not in name}
+        assert len(found) == 1 + 3 * 3 + 2 * 3 + 6
+        assert found.pop("w") == [1]
+        assert found == {name: [1 if ".some." in name else 0] for name in found}
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (1 << 20, 1), (1, 1 << 20), (1000, 999), (65536, 64), (2, 3), (64, 64)])
+def test_replicas_are_compared_in_all_rows_and_columns(shape):
+    """Before, only the first column of a matrix with 4096 columns was compared."""
+    numbers = torch.arange(math.prod(shape)).reshape(shape)
+    found = _save.some_elements(numbers)
+    assert found[0] == 0 and found[-1] == numbers.numel() - 1 and found.tolist() == sorted(set(found.tolist()))
+    assert len(found) == min(numbers.numel(), _save.MAX_SAMPLES)
+    for dim, seen in enumerate(torch.unravel_index(found, shape)):
+        assert len(seen.unique()) >= min(shape[dim], _save.MAX_SAMPLES) * 0.6
+    assert torch.equal(_save.some_elements(numbers.t().contiguous().t()), found)
+    for dtype in (torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.complex128):
+        some = _save.some_elements(numbers.to(dtype))
+        assert some.dtype.itemsize == dtype.itemsize and torch.equal(some.view(dtype).view(torch.uint8), found.to(dtype).view(torch.uint8))
+    assert torch.equal(_save.some_elements((numbers * 1j).conj()), found * -1j)
+
+
+def test_a_comparison_of_replicas_copies_no_tensor_whole():
+    assert len(_save.some_elements(torch.ones(()).expand(1 << 20, 1 << 20))) == _save.MAX_SAMPLES  # 4 TiB
 
 
 def nbytes_sent(save):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import itertools
 import math
@@ -328,7 +329,7 @@ class _Job(SaveSteps):
             else:
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
-            job = core_job(self.ranks, (tensors, aliases), self.value_names)
+            job = core_job(self.ranks, (of_lowest_ranks(tensors), aliases), self.value_names)
             found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, replicas)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -541,9 +542,11 @@ def merged(path: str, by_rank: list[Description]) -> Description:
             problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
                             f"{odd_dtype} {odd_shape} on rank {rank}")
         elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
-            num_known = 1 if layout is None else len(layout)
-            layout = _joined(shape, [(rank, other[3]) for rank, other in found])
-            crossing = _crossing(layout) if len(layout) > num_known else None
+            known = _layouts(shape, [(rank, other[3]) for rank, other in found])
+            layout = _joined(known)
+            crossing = _crossing(layout) if len(layout) > len(known[0]) else None
+            if _may_differ(layout):  # a vector must not have elements of two replicas
+                layout = min(known, key=_lowest_holder)
             if crossing is not None:
                 problems.append(f"{name}: expected parts that do not overlap, found {' and '.join(map(_in_words, crossing))}")
         tensors_of_all[name] = (its_path, dtype, shape, layout)
@@ -629,10 +632,35 @@ def samples_of(state: JobState, boxes: list[tuple[str, Box]]) -> bytes:
         if local is None:
             raise Error(f"{name}: tensor: expected a shard at {box[0]} of the sizes {box[1]} on this rank, as its layout says, found none",
                         kind="mismatch", tensor=name)
-        flat = local.detach().reshape(-1)
-        some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
-        samples.append(short_digest(some.resolve_conj().resolve_neg().view(torch.uint8).numpy()))
+        samples.append(short_digest(some_elements(local).view(torch.uint8).numpy()))
     return b"".join(samples)
+
+
+def some_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns at most MAX_SAMPLES elements of a tensor in host memory, in row-major order; of a large one the first, the last, and
+    elements of all rows and columns. Copies no others."""
+    from torch import int8, int16, int32, int64
+
+    tensor = tensor.detach()
+    if tensor.numel() > MAX_SAMPLES:
+        integers = {1: int8, 2: int16, 4: int32, 8: int64}.get(tensor.element_size())
+        if integers is not None and not (tensor.is_conj() or tensor.is_neg()):  # because `take` lacks some dtypes of 8 bits
+            tensor = tensor.view(integers)
+        tensor = tensor.take(_sample_positions(tensor.numel(), tensor.device))
+    return tensor.to("cpu", copy=True).resolve_conj().resolve_neg().contiguous().reshape(-1)
+
+
+@functools.lru_cache(maxsize=64)
+def _sample_positions(numel: int, device: torch.device) -> torch.Tensor:
+    """Returns one position in each of MAX_SAMPLES equal parts of [0, numel), at a place that changes from part to part: equal
+    steps would only see some columns of most matrices."""
+    import torch
+
+    bounds = [i * numel // MAX_SAMPLES for i in range(MAX_SAMPLES + 1)]
+    positions = [begin + i * 0x9E3779B1 % (end - begin) for i, (begin, end) in enumerate(itertools.pairwise(bounds))]
+    positions[-1] = numel - 1
+    with torch.inference_mode(False):  # the cache outlives the caller's mode
+        return torch.tensor(positions, device=device)
 
 
 def short_digest(data: Any) -> bytes:
@@ -648,28 +676,60 @@ def judge_replicas(path: str, different: list[Difference], num_joined: int) -> s
     problems: dict[str, str] = {}
     for name, _, first_rank, other_rank in different:
         problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {other_rank}, found different ones")
-    are_weights = any(len(sizes) > 1 or math.prod(sizes) > MAX_STATISTICS for _, (_, sizes), _, _ in different)
+    are_weights = any(not _is_short(sizes) for _, (_, sizes), _, _ in different)
     what = f"{path}: groups of ranks hold different elements under {len(problems)} {'name' if len(problems) == 1 else 'names'}"
     if are_weights or 2 * len(problems) > num_joined:
         raise Error("\n  ".join([f"{what} (pipeline stages, or experts? give those of each group names of their own):",
                                  *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
-    return f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved"
+    return f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved; the new checkpoint is complete"
 
 
-def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
-    """Joins the layouts of a tensor that ranks know. They differ if each group of ranks has a replica of its own, as with tensor
-    parallelism on one axis of a mesh."""
-    holders: dict[Box, set[int]] = {}
+def _layouts(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[list[Shard]]:
+    """Returns the different layouts of a tensor that ranks know. There are several if each group of ranks has a replica of its own,
+    as with tensor parallelism on one axis of a mesh."""
     known: list[list[Shard]] = []
     for rank, layout in by_rank:
         if layout is None:
             layout = [([0] * len(shape), shape, [rank])]
-        if layout in known:
-            continue
-        known.append(layout)
-        for offsets, sizes, ranks in layout:
-            holders.setdefault((tuple(offsets), tuple(sizes)), set()).update(ranks)
+        if layout not in known:
+            known.append(layout)
+    return known
+
+
+def _joined(layouts: list[list[Shard]]) -> list[Shard]:
+    holders: dict[Box, set[int]] = {}
+    for offsets, sizes, ranks in itertools.chain.from_iterable(layouts):
+        holders.setdefault((tuple(offsets), tuple(sizes)), set()).update(ranks)
     return [(list(offsets), list(sizes), sorted(ranks)) for (offsets, sizes), ranks in sorted(holders.items())]
+
+
+def _lowest_holder(layout: list[Shard]) -> int:
+    return min(min(ranks) for _, _, ranks in layout)
+
+
+def _may_differ(layout: list[Shard]) -> bool:
+    """Returns whether replicas of the tensor may differ, as the statistics of BatchNorm do."""
+    return any(_is_short(sizes) for _, sizes, _ in layout)
+
+
+def _is_short(sizes: Sequence[int]) -> bool:
+    return len(sizes) < 2 and math.prod(sizes) <= MAX_STATISTICS
+
+
+def of_lowest_ranks(tensors: dict[str, tuple[list[Any], str, list[int], Any]]) -> dict[str, tuple[list[Any], str, list[int], Any]]:
+    """Returns layouts in which short vectors have one holder for each box, the lowest rank: if replicas differ, the mean and the
+    variance of one BatchNorm must be those of one rank."""
+    lowest: dict[int, list[Shard]] = {}  # by id of a layout, because many tensors share one list
+    result = {}
+    for name, (path, dtype, shape, layout) in tensors.items():
+        if layout is None and _is_short(shape):
+            layout = [([0] * len(shape), shape, [0])]
+        elif len(shape) < 2 and layout and _may_differ(layout):
+            if id(layout) not in lowest:
+                lowest[id(layout)] = [(offsets, sizes, [min(ranks)]) for offsets, sizes, ranks in layout]
+            layout = lowest[id(layout)]
+        result[name] = path, dtype, shape, layout
+    return result
 
 
 def _crossing(layout: list[Shard]) -> tuple[Shard, Shard] | None:
