@@ -633,6 +633,68 @@ def test_keys_that_only_differ_in_their_type_are_refused(tmp_path):
     run_function(save_keys_of_two_types, 2, tmp_path)
 
 
+def optimizers_of_stages(root):
+    """Each rank has a pipeline stage, and the last one no parameters."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    start()
+    rank = dist.get_rank()
+    layers = ["l0", "l1"] if rank == 0 else ["l2"] if rank == 1 else []
+    stage = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in layers})
+
+    def optimizer(rate, decay=0.1):
+        groups = [{"params": [p for p in stage.parameters() if p.dim() == dim], "weight_decay": decay if dim == 2 else 0} for dim in (2, 1)]
+        return torch.optim.AdamW(groups, lr=rate)
+
+    trained = optimizer(0.25 if layers else 0.5)
+    if layers:
+        sum(p.sum() for p in stage.parameters()).backward()
+        trained.step()
+        trained.zero_grad()
+        state = get_optimizer_state_dict(stage, trained)
+    else:
+        state = {"state": {}, "param_groups": [dict(group) for group in trained.state_dict()["param_groups"]]}
+    for again in range(2):
+        tessera.save({"optim": state}, f"{root}/saved", overwrite=True)
+    fresh = optimizer(0.7, 0.9)
+    into = {"optim": get_optimizer_state_dict(stage, fresh) if layers else state}
+    tessera.load(into, f"{root}/saved")
+    if layers:
+        assert_equal(into["optim"], state)  # also the lists of parameters, which are those of the stage
+        set_optimizer_state_dict(stage, fresh, into["optim"])
+        assert [(group["lr"], group["weight_decay"]) for group in fresh.param_groups] == [(0.25, 0.1), (0.25, 0)]
+        assert_equal(get_optimizer_state_dict(stage, fresh), state)
+    # Equal names on all ranks, but other parameters.
+    same = {"param_groups": [{"lr": 1.0, "params": [f"w{rank}", "shared"]}]}
+    into = {"param_groups": [{"lr": 0.0, "params": ["shared", f"w{rank}"]}]}
+    tessera.save(same, f"{root}/same")
+    tessera.load(into, f"{root}/same")
+    assert into == {"param_groups": [{"lr": 1.0, "params": ["shared", f"w{rank}"]}]}
+    of_two = {"param_groups": [{"lr": 0.0, "params": ["other"]}]}
+    tessera.load(of_two, f"{root}/same")
+    assert of_two["param_groups"][0]["params"] == ["w0", "shared", "w1", "w2"]
+    same["param_groups"][0]["lr"] = 1.0 + (rank == 1)
+    with pytest.raises(tessera.Error, match=r"param_groups.0.lr: expected 1.0, as on rank 0, found 2.0 on rank 1, whose group has other "
+                                            r"parameters \(StateDictOptions"):
+        tessera.save(same, f"{root}/bad")
+    dist.barrier()
+    assert not os.path.exists(f"{root}/bad")
+    dist.destroy_process_group()
+
+
+def test_pipeline_stages_get_their_optimizers_groups_back(tmp_path):
+    """Before, the checkpoint had only the parameters of the first stage. torch's set_optimizer_state_dict then left out `lr` of others."""
+    run_function(optimizers_of_stages, 3, str(tmp_path))
+    groups = tessera.open(tmp_path / "saved").state_dict()["optim"]["param_groups"]
+    assert [group["params"] for group in groups] == [[f"l{i}.{kind}" for i in range(3)] for kind in ("weight", "bias")]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.25, 0.1), (0.25, 0)]
+    with tessera.open(reshard(tmp_path / "saved", tmp_path / "numbers", "--optimizer-params", "numbers")) as found:
+        assert found["optim.param_groups.0.params"] == [0, 1, 2] and found["optim.param_groups.1.params"] == [3, 4, 5]
+        with tessera.open(tmp_path / "saved") as saved:
+            for i, name in enumerate(f"l{i}.{kind}" for kind in ("weight", "bias") for i in range(3)):
+                assert torch.equal(found[f"optim.state.{i}.exp_avg"].torch(), saved[f"optim.state.{name}.exp_avg"].torch())
+
+
 def save_containers_filled_on_one_rank(root):
     dist.init_process_group("gloo")
     filled = dist.get_rank() == 1

@@ -229,7 +229,7 @@ class _Job(SaveSteps):
                                     nbytes("memory", memory), absolute(optional_path_bytes("base", base)),
                                     flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
-            return {"tensors": own, "names": names_digest(self.state), "checkpoint": last_part(self.path),
+            return {"tensors": own, "names": names_digest(self.state), "groups": groups_digest(self.state), "checkpoint": last_part(self.path),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
                                f"base={None if base is None else last_part(os.fsdecode(base))!r}, "
                                f"changed_rows={changed_rows}",
@@ -246,7 +246,7 @@ class _Job(SaveSteps):
 
         self._on_all(check)
         values = first["values"]
-        if len({message["names"] for message in by_rank}) > 1:
+        if len({(message["names"], message["groups"]) for message in by_rank}) > 1:
             values_by_rank = self.together(self._values)
             values = self._on_all(lambda: merged_values(self.path, values_by_rank))
             empty = [tuple(keys) for keys, value in values if _is_empty(value)]
@@ -504,6 +504,12 @@ def tensor_digest(state: JobState) -> str:
 def names_digest(state: JobState) -> str:
     paths = [(name, state.paths[name], _is_empty(state.values[name])) for name in sorted(state.values)]
     return hashlib.sha256(repr(paths).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def groups_digest(state: JobState) -> str:
+    """Returns a digest of the lists of parameters in optimizers' groups, which differ between pipeline stages."""
+    lists = [(name, value) for name, value in sorted(state.values.items()) if lists_parameters(state.paths[name])]
+    return hashlib.sha256(repr(lists).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def names_that_tell_kinds(values: list[tuple[list[Any], Any]]) -> tuple[str, ...]:
@@ -773,23 +779,50 @@ def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str,
 
 
 def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Exception: the parameters of an
-    optimizer's group, of which a rank without parameters has an empty list. Raises Error if they spell the name with different
-    keys, such as 0 and "0"."""
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Exception: optimizers' groups
+    (see `_join_groups`). Raises Error if they spell the name with different keys, such as 0 and "0"."""
     merged: dict[str, tuple[int, list[Any], Any]] = {}
+    lists: dict[str, list[tuple[int, Any]]] = {}  # by name of a list of parameters: that of each rank
     for rank, values in enumerate(by_rank):
         for keys, value in values:
             name = _core.spell_path(keys)
-            first_rank, first_keys, first = merged.setdefault(name, (rank, keys, value))
+            first_rank, first_keys, _ = merged.setdefault(name, (rank, keys, value))
             if repr(keys) != repr(first_keys):
                 raise Error(f"{path}: {name}: expected the keys {first_keys}, as on rank {first_rank}, found {keys} on rank {rank}",
                             kind="mismatch", path=path, tensor=name)
-            if _lists_parameters(keys) and _is_empty(first) and type(value) is type(first) and value:
-                merged[name] = (first_rank, first_keys, value)
-    return [(keys, value) for _, keys, value in merged.values()]
+            if lists_parameters(keys) and isinstance(value, list) and value:
+                lists.setdefault(name, []).append((rank, value))
+    result = {name: (keys, value) for name, (_, keys, value) in merged.items()}
+    for name, of_ranks in lists.items():
+        if any(each != result[name][1] for _, each in of_ranks):
+            _join_group(path, name, of_ranks, by_rank, result)
+    return list(result.values())
 
 
-def _lists_parameters(keys: Sequence[Any]) -> bool:
+def _join_group(path: str, name: str, lists: list[tuple[int, list[Any]]], by_rank: list[list[tuple[list[Any], Any]]],
+                result: dict[str, tuple[list[Any], Any]]) -> None:
+    """Joins an optimizer's group of which ranks have different parameters, as pipeline stages do: the group gets the parameters of
+    all ranks. A rank without parameters does not count. Raises Error if the other entries of the group, such as `lr`, differ.
+
+    name: of the list of parameters. lists: those that are not empty, with their ranks.
+    """
+    keys = result[name][0]
+    result[name] = keys, list({repr(parameter): parameter for _, each in lists for parameter in each}.values())
+    expected: dict[str, tuple[int, Any]] = {}  # by name of another entry of the group: the first rank with it, and its value
+    for rank, of_rank in lists:
+        for its_keys, value in by_rank[rank]:
+            if its_keys[:len(keys) - 1] != keys[:-1] or its_keys == keys:
+                continue
+            field = _core.spell_path(its_keys)
+            first_rank, first = expected.setdefault(field, (rank, value))
+            if repr(value) != repr(first) and of_rank != lists[0][1]:
+                raise Error(f"{path}: {field}: expected {first!r}, as on rank {first_rank}, found {value!r} on rank {rank}, whose group has "
+                            "other parameters (StateDictOptions(flatten_optimizer_state_dict=True) gives each parameter values of its own)",
+                            kind="mismatch", path=path, tensor=field)
+            result[field] = its_keys, first
+
+
+def lists_parameters(keys: Sequence[Any]) -> bool:
     return "param_groups" in keys and keys[-1] == "params"
 
 
