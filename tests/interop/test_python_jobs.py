@@ -1527,6 +1527,39 @@ def test_a_comparison_of_replicas_copies_no_tensor_whole():
     assert len(_save.some_elements(torch.ones(()).expand(1 << 20, 1 << 20))) == _save.MAX_SAMPLES  # 4 TiB
 
 
+def stages_through_dcp(root):
+    """Two pairs of ranks know only their own replica, and save it through DCP."""
+    start()
+    import tessera.dcp
+
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))["tp"]
+
+    def save(name, weight, mean):
+        state = {key: DTensor.from_local(torch.full((2, 2), float(weight)), mesh, [Shard(0)]) for key in "abc"}
+        state["mean"] = DTensor.from_local(torch.full((2,), float(mean)), mesh, [Shard(0)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dcp.save(state, storage_writer=tessera.dcp.StorageWriter(f"{root}/{name}"))
+        return [str(each.message) for each in caught if "groups of ranks" in str(each.message)]
+
+    assert save("equal", 1, 1) == []
+    assert save("mean", 1, rank // 2) == [
+        f"{root}/mean: groups of ranks hold different elements under 1 name, such as mean; DCP's planner chooses which of them are saved "
+        "(DefaultSavePlanner(dedup_save_to_lowest_rank=True): those of the lowest rank); the new checkpoint is complete"] * (rank == 0)
+    with pytest.raises(dcp.api.CheckpointException, match=r"under 4 names \(pipeline stages(.|\n)*b: expected equal elements on the ranks 0 and 2"):
+        save("stages", rank // 2, rank // 2)
+    dist.barrier()
+    assert sorted(os.listdir(root)) == ["equal", "mean"]
+    dist.destroy_process_group()
+
+
+def test_the_storage_writer_refuses_weights_that_differ_between_groups(tmp_path):
+    """Before, DCP's planner took one box from one stage and the next from another, without a word."""
+    run_function(stages_through_dcp, 4, str(tmp_path))
+    assert tessera.open(tmp_path / "equal")["a"].torch().unique().tolist() == [1]
+
+
 def nbytes_sent(save):
     """Returns the largest message that each exchange of a save sends on this rank."""
     from tessera._ranks import Ranks
@@ -1735,6 +1768,20 @@ def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, fo
     assert_equal(state, into)
     with pytest.raises(dcp.api.CheckpointException):
         dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
+
+
+def test_the_storage_reader_refuses_a_part_of_a_checkpoint():
+    """Before, every rank got the elements of that part."""
+    import tessera.dcp
+
+    part = FIXTURES / "rank_files" / "valid" / "fsdp2_hybrid" / "model_world_size_4_rank_1.pt"
+    with tessera.open(part) as found:
+        into = {name: torch.zeros_like(found[name].torch()) for name in found}
+    told = f"{re.escape(str(part))}: part: expected a whole checkpoint, found one rank of 4"
+    with pytest.raises(tessera.Error, match=told):
+        tessera.load(into, part)
+    with pytest.raises(dcp.api.CheckpointException, match=told):
+        dcp.load(into, storage_reader=tessera.dcp.StorageReader(part))
 
 
 def test_the_storage_reader_warns_of_tensors_that_get_another_dtype(tmp_path):

@@ -459,6 +459,35 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
 
 
+def titan_loads_remarkable_checkpoints(folder):
+    files = [ROOT / "fixtures" / "rank_files" / "valid" / "fsdp2_hybrid" / f"model_world_size_4_rank_{rank}.pt" for rank in range(4)]
+    job = titan_job(1)
+    manager = titan_manager(job, folder)
+    manager.states = {}  # so that the manager passes the loaded state to no model
+
+    def load(path):
+        with tessera.open(path) as found:
+            state = {name: torch.zeros_like(found[name].torch()) for name in found}
+        manager.dcp_load(state, str(path), from_hf=False, from_quantized=False)
+
+    with pytest.raises(tessera.Error, match="part: expected a whole checkpoint, found one rank of 4"):
+        load(files[0])
+    whole = folder / "whole"
+    whole.mkdir()
+    for file in files:
+        shutil.copy(file, whole)
+    content = torch.load(whole / files[3].name, weights_only=False)
+    content["up.weight"].to_local().add_(1)
+    torch.save(content, whole / files[3].name)
+    with pytest.warns(RuntimeWarning, match="replicas"):
+        load(whole)
+
+
+def test_torchtitan_is_told_what_a_load_remarks(tmp_path):
+    """Before, a part of a checkpoint was loaded as if it were whole."""
+    run_function(titan_loads_remarkable_checkpoints, 1, tmp_path)
+
+
 def titan_refuses_urls():
     with pytest.raises(ValueError, match="folder: expected a local path, found 's3://bucket/run'"):
         titan_manager(titan_job(1), "s3://bucket/run")

@@ -130,6 +130,39 @@ class SaveSteps:
             self._abandon()
             raise
 
+    def on_all(self, body: Callable[[], T]) -> T:
+        """Calls `body`, which raises on all ranks or on none. If it raises, the save ends."""
+        try:
+            return body()
+        except Error:
+            self._abandon()
+            raise
+
+    def different_replicas(self, state: JobState, replicas: Replicas) -> list[Difference]:
+        """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
+        digests differ, these ranks send the samples, and the first of them the names."""
+        own: dict[int, bytes] = {}
+
+        def digests() -> dict[int, bytes]:
+            own.update({i: samples_of(state, boxes) for i, boxes in replicas.own.items()})
+            return {i: short_digest(samples) for i, samples in own.items()}
+
+        by_rank = self.together(digests)
+        sets = [i for i, of_set in enumerate(replicas.holders) if len({by_rank[rank][i] for rank in of_set}) > 1]
+        if not sets:
+            return []
+        samples = self.together(lambda: {i: own[i] for i in sets if i in own})
+        found: list[tuple[int, int, int]] = []  # a set, the position of a box in it, and the first rank with another replica
+        for i in sets:
+            expected = samples[replicas.holders[i][0]][i]
+            for at in range(0, len(expected), SAMPLE_NBYTES):
+                box = slice(at, at + SAMPLE_NBYTES)
+                odd = next((rank for rank in replicas.holders[i] if samples[rank][i][box] != expected[box]), None)
+                if odd is not None:
+                    found.append((i, at // SAMPLE_NBYTES, odd))
+        named = self.together(lambda: {(i, at): replicas.own[i][at] for i, at, _ in found if replicas.holders[i][0] == self.ranks.rank})
+        return [Difference(*named[replicas.holders[i][0]][i, at], replicas.holders[i][0], odd) for i, at, odd in found]
+
     def _abandon(self) -> None:
         if self._save is not None:
             self._save.abandon()
@@ -244,11 +277,11 @@ class _Job(SaveSteps):
             for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"), ("options", "arguments")):
                 require_same(what, [message[key] for message in by_rank], self.path)
 
-        self._on_all(check)
+        self.on_all(check)
         values = first["values"]
         if len({(message["names"], message["groups"]) for message in by_rank}) > 1:
             values_by_rank = self.together(self._values)
-            values = self._on_all(lambda: merged_values(self.path, values_by_rank))
+            values = self.on_all(lambda: merged_values(self.path, values_by_rank))
             empty = [tuple(keys) for keys, value in values if _is_empty(value)]
             if empty:
                 filled = set[Path]().union(*self.together(lambda: filled_of(empty, self.state.paths.values())))
@@ -264,8 +297,8 @@ class _Job(SaveSteps):
                 descriptions = self.together(lambda: describe_job(self.state))
                 replicas = replicas_of(descriptions, ranks.rank)
         if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
-            different = self._different_replicas(replicas)
-            note = self._on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
+            different = self.different_replicas(self.state, replicas)
+            note = self.on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
             if note and ranks.rank == 0:
                 self.notes.append(note)
         try:
@@ -277,39 +310,6 @@ class _Job(SaveSteps):
             self.failure = error
         if self.save.is_one_file:
             self.together(self._start_one_file)
-
-    def _on_all(self, body: Callable[[], T]) -> T:
-        """Calls `body`, which raises on all ranks or on none. If it raises, the save ends."""
-        try:
-            return body()
-        except Error:
-            self._abandon()
-            raise
-
-    def _different_replicas(self, replicas: Replicas) -> list[Difference]:
-        """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
-        digests differ, these ranks send the samples, and the first of them the names."""
-        own: dict[int, bytes] = {}
-
-        def digests() -> dict[int, bytes]:
-            own.update({i: samples_of(self.state, boxes) for i, boxes in replicas.own.items()})
-            return {i: short_digest(samples) for i, samples in own.items()}
-
-        by_rank = self.together(digests)
-        sets = [i for i, of_set in enumerate(replicas.holders) if len({by_rank[rank][i] for rank in of_set}) > 1]
-        if not sets:
-            return []
-        samples = self.together(lambda: {i: own[i] for i in sets if i in own})
-        found: list[tuple[int, int, int]] = []  # a set, the position of a box in it, and the first rank with another replica
-        for i in sets:
-            expected = samples[replicas.holders[i][0]][i]
-            for at in range(0, len(expected), SAMPLE_NBYTES):
-                box = slice(at, at + SAMPLE_NBYTES)
-                odd = next((rank for rank in replicas.holders[i] if samples[rank][i][box] != expected[box]), None)
-                if odd is not None:
-                    found.append((i, at // SAMPLE_NBYTES, odd))
-        named = self.together(lambda: {(i, at): replicas.own[i][at] for i, at, _ in found if replicas.holders[i][0] == self.ranks.rank})
-        return [Difference(*named[replicas.holders[i][0]][i, at], replicas.holders[i][0], odd) for i, at, odd in found]
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
@@ -673,10 +673,11 @@ def short_digest(data: Any) -> bytes:
     return hashlib.sha256(data).digest()[:SAMPLE_NBYTES]
 
 
-def judge_replicas(path: str, different: list[Difference], num_joined: int) -> str | None:
+def judge_replicas(path: str, different: list[Difference], num_joined: int,
+                   choice: str = "those of the lowest rank are saved") -> str | None:
     """Raises Error naming the tensors of which groups of ranks have different replicas, if these are weights, such as those of
     pipeline stages or experts, because only one replica would be saved. Returns a warning if they are a few short vectors, such as
-    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each."""
+    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each. `choice`: which replicas are saved, for the warning."""
     if not different:
         return None
     problems: dict[str, str] = {}
@@ -687,7 +688,7 @@ def judge_replicas(path: str, different: list[Difference], num_joined: int) -> s
     if are_weights or 2 * len(problems) > num_joined:
         raise Error("\n  ".join([f"{what} (pipeline stages, or experts? give those of each group names of their own):",
                                  *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
-    return f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved; the new checkpoint is complete"
+    return f"{what}, such as {next(iter(problems))}; {choice}; the new checkpoint is complete"
 
 
 def _layouts(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[list[Shard]]:
