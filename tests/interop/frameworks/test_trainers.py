@@ -112,10 +112,29 @@ def test_a_failed_save_leaves_lightnings_old_file(format, asynchronous, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(tessera._save.SaveSteps, "_write", write)
         fail()
+        with pytest.raises((tessera.Error, OSError), match="on fire"):
+            plugin.save_checkpoint({"epoch": 2}, tmp_path / "new.ckpt")
+            plugin.teardown()
+        assert not (tmp_path / "new.ckpt").exists()
     plugin.save_checkpoint({"epoch": 2}, last)
     plugin.teardown()
     assert plugin.load_checkpoint(last) == {"epoch": 2} and sorted(os.listdir(tmp_path)) == ["last.ckpt", "last.ckpt.old"]
     assert (tmp_path / "last.ckpt.old").read_text() == "of the user"
+
+
+@pytest.mark.parametrize("format", ["native", "torch"])
+def test_two_checkpoints_of_one_filename_stay_although_the_first_is_still_written(format, monkeypatch, tmp_path):
+    """Before, ModelCheckpoint did not see the first one yet, and gave the second one its name."""
+    import lightning
+    import tessera.lightning
+
+    write = tessera._save.SaveSteps._write
+    monkeypatch.setattr(tessera._save.SaveSteps, "_write", lambda job: (time.sleep(0.3), write(job))[1])
+    callback = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=tmp_path / "run", filename="m", monitor="step", mode="max", save_top_k=2,
+                                                           every_n_train_steps=1)
+    fit(tmp_path, 1, tessera.lightning.CheckpointIO(asynchronous=True, format=format), callbacks=[callback], limit_train_batches=2)
+    assert sorted(os.listdir(tmp_path / "run")) == ["m-v1.ckpt", "m.ckpt"]
+    assert {Path(path).name: tessera.open(path)["global_step"] for path in callback.best_k_models} == {"m.ckpt": 1, "m-v1.ckpt": 2}
 
 
 def ddp(folder):
