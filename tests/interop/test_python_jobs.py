@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -1996,6 +1997,148 @@ def fail_and_interrupt(root):
 def test_failures_and_interrupts_end_a_save_on_all_ranks(tmp_path):
     tessera.save({"w": torch.ones(2)}, tmp_path / "first")
     run_function(fail_and_interrupt, 2, str(tmp_path))
+
+
+class Raising:
+    """Presses Ctrl-C, or raises an error, when a save or load asks for its state."""
+
+    def __init__(self, error=None, interrupts=True):
+        self.error, self.interrupts = error, interrupts
+
+    def state_dict(self):
+        if self.interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        if self.error is not None:
+            raise self.error
+        return {"x": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def tell_kinds_of_failures(root):
+    start()
+    rank = dist.get_rank()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def caught(object_of_rank_1):
+        with pytest.raises(BaseException) as found:
+            tessera.save({"object": object_of_rank_1 if rank == 1 else Raising(interrupts=False)}, f"{root}/saved")
+        return found.value
+
+    for error in (ValueError("mine"), TypeError("mine")):
+        found = caught(Raising(error, interrupts=False))
+        assert found is error if rank == 1 else (str(found), found.kind) == ("rank 1: mine", "invalid_argument")
+    found = caught(Raising())
+    assert isinstance(found, KeyboardInterrupt) if rank == 1 else (str(found), found.kind) == ("rank 1: KeyboardInterrupt", "interrupted")
+    # Ctrl-C is not forgotten if the call fails for another reason.
+    found = caught(Raising(ValueError("mine")))
+    if rank == 1:
+        assert isinstance(found, KeyboardInterrupt) and str(found) == "mine" and isinstance(found.__cause__, ValueError)
+    else:
+        assert found.kind == "invalid_argument"
+    dist.barrier()
+    assert os.listdir(root) == []
+    dist.destroy_process_group()
+
+
+def test_other_ranks_are_told_the_kind_of_a_failure_and_ctrl_c_is_not_forgotten(tmp_path):
+    run_function(tell_kinds_of_failures, 2, str(tmp_path))
+
+
+def interrupt_a_load_beside_a_save(root):
+    start()
+    rank = dist.get_rank()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tessera.save({"x": torch.ones(2)}, f"{root}/first")
+    write = tessera._save.SaveSteps._write
+    tessera._save.SaveSteps._write = lambda job: (time.sleep(0.5), write(job))[1]
+    saving = tessera.async_save({"w": torch.ones(2)}, f"{root}/second")
+    into = {"x": torch.zeros(2)}
+    if rank == 1:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt if rank == 1 else tessera.Error) as caught:
+        tessera.load(into, f"{root}/first")
+    assert rank == 1 or caught.value.kind == "interrupted"
+    assert into["x"].sum() == 0 and saving.result().path == f"{root}/second"
+    assert tessera.verify(f"{root}/second") == []
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ctrl_c_in_a_load_does_not_end_the_save_in_the_background(tmp_path):
+    run_function(interrupt_a_load_beside_a_save, 2, str(tmp_path))
+
+
+def interrupt_loads_from_a_silent_server(port):
+    start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    dist.barrier()
+    begin = time.monotonic()
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()  # as a shell does: to all ranks
+    with pytest.raises(KeyboardInterrupt):
+        tessera.load({"w": torch.zeros(2)}, "s3://bucket/x", endpoint=f"http://127.0.0.1:{port}")
+    assert time.monotonic() - begin < 30
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ctrl_c_ends_a_load_of_several_ranks_from_a_silent_server():
+    """Before, they waited for all attempts, two minutes, and raised the error of the server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections, but does not answer
+        run_function(interrupt_loads_from_a_silent_server, 2, server.getsockname()[1])
+
+
+def save_in_one_folder(root):
+    start()
+    rank = dist.get_rank()
+    own = [dist.new_group([0]), dist.new_group([1])][rank]
+    write = tessera._save.SaveSteps._write
+
+    def slow(job):
+        dist.barrier()  # both save at the same time
+        write(job)
+        dist.barrier()
+
+    tessera._save.SaveSteps._write = slow
+    tessera.save({"w": torch.ones(2)}, f"{root}/stage-{rank}", process_group=own)
+    tessera._save.SaveSteps._write = lambda job: (dist.barrier(), dist.barrier(), write(job))[2]
+    if rank == 0:
+        tessera.save({"w": torch.ones(2)}, f"{root}/one", process_group=own)
+    else:
+        dist.barrier()
+        with pytest.raises(tessera.Error, match="another process is writing to the same destination") as caught:
+            tessera.save({"w": torch.ones(2)}, f"{root}/one", process_group=own)
+        assert caught.value.kind == "already_exists"
+        dist.barrier()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_groups_save_into_one_folder_at_the_same_time(tmp_path):
+    """Before, the second one was refused, although it had a path of its own."""
+    run_function(save_in_one_folder, 2, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["one", "stage-0", "stage-1"]
+    for name in os.listdir(tmp_path):
+        assert tessera.verify(tmp_path / name) == []
+
+
+def test_a_warning_that_is_an_error_does_not_make_a_save_in_the_background_fail(tmp_path, capfd):
+    """Before, the next save raised the warning, and did not save."""
+    for step in (1, 2):
+        tessera.save({"step": step}, tmp_path / f"step-{step}")
+        (tmp_path / f"step-{step}" / "notes.txt").write_text("of another program")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tessera.async_save({"step": 3}, tmp_path / "step-3", keep_last=1)
+        tessera.save({"step": 4}, tmp_path / "step-4")
+        assert "step-2: older checkpoint: not removed" in capfd.readouterr().err
+        assert tessera.open(tmp_path / "step-3")["step"] == 3
+        with pytest.raises(RuntimeWarning, match="step-2: older checkpoint: not removed"):
+            tessera.async_save({"step": 5}, tmp_path / "step-5", keep_last=1).result()
+        assert tessera.save({"step": 6}, tmp_path / "step-6").path
+    assert capfd.readouterr().err == ""
 
 
 def count_threads(expected):

@@ -86,6 +86,7 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
         job = _Job.start(ranks, state_dict, path, format, overwrite, keep_last, compress, base,
                          changed_rows, memory, endpoint)
         job.run()
+        job.warn()
     return job.with_linked(job.report(begin))
 
 
@@ -188,9 +189,12 @@ class SaveSteps:
         if True in interrupted:
             raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete",
                         kind="interrupted")
-        # After the last exchange, because a warning raises with `python -W error`.
+
+    def warn(self) -> None:
+        """Gives the warnings of the save. Call it after `run`, because with `python -W error` they are errors, of a save that is
+        complete."""
         for line in (*self.notes, *self.save.left_checkpoints):  # on rank 0
-            warnings.warn(line, RuntimeWarning, stacklevel=2)
+            warnings.warn(line, RuntimeWarning, stacklevel=3)
 
     def _finish(self) -> bool:
         """Returns whether Ctrl-C came on this rank. It must not look like an error of the save, which is complete."""
@@ -430,6 +434,7 @@ class _Background:
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
         if it is not None:
+            it.print_unasked_warning()
             ranks.gather("waiting for the save before", it.raise_unasked)
 
     @classmethod
@@ -437,6 +442,7 @@ class _Background:
         while cls._running:
             _, it = cls._running.popitem()
             it.thread.join()
+            it.print_unasked_warning()
             if it.failure is not None and not it.future.was_asked:
                 print(f"tessera: a save in the background failed, and nobody called result(): {it.failure}",
                       file=sys.stderr)
@@ -444,9 +450,14 @@ class _Background:
     def __init__(self, job: _Job, report: Saved):
         self.future = _SaveFuture()
         self.failure: BaseException | None = None
+        self.warning: Warning | None = None
         self.future.set_running_or_notify_cancel()
         self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
         self.thread.start()
+
+    def print_unasked_warning(self) -> None:
+        if self.warning is not None and not self.future.was_asked:
+            print(f"tessera: {self.warning}", file=sys.stderr)
 
     def raise_unasked(self) -> None:
         if self.failure is not None and not self.future.was_asked:
@@ -458,6 +469,12 @@ class _Background:
         except BaseException as error:
             self.failure = error
             self.future.set_exception(error)
+            return
+        try:
+            job.warn()
+        except Warning as warning:  # with `python -W error`. The save is complete, so later saves do not raise it
+            self.warning = warning
+            self.future.set_exception(warning)
         else:
             self.future.set_result(job.with_linked(report))
 

@@ -209,7 +209,9 @@ class StorageWriter(DcpStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
-        _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner).run()
+        job = _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner)
+        job.run()
+        job.warn()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])
