@@ -15,7 +15,8 @@ from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import Description, _Background, core_job, describe_job, held_boxes, lists_parameters, names_digest, tensor_digest, untied
+from ._save import (Description, _Background, core_job, describe_job, held_boxes, is_first_with, lists_parameters, names_digest,
+                    tensor_digest, untied)
 from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
@@ -77,7 +78,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
         require_same("arguments", [each.options for each in begun], load.path)
         require_same_checkpoint([each.opened for each in begun], load.path)
         if len({each.digests for each in begun}) > 1:
-            described = ranks.gather(what, load.description)
+            tensors, names = zip(*(each.digests for each in begun), strict=True)
+            described = ranks.gather(what, lambda: load.description(is_first_with(tensors, ranks.rank), is_first_with(names, ranks.rank)))
             ranks.gather(what, lambda: load.plan_of_all(described))
         elif not all(each.fits for each in begun):
             ranks.gather(what, load.raise_refusal)
@@ -140,15 +142,16 @@ class _Load:
         if self.refusal is not None:
             raise self.refusal
 
-    def description(self) -> tuple[Description, list[str]]:
-        return describe_job(self.state), list(self.state.values)
+    def description(self, of_tensors: bool, of_values: bool) -> tuple[Description | None, list[str] | None]:
+        return describe_job(self.state) if of_tensors else None, list(self.state.values) if of_values else None
 
-    def plan_of_all(self, described: list[tuple[Description, list[str]]]) -> None:
-        """Plans again, with the names of all ranks. Each rank compares what it holds with the checkpoint."""
+    def plan_of_all(self, described: list[tuple[Description | None, list[str] | None]]) -> None:
+        """Plans again, with the names of all ranks. Each rank compares what it holds with the checkpoint. `described`: None in place
+        of what an earlier rank describes in the same way."""
         tensors: dict[str, Any] = {}
-        for of_rank, _ in (*described, described[self.ranks.rank]):
+        for of_rank in (*(each for each, _ in described if each is not None), describe_job(self.state)):
             tensors.update(untied(of_rank)[0])
-        self._plan((tensors, {}), set(self.state.values).union(*(of_rank for _, of_rank in described)))
+        self._plan((tensors, {}), set(self.state.values).union(*(names for _, names in described if names is not None)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
         self.saved = _SavedValues(self.load, self.renames, names)

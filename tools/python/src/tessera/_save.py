@@ -57,7 +57,8 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
     may be plain tensors, DTensors or ShardedTensors, on any device. If several ranks hold the same tensor or value,
-    one copy is saved. The copy of a value is that of the lowest rank that has it. Some ranks may lack a name.
+    one copy is saved. The copy of a value, and of a short vector such as BatchNorm's statistics, is that of the lowest rank that has it.
+    Some ranks may lack a name.
     path: of the checkpoint. Its folder must exist, on a file system that all ranks see. Or s3://BUCKET/PREFIX: then the
     ranks write into a folder in TMPDIR, which all of them must see, and upload from there.
     process_group: the ranks that save; None: all.
@@ -298,7 +299,8 @@ class _Job(SaveSteps):
             if all(self.together(lambda: self._cache_key(digests) in self._plans)):
                 replicas = self._plans[self._cache_key(digests)].replicas
             else:
-                descriptions = self.together(lambda: describe_job(self.state))
+                descriptions = of_first_with(digests, self.together(
+                    lambda: describe_job(self.state) if is_first_with(digests, ranks.rank) else None))
                 replicas = replicas_of(descriptions, ranks.rank)
         if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
             different = self.different_replicas(self.state, replicas)
@@ -509,6 +511,21 @@ def describe_job(state: JobState) -> Description:
     return tensors, {alias: (list(state.paths[alias]), name) for alias, name in state.aliases.items()}
 
 
+def is_first_with(digests: Sequence[Any], rank: int) -> bool:
+    """Returns whether no rank before this one has the same digest. Then this rank describes its job for all that have it."""
+    return digests.index(digests[rank]) == rank
+
+
+def of_first_with(digests: Sequence[Any], by_rank: list[T | None]) -> list[T]:
+    """Returns, by rank, what the first rank with the same digest has sent."""
+    found: list[T] = []
+    for digest in digests:
+        sent = by_rank[digests.index(digest)]
+        assert sent is not None
+        found.append(sent)
+    return found
+
+
 def tensor_digest(state: JobState) -> str:
     tensors, aliases = describe_job(state)
     digest = hashlib.sha256()
@@ -549,7 +566,9 @@ def held_boxes(state: JobState) -> dict[str, list[tuple[list[int], list[int]]]]:
 def merged(path: str, by_rank: list[Description]) -> Description:
     """Merges the descriptions of all ranks. Aliases become tensors. Raises Error naming each tensor that differs."""
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
-    untied_by_rank = [untied(of_rank)[0] for of_rank in by_rank]
+    untied_of = {id(of_rank): untied(of_rank)[0] for of_rank in by_rank}  # ranks may share a description
+    untied_by_rank = [untied_of[id(of_rank)] for of_rank in by_rank]
+    joined: dict[Any, tuple[list[list[Shard]], list[Shard]]] = {}  # by shape, ranks and layouts, because many tensors have the same
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []
     for name in names:
@@ -565,8 +584,11 @@ def merged(path: str, by_rank: list[Description]) -> Description:
             problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
                             f"{odd_dtype} {odd_shape} on rank {rank}")
         elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
-            known = _layouts(shape, [(rank, other[3]) for rank, other in found])
-            layout = _joined(known)
+            key = tuple(shape), tuple(rank for rank, _ in found), tuple(id(other[3]) for _, other in found)
+            if key not in joined:
+                known = _layouts(shape, [(rank, other[3]) for rank, other in found])
+                joined[key] = known, _joined(known)
+            known, layout = joined[key]
             crossing = _crossing(layout) if len(layout) > len(known[0]) else None
             if _may_differ(layout):  # a vector must not have elements of two replicas
                 layout = min(known, key=_lowest_holder)
@@ -694,7 +716,8 @@ def judge_replicas(path: str, different: list[Difference], num_joined: int,
                    choice: str = "those of the lowest rank are saved") -> str | None:
     """Raises Error naming the tensors of which groups of ranks have different replicas, if these are weights, such as those of
     pipeline stages or experts, because only one replica would be saved. Returns a warning if they are a few short vectors, such as
-    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each. `choice`: which replicas are saved, for the warning."""
+    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each. `choice`: which replicas
+    are saved, for the warning."""
     if not different:
         return None
     problems: dict[str, str] = {}

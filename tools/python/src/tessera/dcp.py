@@ -31,8 +31,8 @@ from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import (DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, describe_job, judge_replicas, merged_values, names_that_tell_kinds,
-                    replicas_of, tensor_digest)
+from ._save import (DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, describe_job, is_first_with, judge_replicas, merged_values,
+                    names_that_tell_kinds, of_first_with, replicas_of, tensor_digest)
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -273,7 +273,7 @@ class _PlannedSave(SaveSteps):
                           str(options[:3]))  # without `memory`, which may differ
 
         by_rank = self.together(begin)
-        self._compare_replicas(os.fspath(path), {begun.tensors for begun in by_rank})
+        self._compare_replicas(os.fspath(path), [begun.tensors for begun in by_rank])
         try:
             require_same("checkpoint to save", [begun.checkpoint for begun in by_rank], os.fspath(path))
             require_same("arguments", [begun.options for begun in by_rank], os.fspath(path))
@@ -288,13 +288,14 @@ class _PlannedSave(SaveSteps):
         except BaseException as error:
             self.failure = error
 
-    def _compare_replicas(self, path: str, digests: set[str | None]) -> None:
+    def _compare_replicas(self, path: str, digests: list[str | None]) -> None:
         """Raises Error if groups of ranks have different weights of equal names, because DCP's planner saves only one of them.
-        `digests`: of the tensors of all ranks."""
+        `digests`: of the tensors of each rank."""
         state = self._state
-        if len(digests) == 1 or None in digests or state is None:
+        if len(set(digests)) == 1 or None in digests or state is None:
             return
-        replicas = replicas_of(self.together(lambda: describe_job(state)), self.ranks.rank)
+        sent = self.together(lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None)
+        replicas = replicas_of(of_first_with(digests, sent), self.ranks.rank)
         if not replicas.holders:
             return
         different = self.different_replicas(state, replicas)
