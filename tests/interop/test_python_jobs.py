@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ except ImportError:  # before torch 2.6
 from ckpt_tools import FIXTURES, reshard, succeed
 from on_ranks import run_function
 from python_package import tessera
-from tessera import _saved_memory
+from tessera import _save, _saved_memory
 from tessera._shared_memory import require_apart
 
 SUFFIX = {"native": "", "dcp": "", "safetensors": ".safetensors", "torch": ".pt"}
@@ -631,6 +632,68 @@ def save_keys_of_two_types(root):
 
 def test_keys_that_only_differ_in_their_type_are_refused(tmp_path):
     run_function(save_keys_of_two_types, 2, tmp_path)
+
+
+def optimizers_of_stages(root):
+    """Each rank has a pipeline stage, and the last one no parameters."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    start()
+    rank = dist.get_rank()
+    layers = ["l0", "l1"] if rank == 0 else ["l2"] if rank == 1 else []
+    stage = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in layers})
+
+    def optimizer(rate, decay=0.1):
+        groups = [{"params": [p for p in stage.parameters() if p.dim() == dim], "weight_decay": decay if dim == 2 else 0} for dim in (2, 1)]
+        return torch.optim.AdamW(groups, lr=rate)
+
+    trained = optimizer(0.25 if layers else 0.5)
+    if layers:
+        sum(p.sum() for p in stage.parameters()).backward()
+        trained.step()
+        trained.zero_grad()
+        state = get_optimizer_state_dict(stage, trained)
+    else:
+        state = {"state": {}, "param_groups": [dict(group) for group in trained.state_dict()["param_groups"]]}
+    for again in range(2):
+        tessera.save({"optim": state}, f"{root}/saved", overwrite=True)
+    fresh = optimizer(0.7, 0.9)
+    into = {"optim": get_optimizer_state_dict(stage, fresh) if layers else state}
+    tessera.load(into, f"{root}/saved")
+    if layers:
+        assert_equal(into["optim"], state)  # also the lists of parameters, which are those of the stage
+        set_optimizer_state_dict(stage, fresh, into["optim"])
+        assert [(group["lr"], group["weight_decay"]) for group in fresh.param_groups] == [(0.25, 0.1), (0.25, 0)]
+        assert_equal(get_optimizer_state_dict(stage, fresh), state)
+    # Equal names on all ranks, but other parameters.
+    same = {"param_groups": [{"lr": 1.0, "params": [f"w{rank}", "shared"]}]}
+    into = {"param_groups": [{"lr": 0.0, "params": ["shared", f"w{rank}"]}]}
+    tessera.save(same, f"{root}/same")
+    tessera.load(into, f"{root}/same")
+    assert into == {"param_groups": [{"lr": 1.0, "params": ["shared", f"w{rank}"]}]}
+    of_two = {"param_groups": [{"lr": 0.0, "params": ["other"]}]}
+    tessera.load(of_two, f"{root}/same")
+    assert of_two["param_groups"][0]["params"] == ["w0", "shared", "w1", "w2"]
+    same["param_groups"][0]["lr"] = 1.0 + (rank == 1)
+    with pytest.raises(tessera.Error, match=r"param_groups.0.lr: expected 1.0, as on rank 0, found 2.0 on rank 1, whose group has other "
+                                            r"parameters \(StateDictOptions"):
+        tessera.save(same, f"{root}/bad")
+    dist.barrier()
+    assert not os.path.exists(f"{root}/bad")
+    dist.destroy_process_group()
+
+
+def test_pipeline_stages_get_their_optimizers_groups_back(tmp_path):
+    """Before, the checkpoint had only the parameters of the first stage. torch's set_optimizer_state_dict then left out `lr` of others."""
+    run_function(optimizers_of_stages, 3, str(tmp_path))
+    groups = tessera.open(tmp_path / "saved").state_dict()["optim"]["param_groups"]
+    assert [group["params"] for group in groups] == [[f"l{i}.{kind}" for i in range(3)] for kind in ("weight", "bias")]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.25, 0.1), (0.25, 0)]
+    with tessera.open(reshard(tmp_path / "saved", tmp_path / "numbers", "--optimizer-params", "numbers")) as found:
+        assert found["optim.param_groups.0.params"] == [0, 1, 2] and found["optim.param_groups.1.params"] == [3, 4, 5]
+        with tessera.open(tmp_path / "saved") as saved:
+            for i, name in enumerate(f"l{i}.{kind}" for kind in ("weight", "bias") for i in range(3)):
+                assert torch.equal(found[f"optim.state.{i}.exp_avg"].torch(), saved[f"optim.state.{name}.exp_avg"].torch())
 
 
 def save_containers_filled_on_one_rank(root):
@@ -1387,7 +1450,7 @@ def replicas_of_groups(root):
             tessera.save(state(whole) | {"mean": mean}, f"{root}/means{difference}")
         told = [str(each.message) for each in caught if "groups of ranks" in str(each.message)]
         assert told == [f"{root}/means100: groups of ranks hold different elements under 1 name, such as mean; those of the lowest rank "
-                        "are saved"] * (rank == 0 and difference > 0)
+                        "are saved; the new checkpoint is complete"] * (rank == 0 and difference > 0)
         assert torch.equal(tessera.open(f"{root}/means{difference}")["mean"].torch(), whole[0])
     trained = state(whole) | {"mean": state(whole + 100 * (rank // 2))["bias"]}
     with warnings.catch_warnings():
@@ -1408,6 +1471,94 @@ def test_groups_of_ranks_with_a_replica_each_are_joined(tmp_path):
     found = tessera.open(tmp_path / "saved")
     assert sorted(found) == ["bias", "shards", "w"] and tessera.verify(tmp_path / "saved") == []
     assert found["w"].torch().flatten().tolist() == found["shards"].torch().flatten().tolist() == list(range(24))
+
+
+def statistics_that_differ(root):
+    """The statistics of BatchNorm differ on all ranks. Pairs of ranks know only their own replica of some."""
+    start()
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    own = torch.full((4,), float(rank))
+    half = torch.full((2,), float(rank // 2))
+    state = {"model": {}, "w": DTensor.from_local(torch.ones(1 - rank % 2, 8), mesh, [Shard(0)], shape=(1, 8), stride=(8, 1))}
+    for i in range(3):
+        state["model"][f"bn{i}"] = {"mean": own.clone(), "var": own.clone(), "num_batches_tracked": torch.tensor(rank)}
+        state["model"][f"weight{i}"] = DTensor.from_local(torch.ones(2, 8), mesh, [Shard(0)])
+        state["model"][f"bias{i}"] = DTensor.from_local(torch.ones(8), mesh, [Replicate()], run_check=False)
+        if i == 2:  # of the tensors that groups know, fewer than half may differ
+            break
+        state["model"][f"pair{i}"] = {"mean": DTensor.from_local(own.clone(), mesh, [Replicate()], run_check=False),
+                                      "var": DTensor.from_local(own.clone(), mesh, [Replicate()], run_check=False)}
+        state["model"][f"split{i}"] = DTensor.from_local(half.clone(), mesh, [Shard(0)])
+    state["model"]["some"] = {f"{name}{i}": own.clone() for i in range(3) for name in ("mean", "var") if rank > 0}
+    for format in ("native", "dcp"):
+        for again in range(2):
+            tessera.save(state, f"{root}/{format}", format=format, overwrite=True)
+    dist.destroy_process_group()
+
+
+def test_statistics_that_differ_are_all_those_of_the_lowest_rank(tmp_path):
+    """Before, the ranks wrote the replicas in turn: the mean of one BatchNorm and its variance came from different ranks."""
+    run_function(statistics_that_differ, 4, str(tmp_path))
+    for format in ("native", "dcp"):
+        with tessera.open(tmp_path / format) as saved:
+            found = {name: saved[name].torch().unique().tolist() for name in saved if "weight" not in name and "bias" not in name}
+        assert len(found) == 1 + 3 * 3 + 2 * 3 + 6
+        assert found.pop("w") == [1]
+        assert found == {name: [1 if ".some." in name else 0] for name in found}
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (1 << 20, 1), (1, 1 << 20), (1000, 999), (65536, 64), (2, 3), (64, 64)])
+def test_replicas_are_compared_in_all_rows_and_columns(shape):
+    """Before, only the first column of a matrix with 4096 columns was compared."""
+    numbers = torch.arange(math.prod(shape)).reshape(shape)
+    found = _save.some_elements(numbers)
+    assert found[0] == 0 and found[-1] == numbers.numel() - 1 and found.tolist() == sorted(set(found.tolist()))
+    assert len(found) == min(numbers.numel(), _save.MAX_SAMPLES)
+    for dim, seen in enumerate(torch.unravel_index(found, shape)):
+        assert len(seen.unique()) >= min(shape[dim], _save.MAX_SAMPLES) * 0.6
+    assert torch.equal(_save.some_elements(numbers.t().contiguous().t()), found)
+    for dtype in (torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.complex128):
+        some = _save.some_elements(numbers.to(dtype))
+        assert some.dtype.itemsize == dtype.itemsize and torch.equal(some.view(dtype).view(torch.uint8), found.to(dtype).view(torch.uint8))
+    assert torch.equal(_save.some_elements((numbers * 1j).conj()), found * -1j)
+
+
+def test_a_comparison_of_replicas_copies_no_tensor_whole():
+    assert len(_save.some_elements(torch.ones(()).expand(1 << 20, 1 << 20))) == _save.MAX_SAMPLES  # 4 TiB
+
+
+def stages_through_dcp(root):
+    """Two pairs of ranks know only their own replica, and save it through DCP."""
+    start()
+    import tessera.dcp
+
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))["tp"]
+
+    def save(name, weight, mean):
+        state = {key: DTensor.from_local(torch.full((2, 2), float(weight)), mesh, [Shard(0)]) for key in "abc"}
+        state["mean"] = DTensor.from_local(torch.full((2,), float(mean)), mesh, [Shard(0)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dcp.save(state, storage_writer=tessera.dcp.StorageWriter(f"{root}/{name}"))
+        return [str(each.message) for each in caught if "groups of ranks" in str(each.message)]
+
+    assert save("equal", 1, 1) == []
+    assert save("mean", 1, rank // 2) == [
+        f"{root}/mean: groups of ranks hold different elements under 1 name, such as mean; DCP's planner chooses which of them are saved "
+        "(DefaultSavePlanner(dedup_save_to_lowest_rank=True): those of the lowest rank); the new checkpoint is complete"] * (rank == 0)
+    with pytest.raises(dcp.api.CheckpointException, match=r"under 4 names \(pipeline stages(.|\n)*b: expected equal elements on the ranks 0 and 2"):
+        save("stages", rank // 2, rank // 2)
+    dist.barrier()
+    assert sorted(os.listdir(root)) == ["equal", "mean"]
+    dist.destroy_process_group()
+
+
+def test_the_storage_writer_refuses_weights_that_differ_between_groups(tmp_path):
+    """Before, DCP's planner took one box from one stage and the next from another, without a word."""
+    run_function(stages_through_dcp, 4, str(tmp_path))
+    assert tessera.open(tmp_path / "equal")["a"].torch().unique().tolist() == [1]
 
 
 def nbytes_sent(save):
@@ -1623,6 +1774,20 @@ def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, fo
         dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
 
 
+def test_the_storage_reader_refuses_a_part_of_a_checkpoint():
+    """Before, every rank got the elements of that part."""
+    import tessera.dcp
+
+    part = FIXTURES / "rank_files" / "valid" / "fsdp2_hybrid" / "model_world_size_4_rank_1.pt"
+    with tessera.open(part) as found:
+        into = {name: torch.zeros_like(found[name].torch()) for name in found}
+    told = f"{re.escape(str(part))}: part: expected a whole checkpoint, found one rank of 4"
+    with pytest.raises(tessera.Error, match=told):
+        tessera.load(into, part)
+    with pytest.raises(dcp.api.CheckpointException, match=told):
+        dcp.load(into, storage_reader=tessera.dcp.StorageReader(part))
+
+
 def test_the_storage_reader_warns_of_tensors_that_get_another_dtype(tmp_path):
     """Shows A2. DCP converts the elements, also those that the dtype cannot hold."""
     import tessera.dcp
@@ -1835,6 +2000,148 @@ def fail_and_interrupt(root):
 def test_failures_and_interrupts_end_a_save_on_all_ranks(tmp_path):
     tessera.save({"w": torch.ones(2)}, tmp_path / "first")
     run_function(fail_and_interrupt, 2, str(tmp_path))
+
+
+class Raising:
+    """Presses Ctrl-C, or raises an error, when a save or load asks for its state."""
+
+    def __init__(self, error=None, interrupts=True):
+        self.error, self.interrupts = error, interrupts
+
+    def state_dict(self):
+        if self.interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        if self.error is not None:
+            raise self.error
+        return {"x": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def tell_kinds_of_failures(root):
+    start()
+    rank = dist.get_rank()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def caught(object_of_rank_1):
+        with pytest.raises(BaseException) as found:
+            tessera.save({"object": object_of_rank_1 if rank == 1 else Raising(interrupts=False)}, f"{root}/saved")
+        return found.value
+
+    for error in (ValueError("mine"), TypeError("mine")):
+        found = caught(Raising(error, interrupts=False))
+        assert found is error if rank == 1 else (str(found), found.kind) == ("rank 1: mine", "invalid_argument")
+    found = caught(Raising())
+    assert isinstance(found, KeyboardInterrupt) if rank == 1 else (str(found), found.kind) == ("rank 1: KeyboardInterrupt", "interrupted")
+    # Ctrl-C is not forgotten if the call fails for another reason.
+    found = caught(Raising(ValueError("mine")))
+    if rank == 1:
+        assert isinstance(found, KeyboardInterrupt) and str(found) == "mine" and isinstance(found.__cause__, ValueError)
+    else:
+        assert found.kind == "invalid_argument"
+    dist.barrier()
+    assert os.listdir(root) == []
+    dist.destroy_process_group()
+
+
+def test_other_ranks_are_told_the_kind_of_a_failure_and_ctrl_c_is_not_forgotten(tmp_path):
+    run_function(tell_kinds_of_failures, 2, str(tmp_path))
+
+
+def interrupt_a_load_beside_a_save(root):
+    start()
+    rank = dist.get_rank()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tessera.save({"x": torch.ones(2)}, f"{root}/first")
+    write = tessera._save.SaveSteps._write
+    tessera._save.SaveSteps._write = lambda job: (time.sleep(0.5), write(job))[1]
+    saving = tessera.async_save({"w": torch.ones(2)}, f"{root}/second")
+    into = {"x": torch.zeros(2)}
+    if rank == 1:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt if rank == 1 else tessera.Error) as caught:
+        tessera.load(into, f"{root}/first")
+    assert rank == 1 or caught.value.kind == "interrupted"
+    assert into["x"].sum() == 0 and saving.result().path == f"{root}/second"
+    assert tessera.verify(f"{root}/second") == []
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ctrl_c_in_a_load_does_not_end_the_save_in_the_background(tmp_path):
+    run_function(interrupt_a_load_beside_a_save, 2, str(tmp_path))
+
+
+def interrupt_loads_from_a_silent_server(port):
+    start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    dist.barrier()
+    begin = time.monotonic()
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()  # as a shell does: to all ranks
+    with pytest.raises(KeyboardInterrupt):
+        tessera.load({"w": torch.zeros(2)}, "s3://bucket/x", endpoint=f"http://127.0.0.1:{port}")
+    assert time.monotonic() - begin < 30
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ctrl_c_ends_a_load_of_several_ranks_from_a_silent_server():
+    """Before, they waited for all attempts, two minutes, and raised the error of the server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections, but does not answer
+        run_function(interrupt_loads_from_a_silent_server, 2, server.getsockname()[1])
+
+
+def save_in_one_folder(root):
+    start()
+    rank = dist.get_rank()
+    own = [dist.new_group([0]), dist.new_group([1])][rank]
+    write = tessera._save.SaveSteps._write
+
+    def slow(job):
+        dist.barrier()  # both save at the same time
+        write(job)
+        dist.barrier()
+
+    tessera._save.SaveSteps._write = slow
+    tessera.save({"w": torch.ones(2)}, f"{root}/stage-{rank}", process_group=own)
+    tessera._save.SaveSteps._write = lambda job: (dist.barrier(), dist.barrier(), write(job))[2]
+    if rank == 0:
+        tessera.save({"w": torch.ones(2)}, f"{root}/one", process_group=own)
+    else:
+        dist.barrier()
+        with pytest.raises(tessera.Error, match="another process is writing to the same destination") as caught:
+            tessera.save({"w": torch.ones(2)}, f"{root}/one", process_group=own)
+        assert caught.value.kind == "already_exists"
+        dist.barrier()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_groups_save_into_one_folder_at_the_same_time(tmp_path):
+    """Before, the second one was refused, although it had a path of its own."""
+    run_function(save_in_one_folder, 2, str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["one", "stage-0", "stage-1"]
+    for name in os.listdir(tmp_path):
+        assert tessera.verify(tmp_path / name) == []
+
+
+def test_a_warning_that_is_an_error_does_not_make_a_save_in_the_background_fail(tmp_path, capfd):
+    """Before, the next save raised the warning, and did not save."""
+    for step in (1, 2):
+        tessera.save({"step": step}, tmp_path / f"step-{step}")
+        (tmp_path / f"step-{step}" / "notes.txt").write_text("of another program")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tessera.async_save({"step": 3}, tmp_path / "step-3", keep_last=1)
+        tessera.save({"step": 4}, tmp_path / "step-4")
+        assert "step-2: older checkpoint: not removed" in capfd.readouterr().err
+        assert tessera.open(tmp_path / "step-3")["step"] == 3
+        with pytest.raises(RuntimeWarning, match="step-2: older checkpoint: not removed"):
+            tessera.async_save({"step": 5}, tmp_path / "step-5", keep_last=1).result()
+        assert tessera.save({"step": 6}, tmp_path / "step-6").path
+    assert capfd.readouterr().err == ""
 
 
 def count_threads(expected):

@@ -112,10 +112,29 @@ def test_a_failed_save_leaves_lightnings_old_file(format, asynchronous, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(tessera._save.SaveSteps, "_write", write)
         fail()
+        with pytest.raises((tessera.Error, OSError), match="on fire"):
+            plugin.save_checkpoint({"epoch": 2}, tmp_path / "new.ckpt")
+            plugin.teardown()
+        assert not (tmp_path / "new.ckpt").exists()
     plugin.save_checkpoint({"epoch": 2}, last)
     plugin.teardown()
     assert plugin.load_checkpoint(last) == {"epoch": 2} and sorted(os.listdir(tmp_path)) == ["last.ckpt", "last.ckpt.old"]
     assert (tmp_path / "last.ckpt.old").read_text() == "of the user"
+
+
+@pytest.mark.parametrize("format", ["native", "torch"])
+def test_two_checkpoints_of_one_filename_stay_although_the_first_is_still_written(format, monkeypatch, tmp_path):
+    """Before, ModelCheckpoint did not see the first one yet, and gave the second one its name."""
+    import lightning
+    import tessera.lightning
+
+    write = tessera._save.SaveSteps._write
+    monkeypatch.setattr(tessera._save.SaveSteps, "_write", lambda job: (time.sleep(0.3), write(job))[1])
+    callback = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=tmp_path / "run", filename="m", monitor="step", mode="max", save_top_k=2,
+                                                           every_n_train_steps=1)
+    fit(tmp_path, 1, tessera.lightning.CheckpointIO(asynchronous=True, format=format), callbacks=[callback], limit_train_batches=2)
+    assert sorted(os.listdir(tmp_path / "run")) == ["m-v1.ckpt", "m.ckpt"]
+    assert {Path(path).name: tessera.open(path)["global_step"] for path in callback.best_k_models} == {"m.ckpt": 1, "m-v1.ckpt": 2}
 
 
 def ddp(folder):
@@ -457,6 +476,35 @@ def test_torchtitan_goes_on_at_another_number_of_ranks(mode, tmp_path):
     assert tessera.verify(tmp_path / "checkpoint" / "step-4") == []
     (tmp_path / "checkpoint" / "step-6").mkdir()  # left by a killed job
     run_function(titan_loads, 1, tmp_path, tmp_path / "losses")
+
+
+def titan_loads_remarkable_checkpoints(folder):
+    files = [ROOT / "fixtures" / "rank_files" / "valid" / "fsdp2_hybrid" / f"model_world_size_4_rank_{rank}.pt" for rank in range(4)]
+    job = titan_job(1)
+    manager = titan_manager(job, folder)
+    manager.states = {}  # so that the manager passes the loaded state to no model
+
+    def load(path):
+        with tessera.open(path) as found:
+            state = {name: torch.zeros_like(found[name].torch()) for name in found}
+        manager.dcp_load(state, str(path), from_hf=False, from_quantized=False)
+
+    with pytest.raises(tessera.Error, match="part: expected a whole checkpoint, found one rank of 4"):
+        load(files[0])
+    whole = folder / "whole"
+    whole.mkdir()
+    for file in files:
+        shutil.copy(file, whole)
+    content = torch.load(whole / files[3].name, weights_only=False)
+    content["up.weight"].to_local().add_(1)
+    torch.save(content, whole / files[3].name)
+    with pytest.warns(RuntimeWarning, match="replicas"):
+        load(whole)
+
+
+def test_torchtitan_is_told_what_a_load_remarks(tmp_path):
+    """Before, a part of a checkpoint was loaded as if it were whole."""
+    run_function(titan_loads_remarkable_checkpoints, 1, tmp_path)
 
 
 def titan_refuses_urls():

@@ -279,7 +279,7 @@ class Save {
         throw Error(ErrorKind::already_exists, {.path = save_->path()},
                     "the destination exists (overwrite=True replaces it)");
       }
-      if (!is_on_store) {
+      if (!is_on_store && options.keep_last > 0) {
         lock_ = std::make_unique<formats::DirectoryLock>(directory_of(save_->path()));
       }
       directory = save_->stage();
@@ -362,7 +362,7 @@ class Save {
  private:
   std::optional<reshard::RankSave> save_;  // empty after `abandon`
   std::map<std::string, std::size_t> changes_;
-  std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0
+  std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0, for keep_last
 };
 
 /// An open checkpoint, and the plan by which this rank loads from it.
@@ -401,10 +401,13 @@ class Load {
   std::string identity(const std::vector<nb::bytes>& only, const Renames& renames) const {
     const formats::EntrySelection selection(NameSelection(strings_of(only)));
     const std::vector<Rename> rules = rules_of(renames);
-    const nb::gil_scoped_release without_gil;
-    return formats::identity_of(*reader_, [&](const std::string& fqn) {
-      return selection.selects(formats::name_after_renames(fqn, rules));
+    std::string identity;
+    run_short_read(reader_->path(), [&] {
+      identity = formats::identity_of(*reader_, [&](const std::string& fqn) {
+        return selection.selects(formats::name_after_renames(fqn, rules));
+      });
     });
+    return identity;
   }
 
   /// Plans the load of a job's tensors and of the values `value_names`. Returns problems and notes.
@@ -541,6 +544,7 @@ void bind_job(nb::module_& module) {
             return self.selects(string_of(name));
           },
           nb::arg("name"));
+  module.def("set_held_interrupt", &set_held_interrupt, nb::arg("is_held"));
   module.def(
       "set_bucket_endpoint",
       [](const nb::bytes& path, const nb::bytes& endpoint) {

@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kInterval(50);
 
+thread_local bool has_held_interrupt = false;
+
 /// Runs work on a thread of its own. The destructor waits for the thread.
 class Worker {
  public:
@@ -91,6 +93,10 @@ class Reporter {
 
 }  // namespace
 
+void set_held_interrupt(bool is_held) {
+  has_held_interrupt = is_held;
+}
+
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
   Watch watch;
   Reporter reporter(progress, watch);
@@ -109,6 +115,10 @@ void run_watched(nb::handle progress, const std::function<void(Watch&)>& work) {
       if (raised) continue;
       try {
         if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (has_held_interrupt) {
+          PyErr_SetNone(PyExc_KeyboardInterrupt);
+          throw nb::python_error();
+        }
         reporter.report();
       } catch (...) {
         raised = std::current_exception();

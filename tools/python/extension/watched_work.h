@@ -34,13 +34,18 @@ class Watch {
   std::atomic<std::uint64_t> total_nbytes_ = 0;
 };
 
+/// Sets whether Ctrl-C came on this thread while a signal handler of the package holds it back.
+/// Until that is unset, run_watched on this thread stops its work and raises KeyboardInterrupt.
+void set_held_interrupt(bool is_held);
+
 /// Runs `work` on a thread of its own, without the GIL. The calling thread waits. Several times a
 /// second, it lets Python handle its signals. If `progress` is not None and more bytes are done, it
 /// also calls `progress(done, total)`, in bytes. After success, the last call has `done` = `total`.
 ///
-/// An exception from a signal handler (KeyboardInterrupt) or `progress` stops the work, and is
-/// raised when the work has ended. Rethrows what the work throws. If a signal handler or `progress`
-/// forks, this call throws immediately in the child, because only the parent has that thread.
+/// An exception from a signal handler (KeyboardInterrupt), a held Ctrl-C, or `progress` stops the
+/// work, and is raised when the work has ended. Rethrows what the work throws. If a signal handler
+/// or `progress` forks, this call throws immediately in the child, because only the parent has that
+/// thread.
 void run_watched(nb::handle progress, const std::function<void(Watch&)>& work);
 
 /// Runs work that may wait for a server, as run_watched does, without `progress`. The stop of the

@@ -15,7 +15,8 @@ from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
 from ._progress import Progress, progress_function
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import Description, _Background, core_job, describe_job, held_boxes, is_first_with, names_digest, tensor_digest, untied
+from ._save import (Description, _Background, core_job, describe_job, held_boxes, is_first_with, lists_parameters, names_digest,
+                    tensor_digest, untied)
 from ._shared_memory import memory_key, require_apart
 from ._symbol import with_constants
 
@@ -229,7 +230,10 @@ class _Load:
 
     def _saved_value(self, name: str) -> Any:
         value = self.saved.value(name)
-        is_tuple = isinstance(value, list) and isinstance(self.state.values[name], tuple) and self.saved.is_split(name)
+        own = self.state.values[name]
+        if lists_parameters(self.state.paths[name]) and _are_some_names(own, value):  # of a pipeline stage
+            return list(own)
+        is_tuple = isinstance(value, list) and isinstance(own, tuple) and self.saved.is_split(name)
         return tuple(value) if is_tuple else value
 
     @staticmethod
@@ -254,6 +258,13 @@ class _Load:
     def report(self) -> Loaded:
         return Loaded(self.path, self.load.format, self.load.world_size, self.load.nbytes, self.missing, self.unexpected,
                       self.underflows, self.notes)
+
+
+def _are_some_names(own: Any, saved: Any) -> bool:
+    """Returns whether both are lists of names, and the first has some of those in the second. Lists of numbers are not: their
+    numbers may mean other parameters."""
+    are_names = all(isinstance(names, list) and names and all(isinstance(name, str) for name in names) for names in (own, saved))
+    return are_names and set(own) < set(saved)
 
 
 def _in_short(text: str) -> str:

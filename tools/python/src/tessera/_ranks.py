@@ -113,19 +113,29 @@ class Ranks:
 
         def note(*_: Any) -> None:
             self._interrupted = True
+            _core.set_held_interrupt(True)  # ends this rank's reads and its waits for servers, which may be long
 
         signal.signal(signal.SIGINT, note)
         try:
             yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            was_interrupted = self.take_interrupt()
-        if was_interrupted:
+        except BaseException as error:
+            if self._release_interrupts() and not isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"{error}") from error
+            raise
+        if self._release_interrupts():
             raise KeyboardInterrupt
 
+    def _release_interrupts(self) -> bool:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return self.take_interrupt()
+
     def take_interrupt(self) -> bool:
-        """Returns whether a Ctrl-C is delayed, and forgets it."""
+        """Returns whether a Ctrl-C is delayed, and forgets it. On other threads than the main thread, which delays it, returns False:
+        it must not end a save in the background."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
         was_interrupted, self._interrupted = self._interrupted, False
+        _core.set_held_interrupt(False)
         return was_interrupted
 
     def gather(self, what: str, body: Callable[[], T]) -> list[T]:
@@ -146,7 +156,7 @@ class Ranks:
                 message = pickle.dumps((doing, own))
         except BaseException as error:
             raised = error
-            own = (False, (getattr(error, "kind", "io"), f"{error}" or type(error).__name__))
+            own = (False, (_kind_of(error), f"{error}" or type(error).__name__))
             message = pickle.dumps((doing, own))
         results: list[tuple[bool, Any]] = [own]
         if self._group is not None:
@@ -200,6 +210,15 @@ class Ranks:
         received = [torch.empty_like(sent) for _ in range(self.size)]
         self._group.allgather([received], [sent]).wait()
         return [each.numpy().tobytes() for each in received]
+
+
+def _kind_of(error: BaseException) -> str:
+    """Returns the kind of the Error that other ranks raise if this rank raises `error`."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, (TypeError, ValueError)):
+        return "invalid_argument"
+    return getattr(error, "kind", "io")
 
 
 # How many groups this process has made, by purpose and global ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import itertools
 import math
@@ -56,7 +57,8 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
 
     state_dict: nested dicts and lists of tensors, values, and objects with state_dict() and load_state_dict(). Tensors
     may be plain tensors, DTensors or ShardedTensors, on any device. If several ranks hold the same tensor or value,
-    one copy is saved. The copy of a value is that of the lowest rank that has it. Some ranks may lack a name.
+    one copy is saved. The copy of a value, and of a short vector such as BatchNorm's statistics, is that of the lowest rank that has it.
+    Some ranks may lack a name.
     path: of the checkpoint. Its folder must exist, on a file system that all ranks see. Or s3://BUCKET/PREFIX: then the
     ranks write into a folder in TMPDIR, which all of them must see, and upload from there.
     process_group: the ranks that save; None: all.
@@ -85,6 +87,7 @@ def save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: Any = 
         job = _Job.start(ranks, state_dict, path, format, overwrite, keep_last, compress, base,
                          changed_rows, memory, endpoint)
         job.run()
+        job.warn()
     return job.with_linked(job.report(begin))
 
 
@@ -129,6 +132,39 @@ class SaveSteps:
             self._abandon()
             raise
 
+    def on_all(self, body: Callable[[], T]) -> T:
+        """Calls `body`, which raises on all ranks or on none. If it raises, the save ends."""
+        try:
+            return body()
+        except Error:
+            self._abandon()
+            raise
+
+    def different_replicas(self, state: JobState, replicas: Replicas) -> list[Difference]:
+        """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
+        digests differ, these ranks send the samples, and the first of them the names."""
+        own: dict[int, bytes] = {}
+
+        def digests() -> dict[int, bytes]:
+            own.update({i: samples_of(state, boxes) for i, boxes in replicas.own.items()})
+            return {i: short_digest(samples) for i, samples in own.items()}
+
+        by_rank = self.together(digests)
+        sets = [i for i, of_set in enumerate(replicas.holders) if len({by_rank[rank][i] for rank in of_set}) > 1]
+        if not sets:
+            return []
+        samples = self.together(lambda: {i: own[i] for i in sets if i in own})
+        found: list[tuple[int, int, int]] = []  # a set, the position of a box in it, and the first rank with another replica
+        for i in sets:
+            expected = samples[replicas.holders[i][0]][i]
+            for at in range(0, len(expected), SAMPLE_NBYTES):
+                box = slice(at, at + SAMPLE_NBYTES)
+                odd = next((rank for rank in replicas.holders[i] if samples[rank][i][box] != expected[box]), None)
+                if odd is not None:
+                    found.append((i, at // SAMPLE_NBYTES, odd))
+        named = self.together(lambda: {(i, at): replicas.own[i][at] for i, at, _ in found if replicas.holders[i][0] == self.ranks.rank})
+        return [Difference(*named[replicas.holders[i][0]][i, at], replicas.holders[i][0], odd) for i, at, odd in found]
+
     def _abandon(self) -> None:
         if self._save is not None:
             self._save.abandon()
@@ -154,9 +190,12 @@ class SaveSteps:
         if True in interrupted:
             raise Error(f"rank {interrupted.index(True)}: interrupted after the save: the new checkpoint is complete",
                         kind="interrupted")
-        # After the last exchange, because a warning raises with `python -W error`.
+
+    def warn(self) -> None:
+        """Gives the warnings of the save. Call it after `run`, because with `python -W error` they are errors, of a save that is
+        complete."""
         for line in (*self.notes, *self.save.left_checkpoints):  # on rank 0
-            warnings.warn(line, RuntimeWarning, stacklevel=2)
+            warnings.warn(line, RuntimeWarning, stacklevel=3)
 
     def _finish(self) -> bool:
         """Returns whether Ctrl-C came on this rank. It must not look like an error of the save, which is complete."""
@@ -228,7 +267,7 @@ class _Job(SaveSteps):
                                     nbytes("memory", memory), absolute(optional_path_bytes("base", base)),
                                     flag("changed_rows", changed_rows))
             own = tensor_digest(self.state)
-            return {"tensors": own, "names": names_digest(self.state), "checkpoint": last_part(self.path),
+            return {"tensors": own, "names": names_digest(self.state), "groups": groups_digest(self.state), "checkpoint": last_part(self.path),
                     "format": format, "options": f"overwrite={overwrite}, keep_last={keep_last}, compress={compress!r}, "
                                f"base={None if base is None else last_part(os.fsdecode(base))!r}, "
                                f"changed_rows={changed_rows}",
@@ -243,11 +282,11 @@ class _Job(SaveSteps):
             for key, what in (("checkpoint", "checkpoint to save"), ("format", "format of the checkpoint"), ("options", "arguments")):
                 require_same(what, [message[key] for message in by_rank], self.path)
 
-        self._on_all(check)
+        self.on_all(check)
         values = first["values"]
-        if len({message["names"] for message in by_rank}) > 1:
+        if len({(message["names"], message["groups"]) for message in by_rank}) > 1:
             values_by_rank = self.together(self._values)
-            values = self._on_all(lambda: merged_values(self.path, values_by_rank))
+            values = self.on_all(lambda: merged_values(self.path, values_by_rank))
             empty = [tuple(keys) for keys, value in values if _is_empty(value)]
             if empty:
                 filled = set[Path]().union(*self.together(lambda: filled_of(empty, self.state.paths.values())))
@@ -264,8 +303,8 @@ class _Job(SaveSteps):
                     lambda: describe_job(self.state) if is_first_with(digests, ranks.rank) else None))
                 replicas = replicas_of(descriptions, ranks.rank)
         if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
-            different = self._different_replicas(replicas)
-            note = self._on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
+            different = self.different_replicas(self.state, replicas)
+            note = self.on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
             if note and ranks.rank == 0:
                 self.notes.append(note)
         try:
@@ -277,39 +316,6 @@ class _Job(SaveSteps):
             self.failure = error
         if self.save.is_one_file:
             self.together(self._start_one_file)
-
-    def _on_all(self, body: Callable[[], T]) -> T:
-        """Calls `body`, which raises on all ranks or on none. If it raises, the save ends."""
-        try:
-            return body()
-        except Error:
-            self._abandon()
-            raise
-
-    def _different_replicas(self, replicas: Replicas) -> list[Difference]:
-        """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
-        digests differ, these ranks send the samples, and the first of them the names."""
-        own: dict[int, bytes] = {}
-
-        def digests() -> dict[int, bytes]:
-            own.update({i: samples_of(self.state, boxes) for i, boxes in replicas.own.items()})
-            return {i: short_digest(samples) for i, samples in own.items()}
-
-        by_rank = self.together(digests)
-        sets = [i for i, of_set in enumerate(replicas.holders) if len({by_rank[rank][i] for rank in of_set}) > 1]
-        if not sets:
-            return []
-        samples = self.together(lambda: {i: own[i] for i in sets if i in own})
-        found: list[tuple[int, int, int]] = []  # a set, the position of a box in it, and the first rank with another replica
-        for i in sets:
-            expected = samples[replicas.holders[i][0]][i]
-            for at in range(0, len(expected), SAMPLE_NBYTES):
-                box = slice(at, at + SAMPLE_NBYTES)
-                odd = next((rank for rank in replicas.holders[i] if samples[rank][i][box] != expected[box]), None)
-                if odd is not None:
-                    found.append((i, at // SAMPLE_NBYTES, odd))
-        named = self.together(lambda: {(i, at): replicas.own[i][at] for i, at, _ in found if replicas.holders[i][0] == self.ranks.rank})
-        return [Difference(*named[replicas.holders[i][0]][i, at], replicas.holders[i][0], odd) for i, at, odd in found]
 
     def _values(self) -> list[tuple[list[Any], Any]]:
         return [(list(self.state.paths[name]), value) for name, value in self.state.values.items()]
@@ -329,7 +335,7 @@ class _Job(SaveSteps):
             else:
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
-            job = core_job(self.ranks, (tensors, aliases), self.value_names)
+            job = core_job(self.ranks, (of_lowest_ranks(tensors), aliases), self.value_names)
             found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, replicas)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
@@ -430,6 +436,7 @@ class _Background:
         cls.finish(ranks)
         it = cls._running.pop(ranks, None)
         if it is not None:
+            it.print_unasked_warning()
             ranks.gather("waiting for the save before", it.raise_unasked)
 
     @classmethod
@@ -437,6 +444,7 @@ class _Background:
         while cls._running:
             _, it = cls._running.popitem()
             it.thread.join()
+            it.print_unasked_warning()
             if it.failure is not None and not it.future.was_asked:
                 print(f"tessera: a save in the background failed, and nobody called result(): {it.failure}",
                       file=sys.stderr)
@@ -444,9 +452,14 @@ class _Background:
     def __init__(self, job: _Job, report: Saved):
         self.future = _SaveFuture()
         self.failure: BaseException | None = None
+        self.warning: Warning | None = None
         self.future.set_running_or_notify_cancel()
         self.thread = threading.Thread(target=self._run, args=(job, report), name="tessera save", daemon=True)
         self.thread.start()
+
+    def print_unasked_warning(self) -> None:
+        if self.warning is not None and not self.future.was_asked:
+            print(f"tessera: {self.warning}", file=sys.stderr)
 
     def raise_unasked(self) -> None:
         if self.failure is not None and not self.future.was_asked:
@@ -458,6 +471,12 @@ class _Background:
         except BaseException as error:
             self.failure = error
             self.future.set_exception(error)
+            return
+        try:
+            job.warn()
+        except Warning as warning:  # with `python -W error`. The save is complete, so later saves do not raise it
+            self.warning = warning
+            self.future.set_exception(warning)
         else:
             self.future.set_result(job.with_linked(report))
 
@@ -521,6 +540,12 @@ def names_digest(state: JobState) -> str:
     return hashlib.sha256(repr(paths).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def groups_digest(state: JobState) -> str:
+    """Returns a digest of the lists of parameters in optimizers' groups, which differ between pipeline stages."""
+    lists = [(name, value) for name, value in sorted(state.values.items()) if lists_parameters(state.paths[name])]
+    return hashlib.sha256(repr(lists).encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def names_that_tell_kinds(values: list[tuple[list[Any], Any]]) -> tuple[str, ...]:
     """Returns the names of values that may tell which tensors are optimizer state, such as `optim.param_groups`."""
     names = (_core.spell_path(path) for path, _ in values)
@@ -543,7 +568,7 @@ def merged(path: str, by_rank: list[Description]) -> Description:
     names = {name: None for tensors, aliases in by_rank for name in (*tensors, *aliases)}
     untied_of = {id(of_rank): untied(of_rank)[0] for of_rank in by_rank}  # ranks may share a description
     untied_by_rank = [untied_of[id(of_rank)] for of_rank in by_rank]
-    joined: dict[Any, list[Shard]] = {}  # by shape, ranks and layouts, because many tensors have the same
+    joined: dict[Any, tuple[list[list[Shard]], list[Shard]]] = {}  # by shape, ranks and layouts, because many tensors have the same
     tensors_of_all: dict[str, tuple[list[Any], str, list[int], Any]] = {}
     problems: list[str] = []
     for name in names:
@@ -559,12 +584,14 @@ def merged(path: str, by_rank: list[Description]) -> Description:
             problems.append(f"{name}: expected {dtype} {shape}, as on rank {first_rank}, found "
                             f"{odd_dtype} {odd_shape} on rank {rank}")
         elif any(other[3] != layout for _, other in found) or (layout is None and len(found) < len(by_rank)):
-            num_known = 1 if layout is None else len(layout)
             key = tuple(shape), tuple(rank for rank, _ in found), tuple(id(other[3]) for _, other in found)
             if key not in joined:
-                joined[key] = _joined(shape, [(rank, other[3]) for rank, other in found])
-            layout = joined[key]
-            crossing = _crossing(layout) if len(layout) > num_known else None
+                known = _layouts(shape, [(rank, other[3]) for rank, other in found])
+                joined[key] = known, _joined(known)
+            known, layout = joined[key]
+            crossing = _crossing(layout) if len(layout) > len(known[0]) else None
+            if _may_differ(layout):  # a vector must not have elements of two replicas
+                layout = min(known, key=_lowest_holder)
             if crossing is not None:
                 problems.append(f"{name}: expected parts that do not overlap, found {' and '.join(map(_in_words, crossing))}")
         tensors_of_all[name] = (its_path, dtype, shape, layout)
@@ -650,47 +677,106 @@ def samples_of(state: JobState, boxes: list[tuple[str, Box]]) -> bytes:
         if local is None:
             raise Error(f"{name}: tensor: expected a shard at {box[0]} of the sizes {box[1]} on this rank, as its layout says, found none",
                         kind="mismatch", tensor=name)
-        flat = local.detach().reshape(-1)
-        some = flat[::-(-flat.numel() // MAX_SAMPLES)].to("cpu", copy=True).contiguous()
-        samples.append(short_digest(some.resolve_conj().resolve_neg().view(torch.uint8).numpy()))
+        samples.append(short_digest(some_elements(local).view(torch.uint8).numpy()))
     return b"".join(samples)
+
+
+def some_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns at most MAX_SAMPLES elements of a tensor in host memory, in row-major order; of a large one the first, the last, and
+    elements of all rows and columns. Copies no others."""
+    from torch import int8, int16, int32, int64
+
+    tensor = tensor.detach()
+    if tensor.numel() > MAX_SAMPLES:
+        integers = {1: int8, 2: int16, 4: int32, 8: int64}.get(tensor.element_size())
+        if integers is not None and not (tensor.is_conj() or tensor.is_neg()):  # because `take` lacks some dtypes of 8 bits
+            tensor = tensor.view(integers)
+        tensor = tensor.take(_sample_positions(tensor.numel(), tensor.device))
+    return tensor.to("cpu", copy=True).resolve_conj().resolve_neg().contiguous().reshape(-1)
+
+
+@functools.lru_cache(maxsize=64)
+def _sample_positions(numel: int, device: torch.device) -> torch.Tensor:
+    """Returns one position in each of MAX_SAMPLES equal parts of [0, numel), at a place that changes from part to part: equal
+    steps would only see some columns of most matrices."""
+    import torch
+
+    bounds = [i * numel // MAX_SAMPLES for i in range(MAX_SAMPLES + 1)]
+    positions = [begin + i * 0x9E3779B1 % (end - begin) for i, (begin, end) in enumerate(itertools.pairwise(bounds))]
+    positions[-1] = numel - 1
+    with torch.inference_mode(False):  # the cache outlives the caller's mode
+        return torch.tensor(positions, device=device)
 
 
 def short_digest(data: Any) -> bytes:
     return hashlib.sha256(data).digest()[:SAMPLE_NBYTES]
 
 
-def judge_replicas(path: str, different: list[Difference], num_joined: int) -> str | None:
+def judge_replicas(path: str, different: list[Difference], num_joined: int,
+                   choice: str = "those of the lowest rank are saved") -> str | None:
     """Raises Error naming the tensors of which groups of ranks have different replicas, if these are weights, such as those of
     pipeline stages or experts, because only one replica would be saved. Returns a warning if they are a few short vectors, such as
-    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each."""
+    the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each. `choice`: which replicas
+    are saved, for the warning."""
     if not different:
         return None
     problems: dict[str, str] = {}
     for name, _, first_rank, other_rank in different:
         problems.setdefault(name, f"{name}: expected equal elements on the ranks {first_rank} and {other_rank}, found different ones")
-    are_weights = any(len(sizes) > 1 or math.prod(sizes) > MAX_STATISTICS for _, (_, sizes), _, _ in different)
+    are_weights = any(not _is_short(sizes) for _, (_, sizes), _, _ in different)
     what = f"{path}: groups of ranks hold different elements under {len(problems)} {'name' if len(problems) == 1 else 'names'}"
     if are_weights or 2 * len(problems) > num_joined:
         raise Error("\n  ".join([f"{what} (pipeline stages, or experts? give those of each group names of their own):",
                                  *itertools.islice(problems.values(), 100)]), kind="mismatch", path=path)
-    return f"{what}, such as {next(iter(problems))}; those of the lowest rank are saved"
+    return f"{what}, such as {next(iter(problems))}; {choice}; the new checkpoint is complete"
 
 
-def _joined(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[Shard]:
-    """Joins the layouts of a tensor that ranks know. They differ if each group of ranks has a replica of its own, as with tensor
-    parallelism on one axis of a mesh."""
-    holders: dict[Box, set[int]] = {}
+def _layouts(shape: list[int], by_rank: list[tuple[int, list[Shard] | None]]) -> list[list[Shard]]:
+    """Returns the different layouts of a tensor that ranks know. There are several if each group of ranks has a replica of its own,
+    as with tensor parallelism on one axis of a mesh."""
     known: list[list[Shard]] = []
     for rank, layout in by_rank:
         if layout is None:
             layout = [([0] * len(shape), shape, [rank])]
-        if layout in known:
-            continue
-        known.append(layout)
-        for offsets, sizes, ranks in layout:
-            holders.setdefault((tuple(offsets), tuple(sizes)), set()).update(ranks)
+        if layout not in known:
+            known.append(layout)
+    return known
+
+
+def _joined(layouts: list[list[Shard]]) -> list[Shard]:
+    holders: dict[Box, set[int]] = {}
+    for offsets, sizes, ranks in itertools.chain.from_iterable(layouts):
+        holders.setdefault((tuple(offsets), tuple(sizes)), set()).update(ranks)
     return [(list(offsets), list(sizes), sorted(ranks)) for (offsets, sizes), ranks in sorted(holders.items())]
+
+
+def _lowest_holder(layout: list[Shard]) -> int:
+    return min(min(ranks) for _, _, ranks in layout)
+
+
+def _may_differ(layout: list[Shard]) -> bool:
+    """Returns whether replicas of the tensor may differ, as the statistics of BatchNorm do."""
+    return any(_is_short(sizes) for _, sizes, _ in layout)
+
+
+def _is_short(sizes: Sequence[int]) -> bool:
+    return len(sizes) < 2 and math.prod(sizes) <= MAX_STATISTICS
+
+
+def of_lowest_ranks(tensors: dict[str, tuple[list[Any], str, list[int], Any]]) -> dict[str, tuple[list[Any], str, list[int], Any]]:
+    """Returns layouts in which short vectors have one holder for each box, the lowest rank: if replicas differ, the mean and the
+    variance of one BatchNorm must be those of one rank."""
+    lowest: dict[int, list[Shard]] = {}  # by id of a layout, because many tensors share one list
+    result = {}
+    for name, (path, dtype, shape, layout) in tensors.items():
+        if layout is None and _is_short(shape):
+            layout = [([0] * len(shape), shape, [0])]
+        elif len(shape) < 2 and layout and _may_differ(layout):
+            if id(layout) not in lowest:
+                lowest[id(layout)] = [(offsets, sizes, [min(ranks)]) for offsets, sizes, ranks in layout]
+            layout = lowest[id(layout)]
+        result[name] = path, dtype, shape, layout
+    return result
 
 
 def _crossing(layout: list[Shard]) -> tuple[Shard, Shard] | None:
@@ -734,23 +820,50 @@ def with_all_ranks(values: list[tuple[list[Any], Any]], per_rank: list[dict[str,
 
 
 def merged_values(path: str, by_rank: list[list[tuple[list[Any], Any]]]) -> list[tuple[list[Any], Any]]:
-    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Exception: the parameters of an
-    optimizer's group, of which a rank without parameters has an empty list. Raises Error if they spell the name with different
-    keys, such as 0 and "0"."""
+    """Merges the values of all ranks. If several ranks have a name, takes the value of the lowest rank. Exception: optimizers' groups
+    (see `_join_groups`). Raises Error if they spell the name with different keys, such as 0 and "0"."""
     merged: dict[str, tuple[int, list[Any], Any]] = {}
+    lists: dict[str, list[tuple[int, Any]]] = {}  # by name of a list of parameters: that of each rank
     for rank, values in enumerate(by_rank):
         for keys, value in values:
             name = _core.spell_path(keys)
-            first_rank, first_keys, first = merged.setdefault(name, (rank, keys, value))
+            first_rank, first_keys, _ = merged.setdefault(name, (rank, keys, value))
             if repr(keys) != repr(first_keys):
                 raise Error(f"{path}: {name}: expected the keys {first_keys}, as on rank {first_rank}, found {keys} on rank {rank}",
                             kind="mismatch", path=path, tensor=name)
-            if _lists_parameters(keys) and _is_empty(first) and type(value) is type(first) and value:
-                merged[name] = (first_rank, first_keys, value)
-    return [(keys, value) for _, keys, value in merged.values()]
+            if lists_parameters(keys) and isinstance(value, list) and value:
+                lists.setdefault(name, []).append((rank, value))
+    result = {name: (keys, value) for name, (_, keys, value) in merged.items()}
+    for name, of_ranks in lists.items():
+        if any(each != result[name][1] for _, each in of_ranks):
+            _join_group(path, name, of_ranks, by_rank, result)
+    return list(result.values())
 
 
-def _lists_parameters(keys: Sequence[Any]) -> bool:
+def _join_group(path: str, name: str, lists: list[tuple[int, list[Any]]], by_rank: list[list[tuple[list[Any], Any]]],
+                result: dict[str, tuple[list[Any], Any]]) -> None:
+    """Joins an optimizer's group of which ranks have different parameters, as pipeline stages do: the group gets the parameters of
+    all ranks. A rank without parameters does not count. Raises Error if the other entries of the group, such as `lr`, differ.
+
+    name: of the list of parameters. lists: those that are not empty, with their ranks.
+    """
+    keys = result[name][0]
+    result[name] = keys, list({repr(parameter): parameter for _, each in lists for parameter in each}.values())
+    expected: dict[str, tuple[int, Any]] = {}  # by name of another entry of the group: the first rank with it, and its value
+    for rank, of_rank in lists:
+        for its_keys, value in by_rank[rank]:
+            if its_keys[:len(keys) - 1] != keys[:-1] or its_keys == keys:
+                continue
+            field = _core.spell_path(its_keys)
+            first_rank, first = expected.setdefault(field, (rank, value))
+            if repr(value) != repr(first) and of_rank != lists[0][1]:
+                raise Error(f"{path}: {field}: expected {first!r}, as on rank {first_rank}, found {value!r} on rank {rank}, whose group has "
+                            "other parameters (StateDictOptions(flatten_optimizer_state_dict=True) gives each parameter values of its own)",
+                            kind="mismatch", path=path, tensor=field)
+            result[field] = its_keys, first
+
+
+def lists_parameters(keys: Sequence[Any]) -> bool:
     return "param_groups" in keys and keys[-1] == "params"
 
 

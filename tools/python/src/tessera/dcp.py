@@ -26,12 +26,13 @@ from torch.futures import Future
 from . import _core
 from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes, text
 from ._checkpoint import Checkpoint
-from ._errors import Error
+from ._errors import Error, Problem, refused
 from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values, names_that_tell_kinds
+from ._save import (DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, describe_job, is_first_with, judge_replicas, merged_values,
+                    names_that_tell_kinds, of_first_with, replicas_of, tensor_digest)
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -89,7 +90,10 @@ class StorageReader(DcpStorageReader):
         return Metadata(state_dict_metadata=entries, storage_data=storage)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._checkpoint()
+        """Refuses a part of a checkpoint, as `tessera.load` does. Not in `read_metadata`, because DCP discards its errors."""
+        checkpoint = self._checkpoint()
+        if checkpoint.part is not None:
+            raise refused([checkpoint.path], (Problem.of_entry("error", "part", checkpoint.path, "a whole checkpoint", checkpoint.part),))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Adds what this rank has opened. Called on all ranks."""
@@ -205,7 +209,9 @@ class StorageWriter(DcpStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assert self._path is not None
-        _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner).run()
+        job = _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner)
+        job.run()
+        job.warn()
         future: Future[list[WriteResult]] = Future()
         future.set_result([WriteResult(index=item.index, size_in_bytes=item.tensor_storage_size() or 0,
                                                storage_data=None) for item in plan.items])
@@ -215,13 +221,17 @@ class StorageWriter(DcpStorageWriter):
         """Does nothing: `write_data` has finished the checkpoint on all ranks."""
 
 
-def _warn_of_ties(planner: SavePlanner, ranks: Ranks) -> None:
-    """Warns of tied tensors of this rank, because DCP's planner makes a tensor of each name."""
+def _tensors_of(planner: SavePlanner, ranks: Ranks) -> JobState | None:
+    """Returns the tensors of this rank's state dict; None if only the planner knows the pieces of one of them."""
     state = getattr(planner, "state_dict", {})
     try:
-        aliases = JobState({name: entry for name, entry in state.items() if isinstance(entry, torch.Tensor)}, ranks).aliases
-    except Error:  # a kind of tensor for which only DCP's planner knows the pieces; `_take` checks these
-        return
+        return JobState({name: entry for name, entry in state.items() if isinstance(entry, torch.Tensor)}, ranks)
+    except Error:  # `_take` checks the pieces
+        return None
+
+
+def _warn_of_ties(aliases: dict[str, str]) -> None:
+    """Warns of tied tensors of this rank, because DCP's planner makes a tensor of each name."""
     if aliases:
         name = min(aliases)
         more = f" (and {len(aliases) - 1} more)" if len(aliases) > 1 else ""
@@ -237,6 +247,7 @@ class _Begun(NamedTuple):
 
     pieces: _Pieces
     values: list[tuple[list[Any], Any]]
+    tensors: str | None  # digest of the rank's tensors and their layouts, if they are known
     staged: bytes | None  # the staging directory, from rank 0
     checkpoint: str  # the last part of the path
     options: str
@@ -252,15 +263,17 @@ class _PlannedSave(SaveSteps):
         self._tensors: dict[str, list[torch.Tensor]] = {}
 
         def begin() -> _Begun:
-            _warn_of_ties(planner, ranks)  # here, because an error (python -W error) must reach all ranks
+            self._state = _tensors_of(planner, ranks)
+            _warn_of_ties(self._state.aliases if self._state else {})  # here, because an error (python -W error) must reach all ranks
             encoded = stored_path_bytes("path", path, endpoint)
             self._save = _core.Save(encoded, "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             values = [(value_path, _core.plain_value(value_path, value)) for value_path, value in values]
-            return _Begun(pieces, values, self.save.stage() if ranks.rank == 0 else None, last_part(os.fsdecode(encoded)),
+            return _Begun(pieces, values, tensor_digest(self._state) if self._state else None, self.save.stage() if ranks.rank == 0 else None, last_part(os.fsdecode(encoded)),
                           str(options[:3]))  # without `memory`, which may differ
 
         by_rank = self.together(begin)
+        self._compare_replicas(os.fspath(path), [begun.tensors for begun in by_rank])
         try:
             require_same("checkpoint to save", [begun.checkpoint for begun in by_rank], os.fspath(path))
             require_same("arguments", [begun.options for begun in by_rank], os.fspath(path))
@@ -274,6 +287,22 @@ class _PlannedSave(SaveSteps):
             self.save.set_contents(self.plan, directory, values)
         except BaseException as error:
             self.failure = error
+
+    def _compare_replicas(self, path: str, digests: list[str | None]) -> None:
+        """Raises Error if groups of ranks have different weights of equal names, because DCP's planner saves only one of them.
+        `digests`: of the tensors of each rank."""
+        state = self._state
+        if len(set(digests)) == 1 or None in digests or state is None:
+            return
+        sent = self.together(lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None)
+        replicas = replicas_of(of_first_with(digests, sent), self.ranks.rank)
+        if not replicas.holders:
+            return
+        different = self.different_replicas(state, replicas)
+        note = self.on_all(lambda: judge_replicas(path, different, replicas.num_tensors, "DCP's planner chooses which of them are saved "
+                                                  "(DefaultSavePlanner(dedup_save_to_lowest_rank=True): those of the lowest rank)"))
+        if note and self.ranks.rank == 0:
+            self.notes.append(note)
 
     def _take(self, items: list[WriteItem], planner: SavePlanner) -> tuple[_Pieces, list[tuple[list[Any], Any]]]:
         pieces: _Pieces = {}

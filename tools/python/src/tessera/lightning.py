@@ -23,6 +23,9 @@ from ._ranks import Ranks
 from ._save import Saved, _Background, async_save, save
 
 
+_FILE_FORMATS = ("safetensors", "torch")
+
+
 class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     """Saves Lightning's checkpoints in a format of Tessera, and loads any checkpoint that Tessera reads.
 
@@ -56,6 +59,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         end = _set_aside(target, self._options["format"])
         try:
             if self._is_asynchronous:
+                _reserve(target, self._options["format"])
                 self._saving = async_save(checkpoint, target, **options)
                 # Not self._saving.exception(): it records that the caller has seen the error, so that no later save raises it.
                 self._saving.add_done_callback(lambda saving: end(Future.exception(saving) is None))
@@ -116,17 +120,33 @@ def _set_aside(target: Path, format: str) -> Callable[[bool], None]:
     """If a folder is to replace a file, such as "last.ckpt" of an earlier run without this plugin, gives the file another name.
     Returns a function to call after the save: with True it removes the file, with False the file gets its name back."""
     if format == "torch" or not target.is_file():
-        return lambda is_saved: None
+        return lambda is_saved: None if is_saved else _remove_reservation(target)
     aside = next(name for name in _old_names(target) if not os.path.lexists(name))
     os.replace(target, aside)
 
     def end(is_saved: bool) -> None:
         if is_saved:
             aside.unlink()
-        elif not os.path.lexists(target):
+            return
+        _remove_reservation(target)
+        if not os.path.lexists(target):
             os.replace(aside, target)
 
     return end
+
+
+def _reserve(target: Path, format: str) -> None:
+    """Makes an empty folder or file, which a save in the background replaces: ModelCheckpoint takes a name that does not exist for
+    free, and would give it to the next checkpoint too."""
+    if not os.path.lexists(target):
+        target.touch() if format in _FILE_FORMATS else target.mkdir()
+
+
+def _remove_reservation(target: Path) -> None:
+    if target.is_dir() and not target.is_symlink() and not any(target.iterdir()):
+        target.rmdir()
+    elif target.is_file() and target.stat().st_size == 0:
+        target.unlink()
 
 
 def _old_names(target: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torchtitan.tools.utils import GarbageCollection
 
 from ._arguments import local_folder
 from ._checkpoint import open as open_checkpoint
-from ._errors import Error
+from ._errors import Error, refused
 from ._latest import numbered
 from ._load import Loaded, load
 from ._save import async_save, save
@@ -97,6 +98,12 @@ class _NoStager:
 
 
 def _require_all(loaded: Loaded) -> None:
+    """Raises Error if the checkpoint lacks names of the job, or is only a part. Warns on rank 0 of other remarks about it."""
+    for note in loaded.notes:
+        if note.rule == "part":
+            raise refused([loaded.path], (note,), where=f"{loaded.path}: ")
+        if torch.distributed.get_rank() == 0:
+            warnings.warn(f"{loaded.path}: {note}", RuntimeWarning, stacklevel=3)
     if loaded.missing:
         raise Error(f"{loaded.path}: expected all names of the job, found that {len(loaded.missing)} are missing: "
                     f"{', '.join(loaded.missing[:5])}", kind="mismatch", path=loaded.path)
