@@ -317,6 +317,31 @@ TEST_P(TablesOnDeviceTest, CachedRowsGiveTheBitsOfAllRows) {
   }
 }
 
+TEST_P(TablesOnDeviceTest, APartHasTheCachedRows) {
+  const auto tables =
+      shard(test::small_collection(), test::plan_of(test::plan_kind("table_wise"), 1), dist::Mesh(),
+            {.optimizer = embedding::Sgd{.lr = 0.5},
+             .device = device(0),
+             .cached_rows = {{"days", 20}, {"again", 20}}});
+  const auto train = [&] {
+    test::loss_of(tables->forward(test::small_batch(0, 0)).values()).backward();
+  };
+  torch::nn::Module& part = *tables->named_modules()["embedding_bags"];
+  const at::Tensor initial = state_dict(part).tensor("days.weight");
+  train();
+  const StateDict of_part = state_dict(part);
+  EXPECT_FALSE(of_part.tensor("days.weight").equal(initial));
+  const StateDict trained = state_dict(*tables, {.offload_to_cpu = true});
+  for (const StateDict::Item& item : of_part) {
+    EXPECT_TRUE(of_part.tensor(item.fqn).cpu().equal(trained.tensor("embedding_bags." + item.fqn)))
+        << item.fqn;
+  }
+  train();  // changes cached rows again
+  load_state_dict(part, of_part);
+  test::expect_close(state_dict(*tables, {.offload_to_cpu = true}), trained, "loaded");
+  test::accelerator::end();
+}
+
 TEST_P(TablesOnDeviceTest, ABatchThatNeedsMoreRowsThanAreCachedChangesNothing) {
   test::on_devices(test::num_ranks(2), [&](const dist::Mesh& mesh) {
     const auto tables = shard(test::small_collection(),

@@ -2,8 +2,6 @@
 
 #include <torch/types.h>
 
-#include <algorithm>
-
 #include "runtime/embedding/sharded_tables.h"
 #include "runtime/embedding/table_state.h"
 #include "runtime/registry/mesh_around.h"
@@ -25,15 +23,10 @@ TablePlan plan_alone(const TableSet& tables) {
   return plan;
 }
 
-/// Notes for each part of a collection in which every table is data-parallel (`embedding_bags`, or
-/// one table) that all ranks of the mesh have it. A part with sharded tables cannot be used alone.
-void note_mesh_around_whole_tables(const torch::nn::Module& collection, const dist::Mesh& mesh) {
-  const auto is_whole = [](const at::Tensor& weight) {
-    const auto shard = registry::find_shard(weight);
-    return shard && shard->group == nullptr;
-  };
+/// Notes for each part of a collection (`embedding_bags`, or one table) that all ranks of the mesh
+/// have it.
+void note_mesh_around_tables(const torch::nn::Module& collection, const dist::Mesh& mesh) {
   for (const auto& part : collection.modules(/*include_self=*/false)) {
-    if (!std::ranges::all_of(part->parameters(), is_whole)) continue;
     registry::attach(*part, std::make_shared<registry::MeshAround>(mesh));
   }
 }
@@ -137,7 +130,7 @@ std::shared_ptr<ShardedEmbeddingBagCollection> shard(const EmbeddingBagCollectio
   }
   auto sharded = std::make_shared<ShardedEmbeddingBagCollection>(collection, plan, mesh, options);
   embedding::attach_state_dict_hooks(*sharded, sharded->sharded_);
-  note_mesh_around_whole_tables(*sharded, mesh);
+  note_mesh_around_tables(*sharded, mesh);
   registry::note_applied(*sharded, "shard", mesh);
   if (mesh.world_size() > 1) {
     registry::attach(*sharded, sharded->sharded_->meeting_point());

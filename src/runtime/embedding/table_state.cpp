@@ -16,6 +16,34 @@ std::string weight_name(const LocalTable& table) {
   return "embedding_bags." + table.name + ".weight";
 }
 
+/// Adds hooks to the module that has the weight of table number `index`.
+void attach_to_table(Module& owner, const std::shared_ptr<ShardedTables>& tables,
+                     std::size_t index) {
+  // Weak, because the registry may keep hooks for some time after the collection is destroyed. The
+  // collection owns the tables.
+  const std::weak_ptr<ShardedTables> weak = tables;
+  registry::add_first_state_dict_post_hook(
+      owner, [weak, index](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
+                           const StateDictOptions& options) {
+        const auto its = weak.lock();
+        if (!its) return;  // a part that outlives its collection
+        const LocalTable& table = its->local()[index];
+        if (table.cache) table.cache->write_back();
+        state::show_whole(state_dict, prefix + "weight", its->weight_entry(table),
+                          *its->mesh().world(), options);
+      });
+  registry::add_last_load_state_dict_pre_hook(
+      owner, [weak, index](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
+                           LoadReport& report) {
+        const auto its = weak.lock();
+        if (!its) return;
+        const LocalTable& table = its->local()[index];
+        if (table.cache) table.cache->write_back();  // empties it, because its rows will change
+        state::show_local_shard(state_dict, prefix + "weight", its->weight_entry(table),
+                                table.weight, report);
+      });
+}
+
 /// The optimizer state of the fused tables, for saving and loading.
 class TableUpdates final : public registry::FusedUpdates {
  public:
@@ -56,30 +84,12 @@ std::shared_ptr<registry::FusedUpdates> fused_updates(
   return std::make_shared<TableUpdates>(tables);
 }
 
-void attach_state_dict_hooks(Module& collection, const std::shared_ptr<ShardedTables>& tables) {
-  // Weak, because the registry may keep hooks for some time after the collection is destroyed. The
-  // collection owns the tables.
-  const std::weak_ptr<ShardedTables> weak = tables;
-  registry::add_first_state_dict_post_hook(
-      collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
-                         const StateDictOptions& options) {
-        const auto its = weak.lock();
-        its->write_back_cached_rows();
-        for (const LocalTable& table : its->local()) {
-          state::show_whole(state_dict, prefix + weight_name(table), its->weight_entry(table),
-                            *its->mesh().world(), options);
-        }
-      });
-  registry::add_last_load_state_dict_pre_hook(
-      collection, [weak](Module& /*owner*/, StateDict& state_dict, const std::string& prefix,
-                         LoadReport& report) {
-        const auto its = weak.lock();
-        its->write_back_cached_rows();  // also empties the caches, whose rows are about to change
-        for (const LocalTable& table : its->local()) {
-          state::show_local_shard(state_dict, prefix + weight_name(table), its->weight_entry(table),
-                                  table.weight, report);
-        }
-      });
+void attach_state_dict_hooks(const Module& collection,
+                             const std::shared_ptr<ShardedTables>& tables) {
+  const auto modules = collection.named_modules();
+  for (const LocalTable& table : tables->local()) {
+    attach_to_table(*modules["embedding_bags." + table.name], tables, table.table);
+  }
 }
 
 }  // namespace tessera::embedding

@@ -11,8 +11,8 @@
 namespace tessera::registry {
 
 /// The mesh of a module that an API was applied to, stored for each module inside it whose
-/// parameters the API manages; with `shard`, only for those whose tables are data-parallel. So a
-/// part of a model, such as its backbone, is known to be on all ranks if it is used alone.
+/// parameters the API manages. So a part of a model, such as its backbone, is known to be on all
+/// ranks if it is used alone.
 struct MeshAround final : ModuleState {
   explicit MeshAround(dist::Mesh its_mesh) : mesh(std::move(its_mesh)) {}
   dist::Mesh mesh;

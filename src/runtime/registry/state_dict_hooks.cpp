@@ -140,6 +140,9 @@ HookHandle add_load_state_dict_pre_hook(torch::nn::Module& module, LoadPreHook h
 HookHandle add_load_state_dict_post_hook(torch::nn::Module& module, LoadPostHook hook) {
   return add(module, std::move(hook), &StateDictHooks::load_post);
 }
+bool is_own_post_hook(std::uint64_t number) {
+  return number < static_cast<std::uint64_t>(Turn::in_order);
+}
 HookHandle add_first_state_dict_post_hook(torch::nn::Module& module, StateDictPostHook hook) {
   return add(module, std::move(hook), &StateDictHooks::post, Turn::first);
 }

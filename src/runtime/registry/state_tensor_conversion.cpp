@@ -209,13 +209,7 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
 
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options) {
-  StateEntry* found = state_dict.find(fqn);
-  if (found == nullptr) {  // an earlier hook may have renamed it
-    for (StateDict::Item& item : state_dict) {
-      const auto* const tensor = std::get_if<StateTensor>(&item.entry);
-      if (tensor != nullptr && tensor->module_fqn == fqn) found = &item.entry;
-    }
-  }
+  StateEntry* const found = state_dict.find(fqn);
   if (found == nullptr || std::holds_alternative<StateAlias>(*found)) return;
   std::get<StateTensor>(*found).local_shards.clear();  // frees the copy of the shard first
   entry.module_fqn = fqn;

@@ -43,8 +43,7 @@ StateTensor as_asked(StateTensor entry, dist::Group& world, const StateDictOptio
                      const std::string& fqn);
 
 /// For the state dict post hook of a module with sharded parameters. Replaces the entry `fqn` by
-/// `entry` (type SHARDED), converted to the type in `options`. If an earlier hook has renamed the
-/// old entry, replaces it under the new key. Does nothing for an alias or a removed entry.
+/// `entry` (type SHARDED), converted to the type in `options`. Does nothing for an alias.
 /// Collective over `world` for FULL.
 void show_whole(StateDict& state_dict, const std::string& fqn, StateTensor entry,
                 dist::Group& world, const StateDictOptions& options);

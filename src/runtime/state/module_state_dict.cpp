@@ -2,11 +2,13 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/mesh_around.h"
+#include "runtime/registry/own_state_dict_hooks.h"
 #include "runtime/registry/parameter_shards.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/sharded_state_dict.h"
@@ -24,6 +26,14 @@ struct ConfiguredType final : registry::ModuleState {
   std::optional<StateDictOptions> options;
 };
 
+/// Returns whether `module` or a module below it has a state dict pre hook.
+bool has_pre_hook(const Module& module) {
+  const auto hooks = registry::find<registry::StateDictHooks>(module);
+  if (hooks && !hooks->pre.empty()) return true;
+  return std::ranges::any_of(module.children(),
+                             [](const auto& child) { return has_pre_hook(*child); });
+}
+
 class Walk {
  public:
   enum class Scopes { obey, ignore };
@@ -31,7 +41,8 @@ class Walk {
   /// `equal`: all ranks have equal copies of a tensor. `own`: the copies may differ.
   enum class Copies { own, equal };
 
-  explicit Walk(const Module& root, Scopes scopes) : scopes_(scopes) {
+  explicit Walk(const Module& root, Scopes scopes)
+      : scopes_(scopes), has_pre_hook_(has_pre_hook(root)) {
     const dist::Mesh mesh = mesh_of(root);
     is_first_rank_ = mesh.rank() == 0;
     num_ranks_ = mesh.world_size();
@@ -54,27 +65,34 @@ class Walk {
       // Iterates over a copy, because a hook may remove itself.
       for (const auto& [number, hook] : std::map(hooks->pre)) hook(module, prefix, options);
     }
+    const bool is_dropped = options.rank0_only && !is_first_rank_;
+    // A post hook may undo what a pre hook did to the module, so it must run on all ranks, and all
+    // ranks then need the elements. Without pre hooks, post hooks run only where entries are kept.
+    StateDictOptions collected = options;
+    if (has_pre_hook_) collected.rank0_only = false;
     for (const auto& each : module.named_parameters(/*recurse=*/false)) {
       // `replicate` does not keep the parameters of ignored_states equal; they lack its hook.
       const bool is_kept_equal =
           each.value().defined() && registry::gradient_hook(each.value()) != nullptr;
-      take(prefix + each.key(), each.value(), options, is_kept_equal ? parameters : Copies::own);
+      take(prefix + each.key(), each.value(), collected, is_kept_equal ? parameters : Copies::own);
     }
     // Each rank has its own buffers, such as BatchNorm's running statistics.
     for (const auto& each : module.named_buffers(/*recurse=*/false)) {
-      take(prefix + each.key(), each.value(), options, Copies::own);
+      take(prefix + each.key(), each.value(), collected, Copies::own);
     }
     for (const auto& child : module.named_children()) {
       visit(*child.value(), prefix + child.key() + ".", options, parameters);
     }
     if (hooks) {
       for (const auto& [number, hook] : std::map(hooks->post)) {
-        hook(module, state_dict_, prefix, options);
+        const bool is_own_hook = registry::is_own_post_hook(number);
+        if (is_dropped && !has_pre_hook_ && !is_own_hook) continue;
+        hook(module, state_dict_, prefix, is_own_hook ? collected : options);
       }
     }
     if (prefix.empty()) refuse_shards();
     const bool is_boundary = prefix.empty() || is_own;
-    if (is_boundary && options.rank0_only && !is_first_rank_) drop(prefix);
+    if (is_boundary && is_dropped) drop(prefix);
   }
 
   StateDict result() {
@@ -155,6 +173,7 @@ class Walk {
   }
 
   Scopes scopes_;
+  bool has_pre_hook_ = false;
   bool is_first_rank_ = true;
   int num_ranks_ = 1;
   StateDict state_dict_;

@@ -116,9 +116,8 @@ TEST(ModuleStateTest, StateDictsLoadIntoEachOther) {
 }
 
 // Shows C2.
-TEST(ModuleStateTest, APartWithDataParallelTablesIsOnAllRanks) {
-  for (const std::string plan :
-       {"data_parallel", "mixed"}) {  // mixed: of these parts, only `cities`
+TEST(ModuleStateTest, APartIsOnAllRanks) {
+  for (const std::string plan : {"data_parallel", "mixed", "row_wise", "column_wise"}) {
     test::on_ranks(2, [&](const dist::Mesh& mesh) {
       const auto tables = sharded_collection(mesh, plan, {.optimizer = embedding::Sgd{}});
       const auto parts = tables->named_modules();
@@ -126,14 +125,13 @@ TEST(ModuleStateTest, APartWithDataParallelTablesIsOnAllRanks) {
            {"embedding_bags", "embedding_bags.users", "embedding_bags.cities"}) {
         SCOPED_TRACE(plan + ": " + name);
         torch::nn::Module& part = *parts[name];
-        const bool is_sharded = plan == "mixed" && name != "embedding_bags.cities";
-        if (is_sharded) {
-          EXPECT_THAT([&] { state_dict(part); },
-                      testing::ThrowsMessage<Error>(testing::HasSubstr("sharded parameter")));
-          continue;
-        }
         EXPECT_EQ(mesh_of(part).world_size(), 2);
         const StateDict before = state_dict(part);
+        const StateDict of_collection = state_dict(*tables);
+        for (const StateDict::Item& item : before) {
+          const std::string in_collection = name + "." + item.fqn;
+          EXPECT_TRUE(before.tensor(item.fqn).equal(of_collection.tensor(in_collection)));
+        }
         EXPECT_EQ(state_dict(part, {.rank0_only = true}).empty(), mesh.rank() == 1);
         {
           const at::NoGradGuard no_grad;
@@ -146,6 +144,57 @@ TEST(ModuleStateTest, APartWithDataParallelTablesIsOnAllRanks) {
       }
     });
   }
+}
+
+// Shows C2, D4.
+TEST(ModuleStateTest, APartOfACollectionMayHaveATypeOfItsOwn) {
+  for (const std::string part : {"embedding_bags", "embedding_bags.cities"}) {
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      const auto tables = sharded_collection(mesh, "row_wise", {});
+      const StateDict expected = state_dict(*tables);
+      const StateDictTypeScope scope(*tables->named_modules()[part],
+                                     {.type = FULL, .rank0_only = true});
+      for (const StateDictType type : {SHARDED, FULL}) {
+        const StateDict found = state_dict(*tables, {.type = type});
+        for (const StateDict::Item& item : expected) {
+          SCOPED_TRACE(part + ": " + item.fqn);
+          const bool is_in_part = item.fqn.starts_with(part + ".");
+          ASSERT_EQ(found.contains(item.fqn), !is_in_part || mesh.rank() == 0);
+          if (!found.contains(item.fqn)) continue;
+          const auto& entry = std::get<StateTensor>(*found.find(item.fqn));
+          EXPECT_EQ(entry.is_whole(), is_in_part || type == FULL);
+          if (!entry.is_whole()) continue;
+          EXPECT_TRUE(found.tensor(item.fqn).equal(expected.tensor(item.fqn)));
+        }
+      }
+    });
+  }
+}
+
+// Shows C1, D4.
+TEST(ModuleStateTest, HooksOfAPartMeetWholeTables) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    const auto tables = sharded_collection(mesh, "row_wise", {});
+    const StateDict before = state_dict(*tables);
+    torch::nn::Module& part = *tables->named_modules()["embedding_bags"];
+    registry::add_state_dict_post_hook(
+        part, [](torch::nn::Module&, StateDict& state, const std::string& prefix,
+                 const StateDictOptions&) { state.tensor(prefix + "users.weight").mul_(2); });
+    registry::add_load_state_dict_pre_hook(
+        part, [](torch::nn::Module&, StateDict& state, const std::string& prefix, LoadReport&) {
+          state.set(prefix + "users.weight",
+                    StateTensor::whole(state.tensor(prefix + "users.weight") / 2));
+        });
+    const std::string users = "embedding_bags.users.weight";
+    const StateDict saved = state_dict(*tables);
+    EXPECT_TRUE(saved.tensor(users).equal(2 * before.tensor(users)));
+    {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& weight : tables->parameters()) weight.zero_();
+    }
+    load_state_dict(*tables, saved);
+    EXPECT_TRUE(state_dict(*tables).tensor(users).equal(saved.tensor(users)));
+  });
 }
 
 // Shows D3, D4.

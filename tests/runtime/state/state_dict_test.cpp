@@ -268,6 +268,66 @@ TEST(StateDictHooksTest, UsersHooksMayBeAddedBeforeAModuleIsShardedOrAfter) {
   });
 }
 
+/// Calls `body` with a model on two ranks, once replicated and once sharded.
+void with_models_of_two_ranks(const std::function<void(const dist::Mesh&, test::Mlp&)>& body) {
+  for (const bool is_sharded : {false, true}) {
+    SCOPED_TRACE(is_sharded ? "fully_shard" : "replicate");
+    test::on_ranks(2, [&](const dist::Mesh& mesh) {
+      test::Mlp model = seeded<test::Mlp>();
+      if (is_sharded) {
+        fully_shard(*model, {.mesh = mesh});
+      } else {
+        replicate(*model, {.mesh = mesh});
+      }
+      body(mesh, model);
+    });
+  }
+}
+
+// Shows C1, C2.
+TEST(StateDictHooksTest, PostHooksOfUsersRunOnlyOnTheRankThatGetsEntries) {
+  with_models_of_two_ranks([](const dist::Mesh& mesh, test::Mlp& model) {
+    const StateDict before = state_dict(*model);
+    registry::HookHandle hook = registry::add_state_dict_post_hook(
+        *model->up, [](torch::nn::Module&, StateDict& state_dict, const std::string& prefix,
+                       const StateDictOptions&) {
+          const at::Tensor weight = state_dict.tensor(prefix + "weight");
+          weight.div_(weight.abs().max().item<double>());
+        });
+    const StateDict found = state_dict(*model, {.rank0_only = true});
+    ASSERT_EQ(found.empty(), mesh.rank() == 1);
+    if (!found.empty()) {
+      EXPECT_EQ(found.tensor("up.weight").abs().max().item<double>(), 1);
+    }
+    hook.remove();
+    expect_equal(state_dict(*model), before);
+  });
+}
+
+// Shows C1, C2.
+TEST(StateDictHooksTest, PostHooksRunOnAllRanksToUndoWhatPreHooksDid) {
+  with_models_of_two_ranks([](const dist::Mesh& mesh, test::Mlp& model) {
+    const StateDict before = state_dict(*model);
+    registry::HookHandle pre = registry::add_state_dict_pre_hook(
+        *model, [](torch::nn::Module& module, const std::string&, const StateDictOptions&) {
+          for (at::Tensor& parameter : module.parameters()) parameter.mul_(2);
+        });
+    registry::HookHandle post = registry::add_state_dict_post_hook(
+        *model, [&](torch::nn::Module& module, StateDict& state_dict, const std::string&,
+                    const StateDictOptions& options) {
+          EXPECT_TRUE(options.rank0_only);
+          for (at::Tensor& parameter : module.parameters()) parameter.div_(2);
+          for (const StateDict::Item& item : before) {
+            EXPECT_TRUE(state_dict.tensor(item.fqn).equal(2 * before.tensor(item.fqn)));
+          }
+        });
+    EXPECT_EQ(state_dict(*model, {.rank0_only = true}).empty(), mesh.rank() == 1);
+    pre.remove();
+    post.remove();
+    expect_equal(state_dict(*model), before);
+  });
+}
+
 // Shows C2.
 TEST(StateDictOptionsTest, ASubtreeMayHaveATypeOfItsOwn) {
   test::on_ranks(2, [](const dist::Mesh& mesh) {

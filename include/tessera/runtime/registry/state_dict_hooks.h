@@ -85,7 +85,7 @@ class HookHandle {
 using StateDictPreHook = std::function<void(torch::nn::Module& module, const std::string& prefix,
                                             const StateDictOptions& options)>;
 /// Runs after the entries of `module` and its children are collected. May change all entries under
-/// `prefix`.
+/// `prefix`. With `rank0_only`, runs on rank 0 alone if no module has a pre hook (docs/state.md).
 using StateDictPostHook =
     std::function<void(torch::nn::Module& module, StateDict& state_dict, const std::string& prefix,
                        const StateDictOptions& options)>;
