@@ -499,7 +499,9 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   try {
     reshard::add_notes_of_writer(
         outcome.plan, reader, options.destination,
-        {.format = *options.format, .extra_files = outcome.extra_files.carried});
+        {.format = *options.format,
+         .extra_files = outcome.extra_files.carried,
+         .keeps_names = keeps_names(options)});
   } catch (const Error&) {
     print_notes();  // they may tell why the writer refuses
     throw;

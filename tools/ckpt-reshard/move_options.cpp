@@ -265,11 +265,16 @@ OverwritePolicy overwrite_policy(const MoveOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
+bool keeps_names(const MoveOptions& options) {
+  return options.recipe.path.empty() && options.extra_files_folder.empty();
+}
+
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
+  create.keeps_names = keeps_names(options);
   create.native = compression(options);
   create.journal.emplace();
   const std::string like_digest = files.like ? reshard::layout_digest(*files.like) : "";

@@ -107,6 +107,7 @@ reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles&
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan);
 OverwritePolicy overwrite_policy(const MoveOptions& options);
+bool keeps_names(const MoveOptions& options);  // CreateOptions::keeps_names
 bool compresses(const MoveOptions& options);
 
 }  // namespace tessera::cli

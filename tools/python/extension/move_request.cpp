@@ -83,6 +83,7 @@ reshard::ExtraFilesOptions extra_files_options(const MoveOptions& options,
 CreateOptions create_options(const MoveOptions& options, Format format) {
   CreateOptions create;
   create.format = format;
+  create.keeps_names = options.recipe_path.empty() && options.extra_files_folder.empty();
   create.overwrite = options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   create.native = compression_to_write(options.compress, format);
   if (!options.device_mesh.empty()) {
