@@ -213,13 +213,13 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
+OptionFiles::OptionFiles(const MoveOptions& options, const std::vector<std::string>& sources)
     : table_plan(read_option_file(options.table_plan_path)),
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
-      recipe(recipe_identity(options.recipe, source, options.extra_files_folder)),
-      quantization(dequantize_identity(object_store::files(), source, options)) {
+      recipe(recipe_identity(options.recipe, sources, options.extra_files_folder)),
+      quantization(dequantize_identity(object_store::files(), sources.front(), options)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());
