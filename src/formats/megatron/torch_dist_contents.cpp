@@ -395,7 +395,9 @@ class Sorter {
       return true;
     }
     if (!take_prefix(rest, kState)) return false;
-    if (is_renamed_ && add_named_as_in_torch_dist(names, t, rest)) return true;
+    if ((is_renamed_ || !has_common_file_) && add_named_as_in_torch_dist(names, t, rest, copies)) {
+      return true;
+    }
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return false;
     const std::string weight(rest.substr(0, dot));
@@ -423,16 +425,25 @@ class Sorter {
   }
 
   /// Adds state `<kind>.<weight>`, to be stacked as the weight. Returns false for other names.
-  bool add_named_as_in_torch_dist(const TorchDistNames& names, std::size_t t,
-                                  std::string_view rest) {
+  bool add_named_as_in_torch_dist(const TorchDistNames& names, std::size_t t, std::string_view rest,
+                                  const std::string& copies) {
     const std::size_t dot = rest.find('.');
     if (dot == std::string_view::npos) return false;
     const auto found = weights_.find(std::string(rest.substr(dot + 1)));
     if (found == weights_.end() || contents_.tensors[t].meta.shape != found->second.shape) {
       return false;
     }
+    std::string kind(rest.substr(0, dot));
+    if (!has_common_file_) {  // `common.pt` is written, and describes the optimizer
+      trained_.insert(found->first);
+      note_root(contents_.tensors[t].meta.fqn);
+      if (std::ranges::find(kCopies, kind) != kCopies.end() && !copies.empty()) {
+        kind = copies;
+        with_copy_.insert(found->first);
+      }
+    }
     for (TorchDistPlace place : names.places_of(found->first)) {
-      place.key = "optimizer.state." + std::string(rest.substr(0, dot + 1)) + place.key;
+      place.key = "optimizer.state." + kind + "." + place.key;
       add_tensor(t, place);
     }
     return true;
