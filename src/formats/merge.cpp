@@ -15,6 +15,7 @@
 #include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_order.h"
+#include "formats/merged_sources.h"
 #include "formats/opened_classes.h"
 #include "formats/partly_read.h"
 #include "formats/per_rank.h"
@@ -49,7 +50,7 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
   return result;
 }
 
-class MergedReader final : public CheckpointReader, public PartlyRead {
+class MergedReader final : public CheckpointReader, public PartlyRead, public MergedSources {
  public:
   MergedReader(std::vector<MergeSource> sources, MergePreference preference)
       : sources_(std::move(sources)), preference_(preference) {
@@ -131,6 +132,7 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
     }
     return files;
   }
+  std::span<const MergeSource> merged_sources() const override { return sources_; }
   void check_rest(const RestOptions& options) const override {
     for (const MergeSource& source : sources_) formats::check_rest(*source.reader, options);
   }
@@ -766,6 +768,11 @@ class MergedReader final : public CheckpointReader, public PartlyRead {
 };
 
 }  // namespace
+
+std::span<const MergeSource> sources_of_merge(const CheckpointReader& reader) {
+  const auto* const merged = dynamic_cast<const MergedSources*>(&reader);
+  return merged == nullptr ? std::span<const MergeSource>() : merged->merged_sources();
+}
 
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {
   auto reader = std::make_unique<MergedReader>(std::move(sources), preference);

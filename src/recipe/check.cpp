@@ -5,6 +5,7 @@
 
 #include "recipe/element_reader.h"
 #include "recipe/megatron_names.h"
+#include "recipe/megatron_rows.h"
 #include "recipe/rules.h"
 #include "recipe/transformation.h"
 #include "tessera/base/error.h"
@@ -295,15 +296,33 @@ class Proof {
 RecipeReport check_recipe(const Recipe& recipe, const CheckpointContents& contents,
                           const RecipeOptions& options) {
   const Rules rules = rules_of(recipe, options);
-  const auto megatron = rules_for_megatron(recipe, options.direction, contents,
-                                           options.megatron_arguments, recipe.path());
-  if (!megatron) return Proof(rules, contents, options.prefix).run();
-  RecipeReport named = Proof(*megatron, contents, "").run();
-  named.rules.clear();  // these are not in the recipe
-  if (!named.problems.empty()) return named;
-  RecipeReport report = Proof(rules, named.targets, options.prefix).run();
-  report.notes.insert(report.notes.begin(), named.notes.begin(), named.notes.end());
-  report.dropped.insert(report.dropped.end(), named.dropped.begin(), named.dropped.end());
+  RecipeReport report{.targets = contents};
+  const auto apply = [&](const Rules& each, const std::string& prefix) {
+    RecipeReport next = Proof(each, report.targets, prefix).run();
+    next.notes.insert(next.notes.begin(), report.notes.begin(), report.notes.end());
+    next.dropped.insert(next.dropped.begin(), report.dropped.begin(), report.dropped.end());
+    report = std::move(next);
+    return report.problems.empty();
+  };
+  // Rules for Megatron's names are not in the recipe.
+  const auto without_rules = [&] {
+    report.rules.clear();
+    return std::move(report);
+  };
+  if (const auto named = rules_for_megatron(recipe, options.direction, contents, recipe.path())) {
+    if (!apply(*named, "")) return without_rules();
+  }
+  if (is_from_megatron(recipe, options.direction) && !options.megatron_arguments.empty() &&
+      use_rows(rules, options.prefix, report.targets)) {
+    const auto ordered =
+        rules_for_rows(recipe.path(), report.targets,
+                       row_orders_in(options.megatron_arguments.front()), recipe.path());
+    if (ordered) {
+      if (!apply(ordered->rules, "")) return without_rules();
+      report.notes.push_back(ordered->note);
+    }
+  }
+  apply(rules, options.prefix);
   return report;
 }
 

@@ -105,32 +105,9 @@ bool is_flat_buffer(std::string_view name) {
   return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
 }
 
-/// Returns a name with captures in place of numbers: those that are whole components, and those
-/// after `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
-std::string with_captures(const std::string& name) {
-  constexpr std::size_t kMaxCaptures = 26;
-  constexpr std::string_view kSeparators = "._/";
-  std::string pattern;
-  std::size_t num_captures = 0;
-  for (std::size_t at = 0; at < name.size();) {
-    const std::size_t end = std::min(name.find_first_not_of(kDigits, at), name.size());
-    const bool begins = at == 0 || kSeparators.find(name[at - 1]) != std::string_view::npos;
-    const bool ends = end == name.size() || kSeparators.find(name[end]) != std::string_view::npos;
-    const bool is_number = NameTemplate::can_be_number(name.substr(at, end - at));
-    if (is_number && begins && ends && num_captures < kMaxCaptures) {
-      pattern += {'{', static_cast<char>('A' + num_captures++), '}'};
-    } else {
-      pattern += name.substr(at, std::max(end, at + 1) - at);
-    }
-    at = std::max(end, at + 1);
-  }
-  return pattern.size() > NameTemplate::kMaxNameNbytes ? name : pattern;
-}
-
 class RulesBuilder {
  public:
-  RulesBuilder(std::string recipe_path, const MegatronArguments& arguments, std::string path)
-      : arguments_(arguments), path_(std::move(path)) {
+  RulesBuilder(std::string recipe_path, std::string path) : path_(std::move(path)) {
     rules_.path = std::move(recipe_path);
     rules_.rest = Rest::keep;
   }
@@ -141,16 +118,11 @@ class RulesBuilder {
     Place place = place_of(name, num_dims);
     auto& [operations, sources] = places_[place.name];
     operations = std::move(place.operations);
-    auto for_rows = operations_for_rows(place.name, arguments_, path_);
-    has_turns_ = has_turns_ || !for_rows.empty();
-    std::ranges::move(for_rows, std::back_inserter(operations));
     is_needed_ = is_needed_ || place.name != name || !operations.empty();
     sources.push_back(name);
   }
-  /// Requires: all tensors are added.
   void add_value(const std::string& name) {
     if (name.find_first_of("{}") != std::string::npos) return;
-    if (has_turns_ && is_size_of_turns(name)) drop(name);
     if (name.ends_with(kExtraState) || name.find(kShard) != std::string::npos) drop(name);
   }
 
@@ -190,11 +162,9 @@ class RulesBuilder {
                           rule_name(kMegatronRule), expected, found);
   }
 
-  const MegatronArguments& arguments_;
   std::string path_;
   Rules rules_;
   bool is_needed_ = false;
-  bool has_turns_ = false;  // rows of the gate and of the up projection take turns in a tensor
   std::set<std::string> dropped_;  // patterns
   std::map<std::string, std::pair<std::vector<Operation>, Sources>>
       places_;  // by name in the recipe
@@ -202,17 +172,41 @@ class RulesBuilder {
 
 }  // namespace
 
+std::string with_captures(const std::string& name) {
+  constexpr std::size_t kMaxCaptures = 26;
+  constexpr std::string_view kSeparators = "._/";
+  std::string pattern;
+  std::size_t num_captures = 0;
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find_first_not_of(kDigits, at), name.size());
+    const bool begins = at == 0 || kSeparators.find(name[at - 1]) != std::string_view::npos;
+    const bool ends = end == name.size() || kSeparators.find(name[end]) != std::string_view::npos;
+    const bool is_number = NameTemplate::can_be_number(name.substr(at, end - at));
+    if (is_number && begins && ends && num_captures < kMaxCaptures) {
+      pattern += {'{', static_cast<char>('A' + num_captures++), '}'};
+    } else {
+      pattern += name.substr(at, std::max(end, at + 1) - at);
+    }
+    at = std::max(end, at + 1);
+  }
+  return pattern.size() > NameTemplate::kMaxNameNbytes ? name : pattern;
+}
+
 bool is_from_megatron(const Recipe& recipe, Direction direction) {
   const auto& side = RecipeAccess::parsed(recipe).megatron;
   return direction == Direction::forward ? side == Side::from : side == Side::to;
 }
 
+bool is_to_megatron(const Recipe& recipe, Direction direction) {
+  const auto& side = RecipeAccess::parsed(recipe).megatron;
+  return direction == Direction::forward ? side == Side::to : side == Side::from;
+}
+
 std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
                                         const CheckpointContents& contents,
-                                        const MegatronArguments& arguments,
                                         const std::string& path) {
   if (!is_from_megatron(recipe, direction)) return std::nullopt;
-  RulesBuilder builder(recipe.path(), arguments, path);
+  RulesBuilder builder(recipe.path(), path);
   const Inputs inputs(contents);
   for (const Input& input : inputs.all()) {
     builder.add_tensor(*input.name, contents.tensors[input.tensor].meta.shape.size());

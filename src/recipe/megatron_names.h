@@ -3,7 +3,6 @@
 #include <optional>
 #include <string>
 
-#include "recipe/megatron_rows.h"
 #include "recipe/rules.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -14,23 +13,24 @@ namespace tessera::recipe {
 /// own layers (the local layer spec): torch_dist stacks layers and experts, and TransformerEngine's
 /// layers name norms and experts differently. Two tensors for one norm must be equal.
 ///
-/// If `arguments` say that rows of the gate and of the up projection take turns in experts, the
-/// rules put those of the gate first, and drop the value that says so.
-///
 /// The rules drop what no other framework reads: objects (`…/shard_0_1`), extra state, and buffers
 /// of the optimizer without names of parameters.
 ///
 /// Returns nothing if nothing changes, or if the recipe's source is not Megatron's (`"megatron"` in
 /// the recipe). `path`: of the checkpoint, for messages.
-/// Throws: Error(unsupported) naming a tensor or value whose name is too long for a rule; as
-/// operations_for_rows.
+/// Throws: Error(unsupported) naming a tensor or value whose name is too long for a rule.
 /// docs/formats/megatron.md has the names. Source: megatron-core 0.16, as torch_dist_names.h.
 std::optional<Rules> rules_for_megatron(const Recipe& recipe, Direction direction,
                                         const formats::CheckpointContents& contents,
-                                        const MegatronArguments& arguments,
                                         const std::string& path);
 
 /// Whether the names of a recipe's source are Megatron's: `"megatron"` in the recipe.
 bool is_from_megatron(const Recipe& recipe, Direction direction);
+/// Whether the names that a recipe gives are Megatron's.
+bool is_to_megatron(const Recipe& recipe, Direction direction);
+
+/// Returns a name with captures in place of numbers: those that are whole components, and those
+/// after `/shard_`: `layers.{A}._extra_state/shard_{B}_{C}`.
+std::string with_captures(const std::string& name);
 
 }  // namespace tessera::recipe

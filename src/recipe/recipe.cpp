@@ -672,17 +672,26 @@ void add_setting(RecipeOptions& options, std::string_view text) {
 
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
   std::string text = recipe.text() + "\n" + value_to_json(options.config);
-  for (const auto& [name, number] : options.megatron_arguments) {
-    text += "\n" + name + "=" + std::to_string(number);
+  for (const MegatronArguments& of_source : options.megatron_arguments) {
+    for (const auto& [name, number] : of_source.numbers) {
+      text += "\n" + name + "=" + std::to_string(number);
+    }
   }
   return text;
 }
 
-void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
-                 const std::string& model_folder, RecipeOptions& options) {
+void read_config(const FileSystem& fs, const Recipe& recipe,
+                 const std::vector<std::string>& checkpoints, const std::string& model_folder,
+                 RecipeOptions& options) {
   constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
-  if (is_from_megatron(recipe, options.direction) && !checkpoint.empty()) {
-    options.megatron_arguments = arguments_in_common_file(fs, checkpoint);
+  const std::string& checkpoint = checkpoints.front();
+  const bool is_to = is_to_megatron(recipe, options.direction);
+  if (is_to || is_from_megatron(recipe, options.direction)) {
+    const bool is_given = is_to && !model_folder.empty();
+    for (const std::string& folder : is_given ? std::vector{model_folder} : checkpoints) {
+      options.megatron_arguments.push_back(folder.empty() ? MegatronArguments()
+                                                          : arguments_in_common_file(fs, folder));
+    }
   }
   const auto& variables = RecipeAccess::parsed(recipe).variables;
   if (std::ranges::all_of(variables,

@@ -155,8 +155,9 @@ struct Condition {
 
 class TransformedReader final : public formats::DerivedReader {
  public:
+  /// `note`: to be shown with the notes of the rules.
   TransformedReader(std::unique_ptr<CheckpointReader> source, const Rules& rules,
-                    const std::string& prefix)
+                    const std::string& prefix, std::optional<Finding> note = {})
       : DerivedReader(std::move(source)),
         recipe_path_(rules.path),
         made_(transform(rules, base().contents(), whole_tensors_of(base().contents()), prefix,
@@ -166,6 +167,7 @@ class TransformedReader final : public formats::DerivedReader {
     require_no_problems(made_.problems, rules.path);
     require_whole_sources(made_, base().contents(), base().path());
     losses_ = find_losses(made_, base().contents(), base().path());
+    if (note) losses_.insert(losses_.begin(), *std::move(note));
     const auto& values = base().contents().values;
     if (std::ranges::none_of(values, GroupNames::may_list, &formats::ValueEntry::name)) {
       made_.state_names.reset();  // nothing lists parameters
@@ -424,18 +426,27 @@ formats::MissingData TransformedReader::find_missing_data() const {
 std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
                                                    const Recipe& recipe,
                                                    const RecipeOptions& options) {
-  MegatronArguments arguments = options.megatron_arguments;
-  if (is_from_megatron(recipe, options.direction)) {
-    require_new_order_of_rows(*reader);
-    arguments.merge(arguments_in_values(*reader));
+  const bool is_from = is_from_megatron(recipe, options.direction);
+  const bool is_to = is_to_megatron(recipe, options.direction);
+  const std::string path = reader->path();
+  const Rules rules = rules_of(recipe, options);
+  if (is_from) require_new_order_of_rows(*reader);
+  if (const auto named = rules_for_megatron(recipe, options.direction, reader->contents(), path)) {
+    reader = std::make_unique<TransformedReader>(std::move(reader), *named, "");
   }
-  const auto rules =
-      rules_for_megatron(recipe, options.direction, reader->contents(), arguments, reader->path());
-  if (rules) {
-    reader = std::make_unique<TransformedReader>(std::move(reader), *rules, "");
+  const auto add_rules = [&](std::optional<RulesWithNote> further) {
+    if (!further) return;
+    reader = std::make_unique<TransformedReader>(std::move(reader), further->rules, "",
+                                                 std::move(further->note));
+  };
+  if (is_from && use_rows(rules, options.prefix, reader->contents())) {
+    add_rules(
+        rules_for_rows(recipe.path(), reader->contents(), row_orders_of(*reader, options), path));
   }
-  return std::make_unique<TransformedReader>(std::move(reader), rules_of(recipe, options),
-                                             options.prefix);
+  const auto before = is_to ? names_with_rows(reader->contents()) : std::set<std::string>();
+  reader = std::make_unique<TransformedReader>(std::move(reader), rules, options.prefix);
+  if (is_to) add_rules(rules_for_made_rows(recipe.path(), *reader, options, before));
+  return reader;
 }
 
 }  // namespace tessera::recipe

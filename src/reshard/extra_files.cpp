@@ -135,13 +135,15 @@ bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::s
 class Sorter {
  public:
   /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast.
+  /// `changes_rows`: whether a recipe gave rows another order than Megatron's arguments say.
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
-         const ExtraFilesOptions& options, bool changes_tensors)
+         const ExtraFilesOptions& options, bool changes_tensors, bool changes_rows)
       : fs_(fs),
         driver_(formats::driver_of(format)),
         is_directory_(driver_.destination_kind(destination) == DestinationKind::directory),
         options_(options),
-        changes_tensors_(changes_tensors) {}
+        changes_tensors_(changes_tensors),
+        changes_rows_(changes_rows) {}
 
   void sort(const Found& found) {
     for (const auto& [name, places] : found) sort(name, places);
@@ -188,6 +190,10 @@ class Sorter {
     if (options_.is_converted && formats::holds_whole_tensors(driver_.format()) &&
         is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "describes Megatron's tensors, which a recipe changed");
+    }
+    // A later recipe would put the rows in order once more, and Megatron would read them so.
+    if (changes_rows_ && is_of_torch_dist(fs_, directory, name)) {
+      return leave(name, "says that rows of experts take turns, which a recipe changed");
     }
     if (changes_tensors_ && formats::is_resumed_from(name)) {
       return leave(name, "belongs to the tensors before the change");
@@ -263,6 +269,7 @@ class Sorter {
   const bool is_directory_;
   const ExtraFilesOptions& options_;
   const bool changes_tensors_;
+  const bool changes_rows_;
   // Names of files that differ between the sources, and of which the preference chose one.
   std::vector<std::string> preferred_;
   ExtraFilesPlan result_;
@@ -379,9 +386,13 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     return {.problems = {refused(beside, reader.path())}};
   }
   const auto cast = dtypes_of_cast(plan, reader, options.widened);
+  const auto& notes = reader.contents().opening_findings;
+  const bool changes_rows =
+      std::ranges::find(notes, formats::megatron::kRowsRule, &Finding::rule) != notes.end();
   Sorter sorter(fs, format, destination, options,
                 options.changes_tensors || options.removes_quantization || options.is_converted ||
-                    cast.has_value());
+                    cast.has_value(),
+                changes_rows);
   if (options.folder.empty()) {
     sorter.sort(beside);
   } else {

@@ -117,8 +117,8 @@ ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal) {
   SourceOptions source = options.source;
   source.recipe = {};
   const formats::CheckpointReader* reader = open_source(source, terminal);
-  const RecipeReport report = recipe::check_recipe(recipe, reader->contents(),
-                                                   recipe_options(recipe, arguments, source.path));
+  const RecipeReport report = recipe::check_recipe(
+      recipe, reader->contents(), recipe_options(recipe, arguments, {source.path}));
   if (options.json) {
     print_json(report, terminal);
   } else {

@@ -283,8 +283,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
         std::move(source.reader),
         options.optimizer_params.empty() ? nullptr : &files.optimizer_params, only,
         [&](std::unique_ptr<CheckpointReader> reader) {
-          return apply_recipe(std::move(reader), options.recipe, paths.front(),
-                              options.extra_files_folder);
+          return apply_recipe(std::move(reader), options.recipe, paths, options.extra_files_folder);
         });
   }
   source.prefixes.check_used(source.reader->contents(), "--prefix");
@@ -474,7 +473,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
                   const std::function<MoveSource(const FileSystem& fs)>& open, Terminal& terminal) {
   const std::optional<PartOfWork> part = settle_options(options);
   check_paths(options, paths, nullptr);
-  const OptionFiles files(options, paths.front());
+  const OptionFiles files(options, paths);
   PlanOptions wanted = plan_options(options, files);
   for (const std::string& path : paths) {
     if (!wanted.cast || !wanted.quantization_method.empty()) break;
@@ -497,9 +496,10 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     warn_of_optimizer_keys(plan.changes, terminal);
   };
   try {
-    reshard::add_notes_of_writer(
-        outcome.plan, reader, options.destination,
-        {.format = *options.format, .extra_files = outcome.extra_files.carried});
+    reshard::add_notes_of_writer(outcome.plan, reader, options.destination,
+                                 {.format = *options.format,
+                                  .extra_files = outcome.extra_files.carried,
+                                  .keeps_names = keeps_names(options)});
   } catch (const Error&) {
     print_notes();  // they may tell why the writer refuses
     throw;

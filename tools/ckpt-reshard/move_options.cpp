@@ -213,13 +213,13 @@ void check_options(const MoveOptions& options) {
   }
 }
 
-OptionFiles::OptionFiles(const MoveOptions& options, const std::string& source)
+OptionFiles::OptionFiles(const MoveOptions& options, const std::vector<std::string>& sources)
     : table_plan(read_option_file(options.table_plan_path)),
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
-      recipe(recipe_identity(options.recipe, source, options.extra_files_folder)),
-      quantization(dequantize_identity(object_store::files(), source, options)) {
+      recipe(recipe_identity(options.recipe, sources, options.extra_files_folder)),
+      quantization(dequantize_identity(object_store::files(), sources.front(), options)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());
@@ -265,11 +265,16 @@ OverwritePolicy overwrite_policy(const MoveOptions& options) {
   return options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
 }
 
+bool keeps_names(const MoveOptions& options) {
+  return options.recipe.path.empty() && options.extra_files_folder.empty();
+}
+
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan) {
   formats::CreateOptions create;
   create.format = *options.format;
   create.overwrite = overwrite_policy(options);
+  create.keeps_names = keeps_names(options);
   create.native = compression(options);
   create.journal.emplace();
   const std::string like_digest = files.like ? reshard::layout_digest(*files.like) : "";

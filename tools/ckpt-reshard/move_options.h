@@ -87,9 +87,9 @@ void check_options(const MoveOptions& options);
 /// The contents of the files that options name, and of the checkpoint of `--like`. Empty for
 /// options that are not given.
 struct OptionFiles {
-  /// `source`: path of the checkpoint, or of the first of several. A recipe and `--dequantize` need
-  /// its config.json.
-  OptionFiles(const MoveOptions& options, const std::string& source);
+  /// `sources`: paths of the checkpoints. A recipe and `--dequantize` need the first one's
+  /// config.json, a recipe also the arguments of Megatron's in all of them.
+  OptionFiles(const MoveOptions& options, const std::vector<std::string>& sources);
 
   std::string table_plan;
   std::string mesh;
@@ -107,6 +107,7 @@ reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles&
 formats::CreateOptions create_options(const MoveOptions& options, const OptionFiles& files,
                                       const reshard::PlanOptions& plan);
 OverwritePolicy overwrite_policy(const MoveOptions& options);
+bool keeps_names(const MoveOptions& options);  // CreateOptions::keeps_names
 bool compresses(const MoveOptions& options);
 
 }  // namespace tessera::cli

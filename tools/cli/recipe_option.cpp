@@ -1,5 +1,7 @@
 #include "cli/recipe_option.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "object_store/files.h"
@@ -19,7 +21,7 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
 }
 
 recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
-                                     const std::string& checkpoint,
+                                     const std::vector<std::string>& checkpoints,
                                      const std::string& model_folder) {
   recipe::RecipeOptions options;
   if (arguments.inverse) options.direction = recipe::Direction::inverse;
@@ -27,21 +29,25 @@ recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeA
   const auto unless_standard_input = [](const std::string& path) {
     return path == "-" ? std::string() : path;
   };
-  recipe::read_config(object_store::files(), recipe, unless_standard_input(checkpoint),
-                      unless_standard_input(model_folder), options);
+  std::vector<std::string> paths;
+  std::ranges::transform(checkpoints, std::back_inserter(paths), unless_standard_input);
+  recipe::read_config(object_store::files(), recipe, paths, unless_standard_input(model_folder),
+                      options);
   return options;
 }
 
-std::string recipe_identity(const RecipeArguments& arguments, const std::string& checkpoint,
+std::string recipe_identity(const RecipeArguments& arguments,
+                            const std::vector<std::string>& checkpoints,
                             const std::string& model_folder) {
   if (arguments.path.empty()) return {};
   const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
-  return recipe::identity_text(recipe, recipe_options(recipe, arguments, checkpoint, model_folder));
+  return recipe::identity_text(recipe,
+                               recipe_options(recipe, arguments, checkpoints, model_folder));
 }
 
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
     std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
-    const std::string& checkpoint, const std::string& model_folder) {
+    const std::vector<std::string>& checkpoints, const std::string& model_folder) {
   if (arguments.path.empty()) {
     if (!arguments.inverse && arguments.settings.empty()) return reader;
     throw Error::expected(ErrorKind::invalid_argument, {},
@@ -50,7 +56,7 @@ std::unique_ptr<formats::CheckpointReader> apply_recipe(
   }
   const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
   return recipe::open_transformed(std::move(reader), recipe,
-                                  recipe_options(recipe, arguments, checkpoint, model_folder));
+                                  recipe_options(recipe, arguments, checkpoints, model_folder));
 }
 
 }  // namespace tessera::cli

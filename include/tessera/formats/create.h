@@ -72,6 +72,9 @@ struct CreateOptions {
   DeviceMeshOptions device_mesh{};                      // for the format `rank_files` only
   std::optional<JournalOptions> journal{};              // empty: unfinished work is not kept
   std::vector<ExtraFile> extra_files{};                 // to copy; must be empty for a single file
+  /// Whether all names and extra files are the source's own: no recipe, no files of another folder.
+  /// A torch_dist checkpoint then keeps its names. For the format `megatron` only.
+  bool keeps_names = false;
 };
 
 /// Starts a checkpoint of any format. `values` is parallel to `contents.values`; `fs` must outlive

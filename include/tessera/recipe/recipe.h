@@ -47,6 +47,13 @@ enum class Direction {
   inverse,  // each rule's `to` becomes its `from`
 };
 
+/// What the `common.pt` of a torch_dist checkpoint says about the order of rows of experts
+/// (docs/from/megatron.md).
+struct MegatronArguments {
+  std::map<std::string, std::int64_t> numbers{};  ///< by the name of the argument
+  std::string unread{};  ///< why the arguments cannot be read; empty: they were, or there are none
+};
+
 /// How to apply a recipe.
 struct RecipeOptions {
   Direction direction = Direction::forward;         ///< which way
@@ -54,9 +61,7 @@ struct RecipeOptions {
   Value config{};             ///< content of config.json; None if there is no such file
   std::string config_path{};  ///< of config.json, for messages
   std::string prefix{};       ///< that the checkpoint's names have and the recipe's names lack
-  /// Of the `common.pt` of a torch_dist checkpoint, those that say in which order the rows of
-  /// experts are (docs/from/megatron.md).
-  std::map<std::string, std::int64_t> megatron_arguments{};
+  std::vector<MegatronArguments> megatron_arguments{};  ///< of each source, in their order
 };
 
 /// Parses `NAME=NUMBER` (a variable) or `prefix=TEXT`, and sets it in `options`, also if it is
@@ -64,12 +69,15 @@ struct RecipeOptions {
 void add_setting(RecipeOptions& options, std::string_view text);
 
 /// If the recipe takes a variable from `config.json`, reads this file into `options.config`: from
-/// the checkpoint's folder, or else from `model_folder` (may be empty). Without such a file,
-/// changes nothing. `Infinity` and `NaN` become None. If the names of the source are Megatron's,
-/// also reads `options.megatron_arguments` from a `common.pt` in the checkpoint's folder.
-/// Requires: `options.direction` is set. Throws: Error(corruption) if `config.json` is not JSON.
-void read_config(const FileSystem& fs, const Recipe& recipe, const std::string& checkpoint,
-                 const std::string& model_folder, RecipeOptions& options);
+/// the first checkpoint's folder, or else from `model_folder` (may be empty). Without such a file,
+/// changes nothing. `Infinity` and `NaN` become None. If a side of the recipe has Megatron's names,
+/// also reads `options.megatron_arguments` from a `common.pt` in the folder of each checkpoint. If
+/// the new names are Megatron's, a file in `model_folder` goes before these.
+/// `checkpoints`: the sources of a merge; otherwise one. Requires: at least one checkpoint, and
+/// `options.direction` is set. Throws: Error(corruption) if `config.json` is not JSON.
+void read_config(const FileSystem& fs, const Recipe& recipe,
+                 const std::vector<std::string>& checkpoints, const std::string& model_folder,
+                 RecipeOptions& options);
 
 /// Returns a text with the recipe and what `read_config` has read. Two runs do the same if they
 /// have equal texts and also equal directions, variables and prefixes, which are not in the text.
@@ -113,10 +121,10 @@ RecipeReport check_recipe(const Recipe& recipe, const formats::CheckpointContent
 /// elements (a padding, or several tensors that become one). The first read of such a tensor
 /// compares these elements, and throws Error(mismatch) if they differ. If the recipe says that the
 /// names of `reader` are Megatron's, first renames and unstacks the tensors of a torch_dist
-/// checkpoint, and puts rows of experts in order that take turns. Throws: Error(mismatch) if the
-/// recipe does not fit, or if values that become one differ; as check_recipe for variables;
-/// Error(unsupported) if a Megatron name is too long, or rows are in an order that Tessera cannot
-/// undo.
+/// checkpoint. If a rule uses experts whose rows take turns, puts the rows of all experts in order;
+/// a note says so. Throws: Error(mismatch) if the recipe does not fit, or if values that become one
+/// differ; as check_recipe for variables; Error(unsupported) if a Megatron name is too long, or
+/// rows are in an order that Tessera cannot undo or does not know.
 std::unique_ptr<formats::CheckpointReader> open_transformed(
     std::unique_ptr<formats::CheckpointReader> reader, const Recipe& recipe,
     const RecipeOptions& options);

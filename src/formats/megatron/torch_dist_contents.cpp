@@ -9,9 +9,12 @@
 #include <utility>
 #include <variant>
 
+#include "base/outside_failure.h"
 #include "base/text_parts.h"
 #include "formats/megatron/cuts_by_name.h"
 #include "formats/megatron/torch_dist_names.h"
+#include "formats/torch_zip.h"
+#include "object_store/files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::formats::megatron {
@@ -28,6 +31,19 @@ constexpr const char* kScaler = "grad_scaler";
 /// Names of the fp32 copy of a weight in the state of optimizers.
 constexpr std::array<std::string_view, 3> kCopies = {"param", "fp32_param", "master_param"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"optim.", "optimizer."};
+constexpr std::string_view kArguments = "args";
+constexpr std::string_view kContent = "content_metadata";
+/// The entries of these dicts of `common.pt` that say how tensors are named.
+constexpr std::array<std::string_view, 10> kRead = {"moe_layer_freq",
+                                                    "linear_attention_freq",
+                                                    "heterogeneous_layers_config_path",
+                                                    "heterogeneous_layers_config_encoded_json",
+                                                    "hetereogenous_dist_checkpoint",
+                                                    "heterogeneous_block_specs",
+                                                    "non_homogeneous_layers",
+                                                    "singleton_local_shards",
+                                                    "use_distributed_optimizer",
+                                                    "params_dtype"};
 constexpr std::array<std::string_view, 4> kMegatronNames = {
     "decoder.layers.", "encoder.layers.", "embedding.word_embeddings.", "output_layer."};
 
@@ -69,16 +85,19 @@ std::optional<KeyPath> scaler_path(std::string_view rest) {
 class Sorter {
  public:
   Sorter(const CheckpointContents& contents, const std::vector<Value>& values,
-         const std::string& destination, bool has_common_file)
+         const std::string& destination, const CopiedFiles& copied)
       : contents_(contents),
         values_(values),
         destination_(destination),
-        has_common_file_(has_common_file),
+        copied_(copied),
+        has_common_file_(!copied.common.empty()),
         are_weights_(contents.tensors.size()),
         sorted_{.common = CommonState(destination + "/common.pt")} {}
 
   TorchDistContents sort() && {
     find_weights();
+    if (is_torch_dist_) return std::move(*this).sort_torch_dist();
+    if (is_renamed_) read_copied_arguments();
     for (const std::size_t v : values_in_order()) add_value(v);
     const bool are_numbered = are_layers_numbered();
     const TorchDistNames names(weights_, destination_,
@@ -98,6 +117,57 @@ class Sorter {
   }
 
  private:
+  /// Keeps all names of a torch_dist checkpoint.
+  TorchDistContents sort_torch_dist() && {
+    for (std::size_t v = 0; v < values_.size(); ++v) add_value(v);
+    for (std::size_t t = 0; t < contents_.tensors.size(); ++t) {
+      add_tensor(t, {.key = contents_.tensors[t].meta.fqn});
+    }
+    const auto numbered = std::ranges::find_if(
+        weights_, [](const auto& weight) { return has_layer_number(weight.first); });
+    const bool has_numbers = numbered != weights_.end();
+    sorted_.common.set_layers_stacked(!has_numbers);
+    if (has_numbers && has_common_file_ && says_stacked()) {
+      sorted_.numbered_unasked.push_back(numbered->second.fqn);
+    }
+    finish_dcp();
+    return std::move(sorted_);
+  }
+
+  /// Whether a name has the number of a layer that Megatron may stack.
+  static bool has_layer_number(std::string_view name) {
+    return !name.starts_with("mtp.") && layer_in(name).has_value();
+  }
+
+  /// Whether the copied `common.pt` says that layers are stacked. False if it cannot be read: it is
+  /// copied as it is.
+  bool says_stacked() {
+    try {
+      read_copied_arguments();
+    } catch (const Error& error) {
+      if (tessera::detail::is_outside_failure(error)) throw;
+      return false;
+    }
+    const Value* const stated =
+        sorted_.common.find({std::string(kContent), "non_homogeneous_layers"});
+    return stated != nullptr && *stated == Value(false) && !are_layers_numbered();
+  }
+
+  /// Adds what the copied `common.pt` says about numbers of layers and copies of weights.
+  void read_copied_arguments() {
+    const auto file =
+        open_torch_zip_with_classes(object_store::files(), copied_.common, {"argparse.Namespace"});
+    const auto& values = file->contents().values;
+    for (std::size_t v = 0; v < values.size(); ++v) {
+      for (const std::string_view dict : {kArguments, kContent}) {
+        std::string_view name = values[v].name;
+        if (!take_prefix(name, dict) || !take_prefix(name, ".")) continue;
+        if (std::ranges::find(kRead, name) == kRead.end()) continue;
+        sorted_.common.add({std::string(dict), std::string(name)}, file->read_value(v));
+      }
+    }
+  }
+
   /// Whether the source is a torch_dist checkpoint, which already has Megatron's objects.
   bool has_objects() const { return !is_renamed_ && (has_common_file_ || has_shards()); }
   bool has_shards() const {
@@ -130,19 +200,18 @@ class Sorter {
       if (is_true(sorted_.common.find_arg(name))) return true;
     }
     for (const char* const name : {"non_homogeneous_layers", "singleton_local_shards"}) {
-      if (is_true(sorted_.common.find({"content_metadata", name}))) return true;
+      if (is_true(sorted_.common.find({std::string(kContent), name}))) return true;
     }
     // A torch_dist source: the objects of its layers have the names of its tensors.
     return std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
-      const std::string& name = value.name;
-      return name.find(kShard) != std::string::npos && !name.starts_with("mtp.") && layer_in(name);
+      return value.name.find(kShard) != std::string::npos && has_layer_number(value.name);
     });
   }
 
   void find_stacked_unasked() {
     const bool is_known =
         has_objects() || sorted_.common.find_arg("moe_layer_freq") != nullptr ||
-        sorted_.common.find({"content_metadata", "non_homogeneous_layers"}) != nullptr;
+        sorted_.common.find({std::string(kContent), "non_homogeneous_layers"}) != nullptr;
     if (is_known) return;
     const auto expert = std::ranges::find_if(weights_, [](const auto& weight) {
       return is_of_expert(weight.first) && !weight.first.starts_with("mtp.");
@@ -184,11 +253,13 @@ class Sorter {
         return weight.first.find(name) != std::string::npos;
       });
     });
-    is_renamed_ =
-        has_common_file_ && !has_shards() && std::ranges::any_of(weights_, [](const auto& weight) {
-          return layer_in(weight.first).has_value();
-        });
-    if (!has_objects()) require_whole_matrices();
+    is_torch_dist_ = copied_.keep_names && copied_.has_config && has_megatron_names &&
+                     (has_shards() || (is_bare && has_common_file_));
+    is_renamed_ = has_common_file_ && !is_torch_dist_ && !has_shards() &&
+                  std::ranges::any_of(weights_, [](const auto& weight) {
+                    return layer_in(weight.first).has_value();
+                  });
+    if (!has_objects() && !is_torch_dist_) require_whole_matrices();
     if (weights_.empty() || has_megatron_names) return;
     throw Error::expected(
         ErrorKind::unsupported, {.path = destination_, .fqn = weights_.begin()->second.fqn},
@@ -324,7 +395,9 @@ class Sorter {
       return true;
     }
     if (!take_prefix(rest, kState)) return false;
-    if (is_renamed_ && add_named_as_in_torch_dist(names, t, rest)) return true;
+    if ((is_renamed_ || !has_common_file_) && add_named_as_in_torch_dist(names, t, rest, copies)) {
+      return true;
+    }
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) return false;
     const std::string weight(rest.substr(0, dot));
@@ -352,16 +425,25 @@ class Sorter {
   }
 
   /// Adds state `<kind>.<weight>`, to be stacked as the weight. Returns false for other names.
-  bool add_named_as_in_torch_dist(const TorchDistNames& names, std::size_t t,
-                                  std::string_view rest) {
+  bool add_named_as_in_torch_dist(const TorchDistNames& names, std::size_t t, std::string_view rest,
+                                  const std::string& copies) {
     const std::size_t dot = rest.find('.');
     if (dot == std::string_view::npos) return false;
     const auto found = weights_.find(std::string(rest.substr(dot + 1)));
     if (found == weights_.end() || contents_.tensors[t].meta.shape != found->second.shape) {
       return false;
     }
+    std::string kind(rest.substr(0, dot));
+    if (!has_common_file_) {  // `common.pt` is written, and describes the optimizer
+      trained_.insert(found->first);
+      note_root(contents_.tensors[t].meta.fqn);
+      if (std::ranges::find(kCopies, kind) != kCopies.end() && !copies.empty()) {
+        kind = copies;
+        with_copy_.insert(found->first);
+      }
+    }
     for (TorchDistPlace place : names.places_of(found->first)) {
-      place.key = "optimizer.state." + std::string(rest.substr(0, dot + 1)) + place.key;
+      place.key = "optimizer.state." + kind + "." + place.key;
       add_tensor(t, place);
     }
     return true;
@@ -525,7 +607,9 @@ class Sorter {
   const CheckpointContents& contents_;
   const std::vector<Value>& values_;
   const std::string& destination_;
+  const CopiedFiles& copied_;
   const bool has_common_file_;
+  bool is_torch_dist_ = false;  // the source is such a checkpoint, with its own names
   /// Recipes took the source from torch_dist to other names and back: it has `common.pt`, but
   /// neither objects nor stacked layers.
   bool is_renamed_ = false;
@@ -546,8 +630,8 @@ class Sorter {
 
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
-                                      const std::string& destination, bool has_common_file) {
-  return Sorter(contents, values, destination, has_common_file).sort();
+                                      const std::string& destination, const CopiedFiles& copied) {
+  return Sorter(contents, values, destination, copied).sort();
 }
 
 }  // namespace tessera::formats::megatron

@@ -32,20 +32,33 @@ struct TorchDistContents {
   /// The first weight of an expert if layers with experts are stacked, and the source does not say
   /// whether Megatron numbers them. Otherwise empty.
   std::vector<std::string> stacked_unasked{};
+  /// The first weight whose layer keeps its number, although the copied `common.pt` says that
+  /// layers are stacked. Otherwise empty.
+  std::vector<std::string> numbered_unasked{};
+};
+
+/// The files of a torch_dist checkpoint that are copied, and whose they are.
+struct CopiedFiles {
+  std::string common{};     // the path of the `common.pt` to copy; empty: none
+  bool has_config = false;  // `metadata.json` is copied
+  /// Whether the source has these files beside it, and no recipe changed its names.
+  bool keep_names = false;
 };
 
 /// Sorts the entries of `contents`. Weights are `model.<name>`. If there are no such names, all
 /// tensors except optimizer state are weights. `optim.state.<name>.<kind>` and `optim.param_groups`
 /// are the optimizer's. An entry for which Megatron has no place keeps its name; Megatron ignores
-/// it. `has_common_file`: the checkpoint has its own `common.pt`, so no value is changed.
-/// docs/formats/megatron.md has the rules.
+/// it. If a `common.pt` is copied, no value is changed. If the source is a torch_dist checkpoint,
+/// no name is changed either. Otherwise the arguments in the copied file say whether layers are
+/// stacked. docs/formats/megatron.md has the rules.
 /// Requires: `values[i]` belongs to `contents.values[i]`.
 /// Throws: what TorchDistNames throws; Error(unsupported) if no weight has a name of Megatron's,
 /// one is of a kind that Megatron stores in parts (state-space layers, GroupedMLP), two tensors
 /// would get one name, there are two optimizers, the optimizer has unequal steps or no state of a
-/// weight, or layers to be stacked differ in which state they have or in its dtype.
+/// weight, or layers to be stacked differ in which state they have or in its dtype. Error(io,
+/// corruption, unsupported) if the arguments in the copied file cannot be read.
 TorchDistContents sort_for_torch_dist(const CheckpointContents& contents,
                                       const std::vector<Value>& values,
-                                      const std::string& destination, bool has_common_file);
+                                      const std::string& destination, const CopiedFiles& copied);
 
 }  // namespace tessera::formats::megatron

@@ -15,6 +15,10 @@ namespace tessera::formats::megatron {
 inline constexpr const char* kCommonFile = "common.pt";
 inline constexpr const char* kConfigFile = "metadata.json";
 
+/// The rule of the note of a recipe that gives rows of experts another order than the arguments in
+/// `common.pt` say. A move then leaves out the two files.
+inline constexpr const char* kRowsRule = "rows of experts";
+
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
 bool is_torch_dist(const FileSystem& fs, const std::string& directory);
 

@@ -63,8 +63,12 @@ bool has_file(const std::vector<ExtraFile>& files, std::string_view name) {
 
 TorchDistContents sorted_for(const CheckpointContents& contents, const std::vector<Value>& values,
                              const std::string& destination, const CreateOptions& options) {
+  const auto& files = options.extra_files;
+  const auto common = std::ranges::find(files, kCommonFile, &ExtraFile::name);
   return megatron::sort_for_torch_dist(contents, values, destination,
-                                       has_file(options.extra_files, kCommonFile));
+                                       {.common = common == files.end() ? "" : common->path,
+                                        .has_config = has_file(files, kConfigFile),
+                                        .keep_names = options.keeps_names});
 }
 
 /// The DCP files, and the names of all that is written. `sorted.dcp` has been moved into `files`.
@@ -308,6 +312,10 @@ class MegatronFormatWriter final : public FormatWriter {
         "args.moe_layer_freq, which says whether Megatron gives layers with experts numbers",
         "none, so the layers are stacked",
         " (a model whose moe_layer_freq is a list does not find them: docs/from/megatron.md)");
+    add("layers", sorted.numbered_unasked,
+        "stacked layers, as content_metadata.non_homogeneous_layers in common.pt says",
+        "the number of a layer in this name",
+        " (the names are kept; a recipe with \"megatron\" and no rules stacks the layers)");
     return notes;
   }
 };

@@ -96,7 +96,7 @@ class Reader {
       object_store::forget(path);
       auto opened = formats::open_checkpoint(files_->file_system(), path, options);
       formats::require_classes_found(options.as_dict, {&opened->contents()}, "as_dict");
-      if (const auto recipe = read_recipe(recipe_path, inverse, settings, path)) {
+      if (const auto recipe = read_recipe(recipe_path, inverse, settings, {path})) {
         opened = recipe::open_transformed(std::move(opened), recipe->recipe, recipe->options);
       }
       reader_ = std::move(opened);

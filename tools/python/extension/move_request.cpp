@@ -83,6 +83,7 @@ reshard::ExtraFilesOptions extra_files_options(const MoveOptions& options,
 CreateOptions create_options(const MoveOptions& options, Format format) {
   CreateOptions create;
   create.format = format;
+  create.keeps_names = options.recipe_path.empty() && options.extra_files_folder.empty();
   create.overwrite = options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse;
   create.native = compression_to_write(options.compress, format);
   if (!options.device_mesh.empty()) {
@@ -214,7 +215,7 @@ formats::NativeWriteOptions compression_to_write(const std::string& text, format
 
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
-                                         const std::string& checkpoint,
+                                         const std::vector<std::string>& checkpoints,
                                          const std::string& model_folder) {
   if (path.empty()) {
     if (inverse || !settings.empty())
@@ -224,7 +225,7 @@ std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
   RecipeRequest request{recipe::Recipe::read(FileSystem::posix(), path), {}};
   if (inverse) request.options.direction = recipe::Direction::inverse;
   for (const std::string& setting : settings) recipe::add_setting(request.options, setting);
-  recipe::read_config(object_store::files(), request.recipe, checkpoint, model_folder,
+  recipe::read_config(object_store::files(), request.recipe, checkpoints, model_folder,
                       request.options);
   return request;
 }
@@ -248,9 +249,10 @@ MoveRequest make_move_request(std::vector<formats::MergePath> sources, std::stri
     request.sources.optimizer_params =
         reshard::read_optimizer_params(FileSystem::posix(), options.optimizer_params);
   }
-  request.sources.recipe =
-      read_recipe(options.recipe_path, options.inverse, options.settings,
-                  request.sources.paths.front().path, options.extra_files_folder);
+  std::vector<std::string> paths;
+  for (const auto& source : request.sources.paths) paths.push_back(source.path);
+  request.sources.recipe = read_recipe(options.recipe_path, options.inverse, options.settings,
+                                       paths, options.extra_files_folder);
   if (!options.like_path.empty()) {
     request.sources.like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());

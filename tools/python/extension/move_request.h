@@ -73,12 +73,12 @@ struct RecipeRequest {
   recipe::RecipeOptions options;
 };
 
-/// Reads the recipe at `path`, and the model's config.json: beside `checkpoint`, else in
-/// `model_folder` (empty: none). Returns nullopt if `path` is empty. Throws:
+/// Reads the recipe at `path`, and the model's config.json: beside the first of `checkpoints` (the
+/// sources), else in `model_folder` (empty: none). Returns nullopt if `path` is empty. Throws:
 /// Error(invalid_argument) if `path` is empty but `inverse` or `settings` is given.
 std::optional<RecipeRequest> read_recipe(const std::string& path, bool inverse,
                                          const std::vector<std::string>& settings,
-                                         const std::string& checkpoint,
+                                         const std::vector<std::string>& checkpoints,
                                          const std::string& model_folder = {});
 
 /// The checkpoints to move: one, or several to merge.
