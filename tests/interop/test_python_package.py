@@ -563,6 +563,23 @@ def test_scan_finds_what_the_tool_finds():
         tessera.scan(folder / "nothing")
 
 
+def test_verify_refuses_a_checkpoint_that_is_replaced_meanwhile(tmp_path):
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        for file in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+            save_file({file[:11]: torch.ones(4)}, tmp_path / name / file)
+            os.utime(tmp_path / name / file, (1e9, 1e9))
+
+    def replace(*progress):
+        if (tmp_path / "step-2").exists():
+            os.rename(tmp_path / "step-1", tmp_path / "old")
+            os.rename(tmp_path / "step-2", tmp_path / "step-1")
+
+    with pytest.raises(tessera.Error, match="expected the file as it was before it was opened") as caught:
+        tessera.verify(tmp_path / "step-1", progress=replace)
+    assert caught.value.kind == "mismatch"
+
+
 def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
     save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "w.safetensors")
     path = tmp_path / "w.safetensors"

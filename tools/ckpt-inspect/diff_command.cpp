@@ -197,6 +197,7 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
   if (options.json) {
     print_json(report, quantized, terminal);
+  require_sources_unchanged();
     return code;
   }
   using enum Table::Align;
