@@ -564,19 +564,20 @@ def test_scan_finds_what_the_tool_finds():
 
 
 def test_verify_refuses_a_checkpoint_that_is_replaced_meanwhile(tmp_path):
-    for name in ("step-1", "step-2"):
-        (tmp_path / name).mkdir()
-        for file in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
-            save_file({file[:11]: torch.ones(4)}, tmp_path / name / file)
-            os.utime(tmp_path / name / file, (1e9, 1e9))
+    numel = 1 << 27  # a sparse file of zeros: long enough for a call of `progress`
+    header = json.dumps({"w": {"dtype": "F32", "shape": [numel], "data_offsets": [0, 4 * numel]}}).encode()
+    for name in ("step-1.safetensors", "step-2.safetensors"):
+        with open(tmp_path / name, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(file.tell() + 4 * numel)
+        os.utime(tmp_path / name, (1e9, 1e9))
 
     def replace(*progress):
-        if (tmp_path / "step-2").exists():
-            os.rename(tmp_path / "step-1", tmp_path / "old")
-            os.rename(tmp_path / "step-2", tmp_path / "step-1")
+        if (tmp_path / "step-2.safetensors").exists():
+            os.rename(tmp_path / "step-2.safetensors", tmp_path / "step-1.safetensors")
 
-    with pytest.raises(tessera.Error, match="expected the file as it was before it was opened") as caught:
-        tessera.verify(tmp_path / "step-1", progress=replace)
+    with pytest.raises(tessera.Error, match="found another file of the same size and time") as caught:
+        tessera.verify(tmp_path / "step-1.safetensors", values=True, threads=1, progress=replace)
     assert caught.value.kind == "mismatch"
 
 
