@@ -124,7 +124,7 @@ TEST_F(SourceFilesTest, AMissingFileIsLookedForAgain) {
   const auto reader = formats::open_checkpoint(files.file_system(), path_);
   std::filesystem::rename(path_, path_ + ".aside");
   const SourceFiles others;
-  EXPECT_EQ(others.states_of(*reader).at(path_), "not there");
+  EXPECT_EQ(others.states_of(*reader).at(path_).words, "not there");
   EXPECT_EQ(others.file_system().kind_of(path_), std::nullopt);
   std::filesystem::rename(path_ + ".aside", path_);
   EXPECT_EQ(others.file_system().kind_of(path_), FileKind::regular);

@@ -446,7 +446,7 @@ class Parser final : public pickle::EntryTaker {
         num_dims > kMaxDims) {
       return size.error(ErrorKind::unsupported,
                         "tensor: expected at most " + std::to_string(kMaxDims) +
-                            " dimensions, found " + std::to_string(num_dims));
+                            " dimensions, found " + std::to_string(num_dims) + " dimensions");
     }
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
     const auto state = properties.call_state("properties");
