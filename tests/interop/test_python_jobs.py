@@ -350,7 +350,7 @@ def test_a_file_that_another_save_replaces_before_it_is_opened_is_noticed(tmp_pa
         return num_threads(ranks)
 
     monkeypatch.setattr(tessera._ranks.Ranks, "num_threads", replace)
-    with pytest.raises(tessera.Error, match="__0_0.distcp: file: expected the file as it was before it was opened"):
+    with pytest.raises(tessera.Error, match="__0_0.distcp: w: file: expected the file as it was before it was opened"):
         tessera.load({"w": torch.zeros(100)}, tmp_path / "step-1")
 
 
