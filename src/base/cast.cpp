@@ -35,16 +35,18 @@ float decode_float8(std::uint8_t code, const Float8Format& format) {
   const int mantissa = code & ((1 << format.mantissa_bits) - 1);
   const int exponent = (code & 0x7F) >> format.mantissa_bits;
   const int all_ones = (1 << format.exponent_bits) - 1;
+  // A NaN keeps its sign, as in torch.
+  const float nan = std::copysign(std::numeric_limits<float>::quiet_NaN(), negative ? -1.0F : 1.0F);
   switch (format.specials) {
     case Float8Format::Specials::ieee:
       if (exponent == all_ones) {
-        if (mantissa != 0) return std::numeric_limits<float>::quiet_NaN();
+        if (mantissa != 0) return nan;
         return negative ? -std::numeric_limits<float>::infinity()
                         : std::numeric_limits<float>::infinity();
       }
       break;
     case Float8Format::Specials::nan_at_all_ones:
-      if ((code & 0x7F) == 0x7F) return std::numeric_limits<float>::quiet_NaN();
+      if ((code & 0x7F) == 0x7F) return nan;
       break;
     case Float8Format::Specials::nan_at_negative_zero:
       if (code == 0x80) return std::numeric_limits<float>::quiet_NaN();

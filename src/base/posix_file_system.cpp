@@ -47,6 +47,7 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
                             detail::kind_in_words(status.st_mode));
     }
     nbytes_ = static_cast<std::uint64_t>(status.st_size);
+    inode_ = status.st_ino;
     changed_at_ = status.st_mtim;
     version_ = detail::state_in_words(status);
   }
@@ -60,6 +61,7 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
            status.st_mtim.tv_sec == changed_at_.tv_sec &&
            status.st_mtim.tv_nsec == changed_at_.tv_nsec;
   }
+  ino_t inode() const override { return inode_; }
 
   void read_at(std::uint64_t offset, std::span<std::byte> out) const override {
     const ByteRange range{offset, offset + out.size()};
@@ -84,6 +86,7 @@ class PosixReadableFile final : public ReadableFile, public detail::LiveFile {
   std::string path_;
   FileDescriptor file_;
   std::uint64_t nbytes_ = 0;
+  ino_t inode_ = 0;
   timespec changed_at_{};
   std::string version_;
 };

@@ -12,10 +12,12 @@
 
 #include "base/byte_buffer.h"
 #include "base/value_bits.h"
+#include "formats/per_rank.h"
 #include "formats/per_rank_rules.h"
 #include "inspect/element.h"
 #include "inspect/scan.h"
 #include "inspect/value_difference.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/inspect/tensor_reader.h"
 
 namespace tessera::inspect {
@@ -28,6 +30,7 @@ constexpr std::int64_t kBlockNumel = 8192;
 struct Entry {
   enum class Kind { tensor, alias, value } kind;
   std::size_t index;  // index of the tensor (for an alias, of its target) or of the value
+  const formats::SharedKeyPath* keys;  // of the entry; null if it is renamed or of a single rank
 };
 
 using Entries = std::map<std::string, Entry>;
@@ -35,6 +38,7 @@ using Entries = std::map<std::string, Entry>;
 void add_entry(Entries& entries, const std::string& name, Entry entry,
                const formats::EntrySelection& selection, const std::vector<Rename>& renames) {
   std::string new_name = formats::name_after_renames(name, renames);
+  if (new_name != name || formats::name_without_rank(name) != name) entry.keys = nullptr;
   if (!selection.selects(new_name)) return;
   const auto [known, is_new] = entries.emplace(std::move(new_name), entry);
   if (is_new) return;
@@ -47,16 +51,18 @@ Entries entries_of(const formats::CheckpointContents& contents, const DiffOption
   const formats::EntrySelection selection(options.names);
   Entries entries;
   for (std::size_t t = 0; t < contents.tensors.size(); ++t) {
-    add_entry(entries, contents.tensors[t].meta.fqn, {Entry::Kind::tensor, t}, selection, renames);
+    add_entry(entries, contents.tensors[t].meta.fqn,
+              {Entry::Kind::tensor, t, &contents.tensors[t].key_path}, selection, renames);
   }
   for (const formats::Alias& alias : contents.aliases) {
     const formats::TensorEntry* target = contents.find_tensor(alias.target);
     if (target == nullptr) continue;
     const auto index = static_cast<std::size_t>(target - contents.tensors.data());
-    add_entry(entries, alias.fqn, {Entry::Kind::alias, index}, selection, renames);
+    add_entry(entries, alias.fqn, {Entry::Kind::alias, index, &alias.key_path}, selection, renames);
   }
   for (std::size_t v = 0; v < contents.values.size(); ++v) {
-    add_entry(entries, contents.values[v].name, {Entry::Kind::value, v}, selection, renames);
+    add_entry(entries, contents.values[v].name,
+              {Entry::Kind::value, v, &contents.values[v].key_path}, selection, renames);
   }
   return entries;
 }
@@ -150,6 +156,47 @@ void note_untied(const std::string& name, const Ties& a, const Ties& b, DiffRepo
   report.untied.push_back({name, std::move(target_a), std::move(target_b)});
 }
 
+/// How much of the keys that lead to an entry a checkpoint has.
+enum class KeyForms { none, texts, keys };
+
+KeyForms key_forms_of(const formats::CheckpointReader& reader) {
+  const auto has_keys = [](const auto& entry) { return !entry.key_path.empty(); };
+  const formats::CheckpointContents& contents = reader.contents();
+  const formats::FormatTraits traits = formats::traits_of(reader.format());
+  // A format without an order of keys (safetensors) has names, and may have keys beside them.
+  if (!traits.holds_key_order && std::ranges::none_of(contents.tensors, has_keys) &&
+      std::ranges::none_of(contents.values, has_keys)) {
+    return KeyForms::none;
+  }
+  return traits.holds_key_types ? KeyForms::keys : KeyForms::texts;
+}
+
+std::string keys_in_words(const formats::KeyPath& path, KeyForms forms) {
+  std::string words;
+  for (const formats::Key& key : path) {
+    const bool is_text = std::holds_alternative<std::string>(key) || forms == KeyForms::texts;
+    const bool is_item = !is_text && std::holds_alternative<std::int64_t>(key);
+    const std::string text = printable(formats::spell({key}));
+    words += is_text ? "[\"" + text + "\"]" : (is_item ? "[item " : "[") + text + "]";
+  }
+  return words;
+}
+
+/// Notes a name whose keys in A are others than in B.
+void note_other_keys(const std::string& name, const Entry& a, const Entry& b, KeyForms forms,
+                     DiffReport& report) {
+  if (forms == KeyForms::none || a.keys == nullptr || b.keys == nullptr) return;
+  if (*a.keys == *b.keys) return;  // the usual case, without making text
+  const auto in_words = [&](const formats::SharedKeyPath& keys) {
+    return keys_in_words(
+        keys.empty() ? formats::KeyPath{name} : formats::KeyPath(keys.begin(), keys.end()), forms);
+  };
+  std::string keys_a = in_words(*a.keys);
+  std::string keys_b = in_words(*b.keys);
+  if (keys_a == keys_b) return;
+  report.other_keys.push_back({name, std::move(keys_a), std::move(keys_b)});
+}
+
 // Two tensors to compare, and their name.
 struct Pair {
   std::string name;
@@ -194,6 +241,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
   check_renames(a.contents(), options.renames);
   const Entries entries_a = entries_of(a.contents(), options, options.renames);
   const Entries entries_b = entries_of(b.contents(), options, {});
+  const KeyForms forms = std::min(key_forms_of(a), key_forms_of(b));
   const Ties ties_a(a.contents(), options.renames);
   const Ties ties_b(b.contents(), {});
   const auto add = [&](Kind kind, std::string_view name, const Entry* in_a, const Entry* in_b) {
@@ -209,6 +257,7 @@ Comparison compare_names(const formats::CheckpointReader& a, const formats::Chec
       continue;
     }
     const Entry& in_b = found->second;
+    note_other_keys(name, in_a, in_b, forms, result.report);
     const bool a_is_value = in_a.kind == Entry::Kind::value;
     const bool b_is_value = in_b.kind == Entry::Kind::value;
     if (a_is_value != b_is_value) {

@@ -69,12 +69,24 @@ struct Untied {
   std::string target_b{};
 };
 
+/// A name whose keys in the nested state dict are others in A than in B, such as a number and text.
+struct OtherKeys {
+  std::string name;
+  std::string keys_a;  // as Python spells them: `["state"][0]`; `[item 0]` is an item of a list
+  std::string keys_b;
+};
+
 /// How two checkpoints differ.
 struct DiffReport {
   std::vector<Difference> differences{};  // sorted by name
   /// Names in both checkpoints that are an alias of a tensor in one of them, but not tied to a
   /// tensor of this name in the other. This alone is not a difference: the contents were compared.
   std::vector<Untied> untied{};
+  /// Names in both checkpoints with different keys. This alone is not a difference. Compares keys
+  /// as text if one of the formats keeps only their text (DCP), and not at all if one checkpoint
+  /// has names without keys (safetensors of other programs), or for renamed names and entries of
+  /// single ranks.
+  std::vector<OtherKeys> other_keys{};
   std::int64_t num_tensors_compared = 0;  // names in both, aliases included
   std::int64_t num_values_compared = 0;
   std::uint64_t nbytes_compared = 0;  // of the elements in A

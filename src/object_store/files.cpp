@@ -80,7 +80,7 @@ std::optional<NamedObject> find_local(const std::string& path, Stat& stat_call) 
   }
   if (S_ISREG(status.st_mode)) {
     return NamedObject{Kind::file, static_cast<std::uint64_t>(status.st_size),
-                       tessera::detail::state_in_words(status)};
+                       tessera::detail::state_in_words(status), status.st_ino};
   }
   const Kind kind = S_ISDIR(status.st_mode)   ? Kind::folder
                     : S_ISLNK(status.st_mode) ? Kind::link

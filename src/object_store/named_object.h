@@ -13,6 +13,7 @@ struct NamedObject {
   std::uint64_t nbytes = 0;  // of a file
   /// The object in words. For a file, the text changes when the file changes.
   std::string state{};
+  std::uint64_t inode = 0;  // of a local file
 };
 
 }  // namespace tessera::object_store

@@ -20,6 +20,7 @@
 #include "formats/stored_chunks.h"
 #include "reshard/cast_losses.h"
 #include "reshard/execute_blocks.h"
+#include "reshard/file_states.h"
 #include "reshard/in_memory_writer.h"
 #include "reshard/piece_index.h"
 #include "reshard/resume_identity.h"
@@ -536,10 +537,11 @@ std::unique_ptr<CheckpointWriter> start_move(const Plan& plan, const CheckpointR
 void require_unchanged(const FileStates& before, const FileStates& after) {
   for (const auto& [path, state] : before) {
     const auto now = after.find(path);
-    const std::string found = now == after.end() ? "not there" : now->second;
-    if (found == state) continue;
+    const FileState found = now == after.end() ? FileState{"not there"} : now->second;
+    if (is_same_state(path, state, found)) continue;
     throw Error::expected(ErrorKind::mismatch, {.path = path}, "source file",
-                          "the file as it was when the move began: " + state, found,
+                          "the file as it was when the move began: " + state.words,
+                          change_in_words(state, found),
                           "did another program write it? move a checkpoint that is complete");
   }
 }

@@ -62,7 +62,7 @@ formats::ResumeIdentity resume_identity(const Plan& plan, const formats::Checkpo
     names.push_back(name_in(reader.path(), path));
     // Files of two merged sources may have the same name.
     std::string& said = identity["source " + names.back()];
-    said += (said.empty() ? "" : "; ") + states.at(path);
+    said += (said.empty() ? "" : "; ") + states.at(path).words;
   }
   // The members above do not tell two sources of a merge from the same sources in another order.
   if (!std::ranges::is_sorted(names)) {

@@ -2,6 +2,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/live_file.h"
 #include "base/read_only_file_system.h"
 #include "object_store/files.h"
 #include "reshard/file_states.h"
@@ -17,8 +18,14 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
     return known && known->kind ? known->kind : files_.kind_of(path);
   }
   std::unique_ptr<ReadableFile> open(const std::string& path) const override {
-    note(path);
-    return files_.open(path);
+    const FoundFile before = note(path);
+    auto file = files_.open(path);
+    // A file at a URL needs no check: each read of it names its version to the server.
+    const auto* const live = dynamic_cast<const tessera::detail::LiveFile*>(file.get());
+    if (live != nullptr && before.kind) {
+      require_same(path, before.state, {file->version(), live->inode()});
+    }
+    return file;
   }
   std::vector<std::string> list_directory(const std::string& path) const override {
     return files_.list_directory(path);
@@ -42,14 +49,19 @@ class SourceFiles::Files final : public ReadOnlyFileSystem {
     for (const auto& [path, before] : known) {
       const FoundFile now = find_file(path);
       // Files that were open when they were removed have been read as they were.
-      if (!before.kind || !now.kind || now.state == before.state) continue;
-      throw Error::expected(ErrorKind::mismatch, {.path = path}, "file",
-                            "the file as it was before it was opened: " + before.state, now.state,
-                            "did another program write it? read a checkpoint that is complete");
+      if (before.kind && now.kind) require_same(path, before.state, now.state);
     }
   }
 
  private:
+  static void require_same(const std::string& path, const FileState& before, const FileState& now) {
+    if (is_same_state(path, before, now)) return;
+    throw Error::expected(ErrorKind::mismatch, {.path = path}, "file",
+                          "the file as it was before it was opened: " + before.words,
+                          change_in_words(before, now),
+                          "did another program write it? read a checkpoint that is complete");
+  }
+
   std::optional<FoundFile> find_known(const std::string& path) const {
     const std::scoped_lock lock(mutex_);
     const auto known = known_.find(path);

@@ -135,6 +135,7 @@ std::string TensorPlanner::name_of_parameter(std::size_t source_tensor) const {
 bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   const bool is_cast_kind = entry.kind == StateKind::plain || entry.kind == StateKind::pointwise ||
                             entry.kind == StateKind::row_wise;
+  if (options_.cast && is_complex(entry.meta.dtype)) return note_uncast(entry);
   if (!options_.cast || !is_floating_point(entry.meta.dtype)) return true;
   if (entry.meta.dtype == *options_.cast) return true;
   if (!is_cast_kind) return note_uncast(entry);

@@ -115,6 +115,14 @@ TEST(CastTest, NanStaysNan) {
       DType::bfloat16, cast_one<std::uint16_t>(DType::float32, quiet_tail, DType::bfloat16))));
 }
 
+TEST(CastTest, NanKeepsItsSign) {
+  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2}) {
+    EXPECT_TRUE(std::signbit(decode8(dtype, 0xFF))) << dtype_name(dtype);
+    EXPECT_FALSE(std::signbit(decode8(dtype, 0x7F))) << dtype_name(dtype);
+    EXPECT_EQ(cast_one<std::uint8_t>(DType::float32, decode8(dtype, 0xFF), dtype), 0xFF);
+  }
+}
+
 /// Casts numbers, and returns the codes of the result as numbers again.
 struct Counted {
   CastLosses losses;

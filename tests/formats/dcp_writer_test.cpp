@@ -210,6 +210,10 @@ TEST_F(DcpWriterTest, RefusesWhatDcpCannotHold) {
                 c.tensors[0].pieces.push_back({Box{{0, 0}, {1, 2}}, 3});
               }),
               HasSubstr("a.rows: pieces: expected one box at each offset"));
+  EXPECT_THAT(message_for([](auto& c) {
+                c.tensors.push_back(tensor("w.deep", Shape(33, 1), {{whole_box(Shape(33, 1)), 0}}));
+              }),
+              HasSubstr("w.deep: shape: expected at most 32 dimensions, found 33 dimensions"));
   EXPECT_THAT(message_for([](auto& c) { c.tensors[0].pieces.edit()[0].rank = 4; }),
               HasSubstr("a.rows: rank of a piece: expected a rank below 4, found 4"));
   EXPECT_TRUE(FileSystem::posix().list_directory(directory_).empty());

@@ -285,6 +285,33 @@ TEST(DiffTest, ATiedTensorEqualsOneOfItsOwn) {
   EXPECT_EQ(diff(tied, apart, {}).differences.size(), 1U);
 }
 
+TEST(DiffTest, OtherKeysOfANameAreToldThoughTheNamesAreEqual) {
+  const auto keyed = [](const formats::KeyPath& path) {
+    MemoryCheckpoint checkpoint;
+    formats::TensorEntry& tensor =
+        checkpoint.add({formats::spell(path), DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+    if (path.size() > 1) tensor.key_path = path;
+    return checkpoint;
+  };
+  const auto other_keys = [&](const formats::KeyPath& a, const formats::KeyPath& b,
+                              const DiffOptions& options = {}) {
+    const DiffReport report = diff(keyed(a), keyed(b), options);
+    EXPECT_THAT(report.differences, IsEmpty());
+    std::vector<std::string> lines;
+    for (const OtherKeys& each : report.other_keys) {
+      lines.push_back(each.name + ": " + each.keys_a + " != " + each.keys_b);
+    }
+    return lines;
+  };
+  const formats::Key zero = formats::NonStringKey{"0"};
+  EXPECT_THAT(other_keys({"s", zero}, {"s", "0"}), ElementsAre(R"(s.0: ["s"][0] != ["s"]["0"])"));
+  EXPECT_THAT(other_keys({"s", std::int64_t{0}}, {"s", zero}),
+              ElementsAre(R"(s.0: ["s"][item 0] != ["s"][0])"));
+  EXPECT_THAT(other_keys({"a.b"}, {"a", "b"}), ElementsAre(R"(a.b: ["a.b"] != ["a"]["b"])"));
+  EXPECT_THAT(other_keys({"s", zero}, {"s", zero}), IsEmpty());
+  EXPECT_THAT(other_keys({"s", zero}, {"t", "0"}, {.renames = {{"s", "t"}}}), IsEmpty());
+}
+
 TEST(DiffTest, ATieToAnotherTensorIsToldThoughTheBytesAreEqual) {
   const auto bytes = test::bytes_of<float>({1, 2});
   const auto tied_to = [&](const std::string& alias, const std::string& target,

@@ -13,10 +13,12 @@ import tarfile
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from ckpt_tools import FORMATS as SIMPLE_FORMATS
 from ckpt_tools import ROOT, reshard, run, succeed
 from on_ranks import run_function
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 FORMATS = (*SIMPLE_FORMATS, "rank_files")
 PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
@@ -535,6 +537,37 @@ def test_a_merge_counts_the_dicts_whose_order_of_keys_is_lost(tmp_path):
     torch.save({"a": w(), "c": w(), "b": w()}, one)
     assert merge(one, two, merged, "--prefer", "last", "--overwrite") == {"key_order": 1}
     assert list(torch.load(merged)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("origin", ["torch", "dcp"])
+def test_a_tensor_of_too_many_dimensions_does_not_keep_the_others(origin, tmp_path):
+    source, moved = tmp_path / "source", tmp_path / "moved.pt"
+    state = {"a": w(), "deep": torch.ones([1] * 33)}
+    if origin == "torch":
+        torch.save(state, source)
+    else:
+        dcp.save(state, checkpoint_id=source, no_dist=True)
+    assert "33 dimensions" in succeed("ckpt-inspect", "ls", source, "--values")
+    refused = run("ckpt-reshard", source, moved)
+    assert refused.returncode == 3 and "deep" in refused.stderr and "33" in refused.stderr, refused.stderr
+    reshard(source, moved, "--only", "!deep")
+    assert same({"a": w()}, torch.load(moved))
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_an_empty_chunk_at_the_place_of_a_full_one_is_no_second_place(rows, tmp_path):
+    """PyTorch finds an item by name and offset alone, so a key of the full chunk may have the index of the empty one."""
+    source = tmp_path / "source"
+    dcp.save({"w": torch.arange(12.0).reshape(4, 3)[:rows]}, checkpoint_id=source, no_dist=True)
+    metadata = pickle.loads((source / ".metadata").read_bytes())
+    chunks = metadata.state_dict_metadata["w"].chunks
+    chunks.insert(0, ChunkStorageMetadata(offsets=chunks[0].offsets, sizes=torch.Size([0, 3])))
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    expected = {"w": torch.zeros(rows, 3)}
+    dcp.load(expected, checkpoint_id=source, no_dist=True)
+    reshard(source, tmp_path / "moved.pt")
+    assert same(expected, torch.load(tmp_path / "moved.pt"))
+    assert "sound" in succeed("ckpt-inspect", "verify", source)
 
 
 @pytest.fixture(scope="module")

@@ -316,6 +316,14 @@ def test_an_array_in_the_state_dict_is_named(tmp_path):
         tessera.load({"a": np.zeros(4)}, tmp_path / "state")
 
 
+@pytest.mark.parametrize("format", ["native", "dcp", "safetensors"])
+def test_a_tensor_of_too_many_dimensions_is_refused_before_anything_is_replaced(tmp_path, format):
+    first = tessera.save({"w": torch.ones(3)}, tmp_path / "step-1", format=format, keep_last=1)
+    with pytest.raises(tessera.Error, match="w: shape: expected at most 32 dimensions, found 33 dimensions"):
+        tessera.save({"w": torch.ones([1] * 33)}, tmp_path / "step-2", format=format, keep_last=1)
+    assert tessera.latest_valid(tmp_path).path == first.path
+
+
 @pytest.mark.parametrize("format", ["dcp", "safetensors"])
 def test_a_checkpoint_that_is_replaced_during_a_load_is_refused(tmp_path, monkeypatch, format):
     for step in (1, 2):
@@ -343,7 +351,7 @@ def test_a_file_that_another_save_replaces_before_it_is_opened_is_noticed(tmp_pa
         return num_threads(ranks)
 
     monkeypatch.setattr(tessera._ranks.Ranks, "num_threads", replace)
-    with pytest.raises(tessera.Error, match="__0_0.distcp: file: expected the file as it was before it was opened"):
+    with pytest.raises(tessera.Error, match="__0_0.distcp: w: file: expected the file as it was before it was opened"):
         tessera.load({"w": torch.zeros(100)}, tmp_path / "step-1")
 
 

@@ -563,6 +563,24 @@ def test_scan_finds_what_the_tool_finds():
         tessera.scan(folder / "nothing")
 
 
+def test_verify_refuses_a_checkpoint_that_is_replaced_meanwhile(tmp_path):
+    numel = 1 << 27  # a sparse file of zeros: long enough for a call of `progress`
+    header = json.dumps({"w": {"dtype": "F32", "shape": [numel], "data_offsets": [0, 4 * numel]}}).encode()
+    for name in ("step-1.safetensors", "step-2.safetensors"):
+        with open(tmp_path / name, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(file.tell() + 4 * numel)
+        os.utime(tmp_path / name, (1e9, 1e9))
+
+    def replace(*progress):
+        if (tmp_path / "step-2.safetensors").exists():
+            os.rename(tmp_path / "step-2.safetensors", tmp_path / "step-1.safetensors")
+
+    with pytest.raises(tessera.Error, match="found another file of the same size and time") as caught:
+        tessera.verify(tmp_path / "step-1.safetensors", values=True, threads=1, progress=replace)
+    assert caught.value.kind == "mismatch"
+
+
 def test_verify_looks_at_numbers_and_notes_when_asked(tmp_path):
     save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "w.safetensors")
     path = tmp_path / "w.safetensors"

@@ -135,6 +135,9 @@ void print_json(const inspect::DiffReport& report, const QuantizedNames& quantiz
   json.key("untied").begin_array();
   for (const inspect::Untied& untied : report.untied) json.value(untied.name);
   json.end_array();
+  json.key("other_keys").begin_array();
+  for (const inspect::OtherKeys& other : report.other_keys) json.value(other.name);
+  json.end_array();
   json.finish();
 }
 
@@ -194,6 +197,7 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   diff_options.renames = parse_renames(options.renames);
   const inspect::DiffReport report = compare(*a, *b, diff_options, options.work, terminal);
   const QuantizedNames quantized(*a, *b, diff_options.renames);
+  require_sources_unchanged();
   const ExitCode code = report.differences.empty() ? ExitCode::done : ExitCode::findings;
   if (options.json) {
     print_json(report, quantized, terminal);
@@ -210,6 +214,13 @@ ExitCode run_diff(const DiffCommandOptions& options, Terminal& terminal) {
   print_note_of_codes(report, quantized, terminal);
   for (const inspect::Untied& untied : report.untied) {
     terminal.print_error("note: " + printable(untied.name) + ": " + ties_in_words(untied));
+  }
+  if (!report.other_keys.empty()) {
+    const inspect::OtherKeys& first = report.other_keys.front();
+    const std::size_t count = report.other_keys.size();
+    terminal.print_error("note: " + counted(count, "name") + (count == 1 ? " has" : " have") +
+                         " other keys in the state dict of B: " + first.keys_a +
+                         " != " + first.keys_b + (count == 1 ? "" : ", …"));
   }
   if (!report.differences.empty()) terminal.print("\n");
   const std::string compared =

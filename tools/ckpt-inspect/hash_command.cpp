@@ -12,7 +12,6 @@
 #include "inspect/manifest.h"
 #include "inspect/manifest_parts.h"
 #include "inspect/selection_part.h"
-#include "object_store/files.h"
 #include "tessera/base/error.h"
 
 namespace tessera::cli {
@@ -146,7 +145,7 @@ Manifest compute(const HashOptions& options, const formats::CheckpointReader& re
   }
   if (!options.part.empty()) manifest.part = {part.index, part.num_parts, files};
   if (options.source.patterns.empty() && part.index == 0) {
-    manifest.files = inspect::digest_files(object_store::files(), options.source.path,
+    manifest.files = inspect::digest_files(source_file_system(), options.source.path,
                                            find_extra_files(reader, options.source).names());
   }
   return manifest;
@@ -218,6 +217,7 @@ ExitCode run_hash(const HashOptions& options, Terminal& terminal) {
   const Manifest manifest = options.joined_paths.empty()
                                 ? compute(options, *reader, selection, terminal)
                                 : join(options, *reader, selection);
+  require_sources_unchanged();
   if (!checks) {
     if (options.json) {
       print_json(*reader, manifest, terminal);

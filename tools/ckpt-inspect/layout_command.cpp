@@ -409,12 +409,14 @@ ExitCode run_layout(const LayoutOptions& options, Terminal& terminal) {
   const auto* const reader = open_source(options.source, terminal);
   if (!options.table_plan_path.empty()) {
     print_planned_layout(*reader, options, terminal);
+    require_sources_unchanged();
     return ExitCode::done;
   }
   Subject subject{reader->contents(), std::string(reader->format().name()),
                   format_in_words(*reader)};
   if (options.mesh) subject.meshes = &meshes_of(*reader);
   print_layout(subject, select_with_tensors_of_aliases(*reader, options.source), options, terminal);
+  require_sources_unchanged();
   return ExitCode::done;
 }
 

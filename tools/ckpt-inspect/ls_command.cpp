@@ -166,14 +166,17 @@ ExitCode run_ls(const LsOptions& options, Terminal& terminal) {
   std::vector<std::string> digests;
   if (options.sha256) digests = digests_of(*reader, rows, options.work, terminal);
   const ExtraFiles extra_files = find_extra_files(*reader, options.source);
+  require_sources_unchanged();
   if (options.json) {
     print_json(*reader, selection, rows, digests, extra_files, terminal);
+    require_sources_unchanged();
     return ExitCode::done;
   }
   print_tensors(*reader, rows, digests, terminal);
   if (options.values && !selection.values.empty()) {
     if (!rows.empty()) terminal.print("\n");
     print_values(*reader, selection, terminal);
+    require_sources_unchanged();
   }
   if (!selection.empty()) terminal.print("\n");
   std::string total = counts_in_words(selection.totals);

@@ -9,6 +9,7 @@
 #include "ckpt-inspect/standard_input.h"
 #include "cli/command_line.h"
 #include "tessera/base/error.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
 namespace {
@@ -35,19 +36,20 @@ Value read_part_document(const std::string& path, const std::string& subject,
   return value_from_json(parse_json(read_text(path, kMaxPartNbytes, check_begin), path), path);
 }
 
-reshard::FileStates files_of_part(const formats::CheckpointReader& reader) {
-  reshard::FileStates files;
+PartFiles files_of_part(const formats::CheckpointReader& reader) {
+  PartFiles files;
   const std::string folder = reader.path() + "/";
   for (auto& [path, state] : reshard::source_file_states(reader)) {
     const bool is_below = path.starts_with(folder);
     std::string& said =
         files[is_below ? path.substr(folder.size()) : path.substr(path.rfind('/') + 1)];
-    said += (said.empty() ? "" : "; ") + state;  // files of two sources may have the same name
+    // Files of two sources may have the same name.
+    said += (said.empty() ? "" : "; ") + state.words;
   }
   return files;
 }
 
-void write_files_of_part(JsonOutput& json, const reshard::FileStates& files) {
+void write_files_of_part(JsonOutput& json, const PartFiles& files) {
   json.key(kFiles).begin_array();
   for (const auto& [name, state] : files) {
     json.begin_object().member("name", name).member("state", state).end_object();
@@ -55,7 +57,7 @@ void write_files_of_part(JsonOutput& json, const reshard::FileStates& files) {
   json.end_array();
 }
 
-std::string digest_of_files(const reshard::FileStates& files) {
+std::string digest_of_files(const PartFiles& files) {
   Xxh3Wide hash;
   for (const auto& [name, state] : files) {
     const std::string line = name + '\0' + state + '\n';
@@ -64,8 +66,7 @@ std::string digest_of_files(const reshard::FileStates& files) {
   return hash.hex_digest();
 }
 
-void require_files(const Value& document, const std::string& path,
-                   const reshard::FileStates& expected) {
+void require_files(const Value& document, const std::string& path, const PartFiles& expected) {
   const Value* const value = document.find(kFiles);
   const auto* const list = value == nullptr ? nullptr : value->get_if<Value::List>();
   if (list == nullptr) {
@@ -73,7 +74,7 @@ void require_files(const Value& document, const std::string& path,
                           "the files that the part was made of", "none",
                           "is it from an older version of ckpt-inspect?");
   }
-  reshard::FileStates found;
+  PartFiles found;
   for (const Value& file : *list) found[text_of(file, "name", path)] = text_of(file, "state", path);
   const auto require = [&](const std::string& name, const std::string& now,
                            const std::string& then) {

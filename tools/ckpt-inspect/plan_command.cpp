@@ -167,6 +167,7 @@ ExitCode run_plan(const PlanCommandOptions& options, Terminal& terminal) {
   ProposedPlan proposed = propose_plan(tables, planner);
   reshard::add_rules_for_tied_tables(names, proposed.plan);
   note_tied_tables(reader->contents(), names, terminal);
+  require_sources_unchanged();
   if (output) {
     output->write(proposed.plan.to_json());
     output->commit();

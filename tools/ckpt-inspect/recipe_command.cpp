@@ -119,6 +119,7 @@ ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal) {
   const formats::CheckpointReader* reader = open_source(source, terminal);
   const RecipeReport report = recipe::check_recipe(
       recipe, reader->contents(), recipe_options(recipe, arguments, {source.path}));
+  require_sources_unchanged();
   if (options.json) {
     print_json(report, terminal);
   } else {

@@ -344,12 +344,14 @@ ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
   };
   if (options.output_path == kStandardOutput) {
     report_to([&](std::string_view text) { terminal.print(text); });
+    require_sources_unchanged();
     return ExitCode::done;
   }
   if (options.overwrite) require_page_or_nothing(FileSystem::posix(), options.output_path);
   OutputFile file(FileSystem::posix(), options.output_path,
                   options.overwrite ? OverwritePolicy::replace : OverwritePolicy::refuse, "-o");
   const std::string summary = report_to([&](std::string_view text) { file.write(text); });
+  require_sources_unchanged();
   file.commit();
   terminal.print(printable(options.output_path) + ": " + summary + "\n");
   return ExitCode::done;

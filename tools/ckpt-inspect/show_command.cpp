@@ -269,6 +269,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
     }
     json.end_object();
     json.finish();
+    require_sources_unchanged();
     return ExitCode::done;
   }
   bool is_first = true;
@@ -285,6 +286,7 @@ ExitCode run_show(const ShowOptions& options, Terminal& terminal) {
                    std::string(type_name(value)) + "  " + value_to_string(value, kMaxValueNbytes) +
                    "\n");
   }
+  require_sources_unchanged();
   return ExitCode::done;
 }
 

@@ -21,6 +21,7 @@
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/reshard/executor.h"
 
 namespace tessera::cli {
 
@@ -51,6 +52,12 @@ void add_work_options(Command& command, WorkOptions& options) {
 
 namespace {
 
+/// Lives until the process ends, as the readers do.
+const reshard::SourceFiles& source_files() {
+  static const auto& files = *new const reshard::SourceFiles;
+  return files;
+}
+
 std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& options) {
   if (options.path == kStandardInput) {
     static const StandardInput input(STDIN_FILENO);
@@ -61,7 +68,7 @@ std::unique_ptr<formats::CheckpointReader> open_reader(const SourceOptions& opti
         formats::read_flat_layout(FileSystem::posix(), options.flat_layout_path));
   }
   return formats::open_checkpoint(
-      object_store::files(), options.path,
+      source_files().file_system(), options.path,
       {.flat_layout_path = options.flat_layout_path, .as_dict = options.as_dict});
 }
 
@@ -119,6 +126,14 @@ void print_unused_exclusions(const NameSelection& selection,
 }
 
 }  // namespace
+
+const FileSystem& source_file_system() {
+  return source_files().file_system();
+}
+
+void require_sources_unchanged() {
+  source_files().require_unchanged();
+}
 
 const formats::CheckpointReader* open_source(const SourceOptions& options) {
   const auto* const reader = open_kept(options);

@@ -16,6 +16,7 @@
 #include "cli/threads_option.h"
 #include "formats/extra_entries.h"
 #include "inspect/summary.h"
+#include "tessera/base/file_system.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/base/parallel.h"
 #include "tessera/formats/checkpoint.h"
@@ -64,6 +65,14 @@ const formats::CheckpointReader* open_source(const SourceOptions& options);
 /// other formats, a checkpoint that is only a part, findings while opening, classes whose objects
 /// were read as dicts or by state_dict(), and exclusions (`!GLOB`) that match no name.
 const formats::CheckpointReader* open_source(const SourceOptions& options, Terminal& terminal);
+
+/// The file system that the sources are opened from.
+const FileSystem& source_file_system();
+
+/// Throws Error(mismatch) if another program has changed or replaced a file since just before it
+/// was opened here (SourceFiles::require_unchanged): what was read may be half of one checkpoint
+/// and half of another. Call it after the last read, and before the result is printed if possible.
+void require_sources_unchanged();
 
 /// Two open checkpoints. The readers live until the process ends.
 struct TwoSources {

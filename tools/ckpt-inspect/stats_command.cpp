@@ -155,7 +155,7 @@ std::vector<Statistics> join(const StatsOptions& options, const formats::Checkpo
     parts.push_back({path, read_part_document(path, "part of statistics", "stats")});
   }
   std::vector<Statistics> joined = inspect::join_statistics(parts, reader.contents(), selection);
-  const reshard::FileStates files = files_of_part(reader);
+  const PartFiles files = files_of_part(reader);
   for (const auto& [path, document] : parts) require_files(document, path, files);
   return joined;
 }
@@ -166,8 +166,9 @@ void print_part(const StatsOptions& options, const formats::CheckpointReader& re
   const PartOfWork part = parse_part("--part", options.part, kHelpCommand);
   const inspect::Selection mine =
       inspect::part_of_selection(reader.contents(), selection, part.index, part.num_parts);
-  const reshard::FileStates files = files_of_part(reader);
+  const PartFiles files = files_of_part(reader);
   const std::vector<Statistics> statistics = compute(options, reader, mine, terminal);
+  require_sources_unchanged();
   JsonOutput json(terminal, kInspectJsonSchema);
   write_source(json, reader.format().name(), reader.contents());
   json.member("part_of_stats", options.part).key("stats").begin_array();
@@ -235,6 +236,7 @@ ExitCode run_stats(const StatsOptions& options, Terminal& terminal) {
   const std::vector<Statistics> statistics = options.joined_paths.empty()
                                                  ? compute(options, *reader, selection, terminal)
                                                  : join(options, *reader, selection);
+  require_sources_unchanged();
   const formats::QuantizedTensors quantized = quantized_tensors_of(*reader);
   CodesNote note;
   std::map<std::string, Group> groups;

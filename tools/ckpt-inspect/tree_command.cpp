@@ -182,10 +182,12 @@ ExitCode run_tree(const TreeOptions& options, Terminal& terminal) {
     }
     json.end_array();
     json.finish();
+    require_sources_unchanged();
     return ExitCode::done;
   }
   TreePrinter printer(*reader, options);
   for (const TreeNode& child : root.children) printer.add(child, 0);
+  require_sources_unchanged();
   printer.print(terminal);
   if (!selection.empty()) terminal.print("\n");
   terminal.print(terminal.styled(Style::strong, counts_in_words(selection.totals) + "; " +

@@ -70,7 +70,7 @@ void print_text(const formats::CheckpointReader& reader, const inspect::VerifyRe
 ExitCode run_part(const VerifyCommandOptions& options, inspect::VerifyOptions verify_options,
                   const formats::CheckpointReader& reader, Terminal& terminal) {
   const auto [index, num_parts] = parse_part("--part", options.part, kHelpCommand);
-  const reshard::FileStates files = files_of_part(reader);
+  const PartFiles files = files_of_part(reader);
   inspect::PartOfVerify part;
   {
     Work work(terminal, "verify",
@@ -78,6 +78,7 @@ ExitCode run_part(const VerifyCommandOptions& options, inspect::VerifyOptions ve
     verify_options.scan = work.scan_options();
     part = inspect::verify_part(reader, verify_options, index, num_parts);
   }
+  require_sources_unchanged();
   JsonOutput json(terminal, kInspectJsonSchema);
   json.member("format", reader.format().name());
   for (const auto& [key, content] : inspect::part_of_verify_to_value(part, reader)) {
@@ -104,7 +105,7 @@ inspect::VerifyReport join(const VerifyCommandOptions& options,
     documents.push_back({path, read_part_document(path, "part of a check", "verify")});
   }
   inspect::VerifyReport report = inspect::join_verify_documents(documents, reader, numbers);
-  const reshard::FileStates files = files_of_part(reader);
+  const PartFiles files = files_of_part(reader);
   for (const auto& [path, document] : documents) require_files(document, path, files);
   return report;
 }
@@ -162,6 +163,7 @@ ExitCode run_verify(const VerifyCommandOptions& options, Terminal& terminal) {
     verify_options.scan = work.scan_options();
     report = inspect::verify(*reader, verify_options);
   }
+  require_sources_unchanged();
   if (options.json) {
     print_json(*reader, report, terminal);
   } else {

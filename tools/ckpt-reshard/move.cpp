@@ -225,10 +225,15 @@ void refuse_standard_input(const std::string& path) {
 }
 
 void warn_of_left_over(const FileSystem& fs, const std::string& destination, Terminal& terminal) {
-  const auto left_over = formats::left_over_at(fs, destination);
-  if (!left_over) return;
-  terminal.print_error("warning: " + printable(*left_over) +
-                       ": could not remove the old checkpoint (remove it yourself)");
+  try {
+    const auto left_over = formats::left_over_at(fs, destination);
+    if (!left_over) return;
+    terminal.print_error("warning: " + printable(*left_over) +
+                         ": could not remove the old checkpoint (remove it yourself)");
+  } catch (const Error& error) {  // no failure of the move: the new checkpoint is complete
+    terminal.print_error("warning: could not look for a rest of the old checkpoint: " +
+                         std::string(error.what()));
+  }
 }
 
 /// Throws if a source or DST is `-`, or if the move may not write to DST (check_destination). Null

@@ -242,6 +242,7 @@ reshard::PlanOptions plan_options(const MoveOptions& options, const OptionFiles&
   if (!options.cast.empty()) {
     plan.cast = parse_dtype(options.cast);
     if (!plan.cast) refuse_option("--cast", dtype_expectation(options.cast), options.cast);
+    if (is_complex(*plan.cast)) refuse_option("--cast", "a dtype of real numbers", options.cast);
   }
   plan.on_overflow = options.on_overflow;
   if (options.allow_missing) plan.missing = reshard::Relaxation::allow;

@@ -116,8 +116,15 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const std::string& destination, formats::Format format,
                                 const ExtraFilesOptions& options);
 
-/// For each path, a text that changes with the file: size and time of change (or ETag, at a URL).
-using FileStates = std::map<std::string, std::string>;
+/// What tells whether a file has changed.
+struct FileState {
+  std::string words{};      // size and time of change (or ETag, at a URL); a journal stores this
+  std::uint64_t inode = 0;  // of a local file; other machines may see another number
+
+  bool operator==(const FileState&) const = default;
+};
+/// Key: the path of the file.
+using FileStates = std::map<std::string, FileState>;
 
 /// Returns the present states of a source's data files. Empty if the bytes are in memory. Throws:
 /// Error(io).
@@ -141,8 +148,8 @@ class SourceFiles {
   /// the opening. For any other file: its state at the first call. Throws: Error(io).
   FileStates states_of(const formats::CheckpointReader& reader) const;
   /// Throws Error(mismatch) if another program has changed or replaced a file since just before it
-  /// was opened (or since `states_of` first looked at it). Ignores files that are gone. Throws:
-  /// Error(io).
+  /// was opened (or since `states_of` first looked at it). Ignores files that are gone. Does not
+  /// notice a change that keeps the file, its size and its time of change. Throws: Error(io).
   void require_unchanged() const;
 
  private:

@@ -100,6 +100,11 @@ void check_contents(const std::string& destination, const CheckpointContents& co
            "a tie to '" + printable(alias.target) + "'");
   }
   for (const TensorEntry& tensor : contents.tensors) {
+    if (tensor.meta.shape.size() > kMaxDims) {  // no reader of Tessera could open the checkpoint
+      refuse(destination, tensor.meta.fqn, "shape",
+             "at most " + std::to_string(kMaxDims) + " dimensions",
+             std::to_string(tensor.meta.shape.size()) + " dimensions");
+    }
     for (const Piece& piece : tensor.pieces) {
       if (!std::holds_alternative<Box>(piece.region)) {
         refuse(destination, tensor.meta.fqn, "piece", "a box", region_to_string(piece.region));

@@ -5,6 +5,7 @@
 #include <deque>
 #include <limits>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -437,9 +438,16 @@ class Parser final : public pickle::EntryTaker {
     tensor.pieces = pool_.share_copy(pieces_);
   }
 
-  /// Returns an error if the tensor is quantized, because Tessera does not read such tensors.
-  /// Returns nothing for other tensors.
+  /// Returns an error if the tensor is quantized or has too many dimensions, because Tessera does
+  /// not read such tensors. Returns nothing for other tensors.
   static std::optional<Error> refusal_of(Object properties, Object size) {
+    const auto sizes_of_dims = items_of_sizes(size, "size");
+    if (const auto num_dims = sizes_of_dims ? sizes_of_dims->num_items("size") : 0;
+        num_dims > kMaxDims) {
+      return size.error(ErrorKind::unsupported,
+                        "tensor: expected at most " + std::to_string(kMaxDims) +
+                            " dimensions, found " + std::to_string(num_dims) + " dimensions");
+    }
     if (!is_instance(properties, MetadataGlobal::tensor_properties)) return std::nullopt;
     const auto state = properties.call_state("properties");
     if (!state || !state->is(ObjectKind::tuple) || state->num_items("properties") == 0) {
@@ -516,22 +524,29 @@ class Parser final : public pickle::EntryTaker {
     format.fail_expected("memory_format", "_MEM_FORMAT_ENCODING");
   }
 
-  /// Reads a torch.Size. Limits the number of dimensions before it allocates anything.
-  static Shape parse_sizes(Object object, std::string_view rule) {
+  /// Returns the tuple or list in a torch.Size; nothing for an empty torch.Size.
+  static std::optional<Object> items_of_sizes(Object object, std::string_view rule) {
     if (object.is(ObjectKind::call) && pickle::value_global(object) == ValueGlobal::torch_size) {
       const Object arguments = object.call_arguments(rule);
-      if (arguments.num_items(rule) == 0) return {};
+      if (arguments.num_items(rule) == 0) return std::nullopt;
       object = arguments.item(0);
     }
     if (!object.is(ObjectKind::tuple) && !object.is(ObjectKind::list)) {
       object.fail_expected(rule, "a torch.Size");
     }
-    const std::size_t num_dims = object.num_items(rule);
+    return object;
+  }
+
+  /// Reads a torch.Size. Limits the number of dimensions before it allocates anything.
+  static Shape parse_sizes(Object object, std::string_view rule) {
+    const std::optional<Object> items = items_of_sizes(object, rule);
+    if (!items) return {};
+    const std::size_t num_dims = items->num_items(rule);
     if (num_dims > kMaxDims) {
-      object.fail_expected(rule, "at most " + std::to_string(kMaxDims) + " dimensions");
+      items->fail_expected(rule, "at most " + std::to_string(kMaxDims) + " dimensions");
     }
     Shape sizes(num_dims);
-    for (std::size_t i = 0; i < num_dims; ++i) sizes[i] = object.item(i).as_integer(rule);
+    for (std::size_t i = 0; i < num_dims; ++i) sizes[i] = items->item(i).as_integer(rule);
     return sizes;
   }
 
@@ -579,14 +594,20 @@ class Parser final : public pickle::EntryTaker {
     const std::size_t tensor = place->index;
     const std::span<StorageInfo> places = result_.storage.pieces[tensor];
     const auto hint = metadata_index_.find(kIndex);
-    const auto is_at = [&](std::size_t piece) { return offsets_of(tensor, piece) == offsets; };
+    const auto has_elements = [&](std::size_t piece) {
+      return numel_of(result_.contents.tensors[tensor].pieces[piece].region) != 0;
+    };
+    std::optional<std::size_t> hinted;
     if (hint && hint->is(ObjectKind::integer)) {
       const std::int64_t piece = hint->as_integer("index");
       if (piece >= 0 && piece < static_cast<std::int64_t>(places.size()) &&
-          is_at(static_cast<std::size_t>(piece))) {
-        put(fqn, places[static_cast<std::size_t>(piece)], info);
-        return;
+          offsets_of(tensor, static_cast<std::size_t>(piece)) == offsets) {
+        hinted = static_cast<std::size_t>(piece);
       }
+    }
+    if (hinted && (places.size() == 1 || has_elements(*hinted))) {
+      put(fqn, places[*hinted], info);
+      return;
     }
     const std::vector<std::size_t>& by_offset = pieces_by_offset(tensor);
     const auto found = std::ranges::equal_range(
@@ -595,7 +616,17 @@ class Parser final : public pickle::EntryTaker {
       fail(fqn, "storage_data", "a chunk at the offset of each key",
            "none at " + shape_to_string(offsets));
     }
-    for (const std::size_t piece : found) put(fqn, places[piece], info);
+    // An empty chunk and a full one at the same offset share a key in PyTorch's dict: the key has
+    // the index of the first one, and the place is that of the last one.
+    if (std::ranges::any_of(found, has_elements)) {
+      for (const std::size_t piece : found | std::views::filter(has_elements)) {
+        put(fqn, places[piece], info);
+      }
+    } else if (hinted) {
+      put(fqn, places[*hinted], info);
+    } else {
+      for (const std::size_t piece : found) put(fqn, places[piece], info);
+    }
   }
 
   /// Finds the item that an entry of storage_data, or of the planner's data, names. P is the item

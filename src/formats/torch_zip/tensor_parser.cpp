@@ -105,13 +105,20 @@ std::int64_t natural(Object object, std::string_view rule) {
   return value;
 }
 
+[[noreturn]] void refuse(Object object, std::string_view found) {
+  object.fail(ErrorKind::unsupported,
+              "tensor: expected a dense tensor with its bytes, found " + std::string(found));
+}
+
 Shape naturals(Object object, std::string_view rule) {
   if (object.is(ObjectKind::call) && value_global(object) == pickle::ValueGlobal::torch_size) {
     object = required_argument(object.call_arguments(rule), 0, rule);
   }
   const std::size_t num_dims = object.num_items(rule);
-  if (num_dims > kMaxDims)
-    object.fail_expected(rule, "at most " + std::to_string(kMaxDims) + " dimensions");
+  if (num_dims > kMaxDims) {
+    refuse(object, "one with " + std::to_string(num_dims) + " dimensions (at most " +
+                       std::to_string(kMaxDims) + " are read)");
+  }
   Shape values;
   for (std::size_t i = 0; i < num_dims; ++i) values.push_back(natural(object.item(i), rule));
   return values;
@@ -126,11 +133,6 @@ std::optional<std::int64_t> reach_of(const TensorRecord& tensor) {
     reach = extent ? checked_add(*reach, *extent) : std::nullopt;
   }
   return reach;
-}
-
-[[noreturn]] void refuse(Object object, std::string_view found) {
-  object.fail(ErrorKind::unsupported,
-              "tensor: expected a dense tensor with its bytes, found " + std::string(found));
 }
 
 /// The call that rebuilds a tensor, such as `_rebuild_tensor_v2`, and the properties that calls

@@ -11,6 +11,7 @@
 #include "tessera/base/parallel.h"
 #include "tessera/formats/detect.h"
 #include "tessera/inspect/verify.h"
+#include "tessera/reshard/executor.h"
 #include "watched_work.h"
 
 namespace tessera::python {
@@ -27,7 +28,8 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout,
   inspect::VerifyReport report;
   run_watched(progress, [&](Watch& watch) {
     object_store::forget(source);
-    const auto reader = formats::open_checkpoint(object_store::files(), source, open_options);
+    const reshard::SourceFiles files;
+    const auto reader = formats::open_checkpoint(files.file_system(), source, open_options);
     formats::require_classes_found(open_options.as_dict, {&reader->contents()}, "as_dict");
     watch.expect(inspect::verify_nbytes(*reader, options));
     options.scan = {
@@ -36,6 +38,7 @@ nb::list verify(const nb::bytes& path, const nb::bytes& flat_layout,
         .stop = watch.token(),
         .progress = watch.sink()};
     report = inspect::verify(*reader, options);
+    files.require_unchanged();
   });
   return findings_to_python(report.findings);
 }

@@ -44,6 +44,7 @@ std::optional<DType> parse_cast(const std::optional<std::string>& name) {
   if (!name) return std::nullopt;
   const auto dtype = parse_dtype(*name);
   if (!dtype) refuse("cast", dtype_expectation(*name), *name);
+  if (is_complex(*dtype)) refuse("cast", "a dtype of real numbers", *name);
   return dtype;
 }
 

@@ -70,7 +70,7 @@ class Resharded(NamedTuple):
     underflows: dict[str, int]  # by tensor of the destination: how many elements that were not zero the cast made zero
     changes: dict[str, int]  # how often each kind of change by the formats happened: the `changes` of ckpt-reshard --json
     left_out: dict[str, int]  # how many tensors, values and aliases only, prefix and drop_optimizer left out
-    uncast: int  # how many floating-point tensors of another dtype the cast did not change
+    uncast: int  # how many floating-point and complex tensors of another dtype the cast did not change
     linked_nbytes: int = 0  # with base: how many of nbytes are in files that are shared with the base
     missing_parts: list[int] = []  # with part: the parts that are not complete yet; if there are any, written is False
 
