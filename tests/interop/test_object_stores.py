@@ -385,11 +385,18 @@ def longer(request, answer):
     return answer
 
 
-@pytest.mark.parametrize("fault", [overloaded, too_many, cut, shorter, longer])
+def late(request, answer):
+    """The proxy has delayed the answer, and sends the answers of parallel requests in another order."""
+    time.sleep(0.03 * (request.number % 3))
+    return answer
+
+
+@pytest.mark.parametrize("fault", [overloaded, too_many, cut, shorter, longer, late])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_faults_that_pass_do_not_show(proxy, fault, name, tmp_path):
     expected = reshard(CHECKPOINTS[name], tmp_path / "expected", "--to", "native")
     proxy.change = fault
+    proxy.latency_s = 0.02 if fault is late else 0
     succeed(proxy, "ckpt-reshard", url_of(name), tmp_path / "found", "--to", "native", "--quiet", AWS_MAX_ATTEMPTS="8")
     for file in local_files(expected):
         assert file.read_bytes() == (tmp_path / "found" / file.name).read_bytes(), file.name
