@@ -3,13 +3,6 @@
 #include <cstring>
 
 namespace tessera::formats::detail {
-namespace {
-
-/// If the gap between two runs has at most this many bytes, one call reads both runs and the gap,
-/// because this is cheaper than two reads.
-constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{64} << 10;
-
-}  // namespace
 
 Gatherer::Gatherer(const TensorSource& source, std::size_t tensor_index,
                    tessera::detail::ByteBuffer& scratch)
@@ -36,7 +29,7 @@ void Gatherer::add(const CopyRuns::Run& run) {
     const CopyRuns::Run& last = pending_.back();
     const std::int64_t gap = run.source_begin - (last.source_begin + last.numel);
     const std::int64_t span = run.source_begin + run.numel - pending_.front().source_begin;
-    if (nbytes_of(gap) > kMaxGapNbytes || nbytes_of(span) > kGatherNbytes) flush();
+    if (nbytes_of(gap) > kMaxGatherGapNbytes || nbytes_of(span) > kGatherNbytes) flush();
   }
   pending_.push_back(run);
 }

@@ -12,6 +12,9 @@ namespace tessera::formats::detail {
 
 /// The most scratch memory that a Gatherer uses.
 inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
+/// If the gap between two runs has at most this many bytes, one call reads both runs and the gap,
+/// because this is cheaper than two reads.
+inline constexpr std::uint64_t kMaxGatherGapNbytes = std::uint64_t{64} << 10;
 
 /// Reads elements of one tensor from several of its pieces, and puts them into the order of a
 /// region. If ranges of a piece are close together, reads them in one call. `source` and `scratch`

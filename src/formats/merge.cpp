@@ -15,6 +15,7 @@
 #include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_order.h"
+#include "formats/known_ranges.h"
 #include "formats/merged_sources.h"
 #include "formats/opened_classes.h"
 #include "formats/partly_read.h"
@@ -50,7 +51,10 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
   return result;
 }
 
-class MergedReader final : public CheckpointReader, public PartlyRead, public MergedSources {
+class MergedReader final : public CheckpointReader,
+                           public PartlyRead,
+                           public MergedSources,
+                           public KnownRanges {
  public:
   MergedReader(std::vector<MergeSource> sources, MergePreference preference)
       : sources_(std::move(sources)), preference_(preference) {
@@ -124,6 +128,13 @@ class MergedReader final : public CheckpointReader, public PartlyRead, public Me
     // Two sources can have files of the same name, so the whole path is shown.
     storage.file = join_path(reader_of(origin).path(), storage.file);
     return storage;
+  }
+  std::optional<KnownRange> known_range(std::size_t tensor_index,
+                                        std::size_t piece_index) const override {
+    const Origin& origin = tensors_[tensor_index];
+    const auto* const known = dynamic_cast<const KnownRanges*>(&reader_of(origin));
+    if (known == nullptr) return std::nullopt;
+    return known->known_range(origin.index, piece_index);
   }
   std::vector<std::string> data_files() const override {
     std::vector<std::string> files;

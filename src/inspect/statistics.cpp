@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/byte_buffer.h"
+#include "formats/read_announcement.h"
 #include "inspect/scan.h"
 #include "tessera/base/error.h"
 #include "tessera/inspect/tensor_reader.h"
@@ -277,6 +278,17 @@ void read_window(const TensorReader& tensor, FlatRange window, const ScanOptions
 
 }  // namespace
 
+namespace {
+
+std::unique_ptr<object_store::AnnouncedReads> announce_reads(
+    const formats::CheckpointReader& reader, std::span<const std::size_t> tensor_indices) {
+  formats::ReadAnnouncement reads(reader);
+  for (const std::size_t t : tensor_indices) reads.add_tensor(t);
+  return reads.announce();
+}
+
+}  // namespace
+
 std::vector<Statistics> compute_statistics(const formats::CheckpointReader& reader,
                                            std::span<const std::size_t> tensor_indices,
                                            const ScanOptions& options) {
@@ -285,6 +297,7 @@ std::vector<Statistics> compute_statistics(const formats::CheckpointReader& read
     numels.push_back(reader.contents().tensors.at(t).meta.numel());
   }
   std::vector<Statistics> results(numels.size());
+  const auto announced = announce_reads(reader, tensor_indices);
   detail::scan<Statistics>(
       numels, kWindowNumel, options,
       [&](std::size_t i) { return std::make_unique<TensorReader>(reader, tensor_indices[i]); },
@@ -354,18 +367,21 @@ std::vector<Histogram> compute_histograms(const formats::CheckpointReader& reade
                                           const ScanOptions& options) {
   TESSERA_CHECK(statistics.size() == tensor_indices.size());
   std::vector<Histogram> histograms;
-  std::vector<std::size_t> subjects;  // tensors that have bins, as indices into `tensor_indices`
+  std::vector<std::size_t> subjects;     // tensors that have bins, as indices into `tensor_indices`
+  std::vector<std::size_t> of_subjects;  // the same tensors, as indices into the contents
   std::vector<std::int64_t> numels;
   for (std::size_t i = 0; i < tensor_indices.size(); ++i) {
     histograms.push_back(empty_histogram(statistics[i], max_num_bins));
     if (histograms.back().counts.empty()) continue;
     subjects.push_back(i);
+    of_subjects.push_back(tensor_indices[i]);
     numels.push_back(reader.contents().tensors.at(tensor_indices[i]).meta.numel());
   }
   struct Subject {
     TensorReader tensor;
     const Histogram& histogram;
   };
+  const auto announced = announce_reads(reader, of_subjects);
   detail::scan<std::vector<std::int64_t>>(
       numels, kWindowNumel, options,
       [&](std::size_t s) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/digest.h"
+#include "formats/read_announcement.h"
 #include "inspect/scan.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -29,6 +30,9 @@ std::vector<std::string> digest_tensors(const formats::CheckpointReader& reader,
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return nbytes_of(a) > nbytes_of(b); });
+  formats::ReadAnnouncement reads(reader);
+  for (const std::size_t i : order) reads.add_tensor(tensor_indices[i]);
+  const auto announced = reads.announce();
   parallel_for(static_cast<std::int64_t>(order.size()), options.num_threads, options.stop,
                [&](std::int64_t task) {
                  const std::size_t i = order[static_cast<std::size_t>(task)];

@@ -6,6 +6,7 @@
 #include <exception>
 #include <utility>
 
+#include "object_store/announced_reads.h"
 #include "object_store/request_workers.h"
 #include "tessera/base/error.h"
 
@@ -84,17 +85,27 @@ void RemoteFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   }
 }
 
-/// If reads follow each other, starts requests for the bytes that they will need next.
+/// If a job has announced its reads, or if reads follow each other, starts requests for the bytes
+/// that will be needed next.
 void RemoteFile::read_ahead(ByteRange read) const {
+  // Small files are read whole.
+  const bool is_small_file = nbytes() <= sizes_.whole_nbytes;
+  const auto announced = is_small_file ? nullptr : AnnouncedReads::of(object_->url);
   std::vector<WindowPointer> started;
   {
     const std::scoped_lock lock(mutex_);
-    const auto ahead = streams_.note(read, nbytes());
-    if (!ahead) return;
-    for (const ByteRange part : in_parts(*ahead, sizes_.window_nbytes)) {
-      if (windows_.size() >= kMaxWindows) break;
-      WindowPointer window = WindowMemory::of_process().make(part);
+    std::vector<ByteRange> ahead;
+    if (announced) {
+      announced->note_requested(read);
+      ahead = announced->next_after(read, sizes_);
+    } else if (const auto range = streams_.note(read, nbytes())) {
+      ahead = in_parts(*range, sizes_.window_nbytes);
+    }
+    for (const ByteRange part : ahead) {
+      if (windows_.size() >= kMaxWindows && !(announced && forget_unneeded())) break;
+      WindowPointer window = WindowMemory::of_process().make(part, announced);
       if (!window) break;
+      if (announced) announced->note_requested(part);
       windows_.push_back(window);
       started.push_back(std::move(window));
     }
@@ -130,7 +141,8 @@ std::uint64_t RemoteFile::take_from(const WindowPointer& window, ByteRange rest,
               static_cast<std::size_t>(nbytes_taken));
   // A window of which all bytes were read is not needed again. But the first window of a file is
   // kept, because readers of formats read the begin of a file several times.
-  if (window->note_read(nbytes_taken) && window->range().begin != 0) forget(window);
+  const ByteRange taken{rest.begin, rest.begin + nbytes_taken};
+  if (window->note_read(taken) && window->range().begin != 0) forget(window);
   return nbytes_taken;
 }
 
@@ -157,6 +169,16 @@ void RemoteFile::forget(const WindowPointer& window) const {
   std::erase(windows_, window);
 }
 
+/// Forgets the oldest window that no job needs. Returns false if there is none. Requires: the
+/// caller holds `mutex_`.
+bool RemoteFile::forget_unneeded() const {
+  const auto oldest = std::ranges::find_if(
+      windows_, [](const WindowPointer& window) { return !window->is_needed(); });
+  if (oldest == windows_.end()) return false;
+  windows_.erase(oldest);
+  return true;
+}
+
 /// Fetches a new window that contains the read, so that later reads nearby need no request.
 void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   const bool is_small_file = nbytes() <= sizes_.whole_nbytes;
@@ -167,9 +189,10 @@ void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   if (!window) return read_parts(read, out);
   {
     const std::scoped_lock lock(mutex_);
-    if (windows_.size() >= kMaxWindows) windows_.erase(windows_.begin());
+    if (windows_.size() >= kMaxWindows) forget_unneeded();
     windows_.push_back(window);
   }
+  if (const auto announced = AnnouncedReads::of(object_->url)) announced->note_requested(range);
   window->fill([&](std::span<std::byte> room) {
     object_->server.read(object_->url, object_->version, range.begin, room);
   });

@@ -17,7 +17,8 @@ namespace tessera::object_store {
 ///
 /// Small reads are served from windows (ranges in memory), so that several reads share a request.
 /// Large reads go directly into the caller's memory; the largest are split into parallel requests.
-/// If reads follow each other, the next windows are fetched in the background.
+/// If a job has announced its reads (AnnouncedReads), the bytes that it needs next are fetched in
+/// the background, each once; otherwise, if reads follow each other, those behind them.
 class RemoteFile final : public ReadableFile {
  public:
   /// Requires: `server` outlives the file. `begin`: the object's first bytes, if known; else empty.
@@ -44,6 +45,7 @@ class RemoteFile final : public ReadableFile {
   WindowPointer window_with(std::uint64_t offset) const;
   std::uint64_t next_window(std::uint64_t offset) const;
   void forget(const WindowPointer& window) const;
+  bool forget_unneeded() const;
   void read_small(ByteRange read, std::span<std::byte> out) const;
   void read_parts(ByteRange range, std::span<std::byte> out) const;
 

@@ -8,8 +8,11 @@
 
 namespace tessera::object_store {
 
-Window::Window(ByteRange range, NbytesInUse in_use)
-    : range_(range), process_(::getpid()), in_use_(std::move(in_use)) {
+Window::Window(ByteRange range, NbytesInUse in_use, std::weak_ptr<const ReadList> needed_by)
+    : range_(range),
+      process_(::getpid()),
+      in_use_(std::move(in_use)),
+      needed_by_(std::move(needed_by)) {
   *in_use_ += range_.nbytes();
 }
 
@@ -49,15 +52,21 @@ Window::Bytes Window::wait() const {
   return bytes_;
 }
 
-bool Window::note_read(std::uint64_t nbytes) {
+bool Window::note_read(ByteRange read) {
   const std::scoped_lock lock(mutex_);
-  nbytes_read_ += nbytes;
+  nbytes_read_ += read.nbytes();
+  // A window can end with a gap that no job reads.
+  if (read.end + ReadList::kMaxGapNbytes >= range_.end) is_end_read_ = true;
   return nbytes_read_ >= range_.nbytes();
+}
+
+bool Window::is_needed() const {
+  return !is_end_read_ && !needed_by_.expired();
 }
 
 bool Window::drop() {
   const std::scoped_lock lock(mutex_);
-  if (!is_filled_) return false;
+  if (!is_filled_ || is_needed()) return false;
   bytes_ = nullptr;
   if (!std::exchange(is_dropped_, true)) *in_use_ -= range_.nbytes();
   return true;
@@ -71,7 +80,8 @@ WindowMemory& WindowMemory::of_process() {
   return memory;
 }
 
-std::shared_ptr<Window> WindowMemory::make(ByteRange range) {
+std::shared_ptr<Window> WindowMemory::make(ByteRange range,
+                                           std::weak_ptr<const ReadList> needed_by) {
   const std::scoped_lock lock(mutex_);
   for (auto place = oldest_first_.begin();
        place != oldest_first_.end() && *in_use_ + range.nbytes() > kMaxNbytes;) {
@@ -80,7 +90,7 @@ std::shared_ptr<Window> WindowMemory::make(ByteRange range) {
   }
   std::erase_if(oldest_first_, [](const auto& window) { return window.expired(); });
   if (*in_use_ + range.nbytes() > kMaxNbytes) return nullptr;
-  auto window = std::make_shared<Window>(range, in_use_);
+  auto window = std::make_shared<Window>(range, in_use_, std::move(needed_by));
   oldest_first_.push_back(window);
   return window;
 }

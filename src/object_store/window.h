@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "object_store/announced_reads.h"
 #include "tessera/base/error.h"
 
 namespace tessera::object_store {
@@ -26,8 +27,9 @@ class Window {
 
   using NbytesInUse = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-  /// Adds the number of bytes to `in_use`; `drop` and the destructor subtract it again.
-  Window(ByteRange range, NbytesInUse in_use);
+  /// Adds the number of bytes to `in_use`; `drop` and the destructor subtract it again. While
+  /// `needed_by` exists, the window is needed until its last bytes were read.
+  Window(ByteRange range, NbytesInUse in_use, std::weak_ptr<const ReadList> needed_by);
   ~Window();
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
@@ -42,14 +44,18 @@ class Window {
   /// no thread of this process fetches it. Throws what `fetch` threw.
   Bytes wait() const;
   /// Adds to the count of bytes read. Returns whether the count has reached the window's size.
-  bool note_read(std::uint64_t nbytes);
-  /// Frees the bytes and returns true. If they are being fetched, does nothing and returns false.
+  bool note_read(ByteRange read);
+  /// Returns whether a job has announced that it will read the bytes, and has not read the last.
+  bool is_needed() const;
+  /// Frees the bytes and returns true. If they are being fetched or needed, does nothing and
+  /// returns false.
   bool drop();
 
  private:
   const ByteRange range_;
   const pid_t process_;
   const NbytesInUse in_use_;
+  const std::weak_ptr<const ReadList> needed_by_;
   mutable std::mutex mutex_;
   mutable std::condition_variable filled_;
   bool is_filled_ = false;
@@ -57,6 +63,7 @@ class Window {
   Bytes bytes_;
   std::exception_ptr failure_;
   std::uint64_t nbytes_read_ = 0;
+  std::atomic<bool> is_end_read_ = false;
 };
 
 /// The windows of all files of the process, and their memory. The oldest windows are dropped first.
@@ -66,8 +73,8 @@ class WindowMemory {
   static constexpr std::uint64_t kMaxNbytes = std::uint64_t{192} << 20;
 
   static WindowMemory& of_process();
-  /// Returns a new window; null if windows that are being fetched use all of the memory.
-  std::shared_ptr<Window> make(ByteRange range);
+  /// Returns a new window; null if windows that are being fetched or needed use all of the memory.
+  std::shared_ptr<Window> make(ByteRange range, std::weak_ptr<const ReadList> needed_by = {});
 
  private:
   static std::mutex& mutex_of_process() { return of_process().mutex_; }

@@ -16,6 +16,7 @@
 #include "formats/key_paths.h"
 #include "formats/name_pattern.h"
 #include "formats/partly_read.h"
+#include "formats/read_announcement.h"
 #include "formats/staging/shared_work.h"
 #include "formats/stored_chunks.h"
 #include "reshard/cast_losses.h"
@@ -115,6 +116,7 @@ class Execution {
         first_tasks.push_back(num_tasks);
         num_tasks += range.num_blocks();
       }
+      const auto announced = announce(ranges);
       parallel_for(num_tasks, num_threads, {}, [&](std::int64_t task) {
         const auto range = static_cast<std::size_t>(std::ranges::upper_bound(first_tasks, task) -
                                                     first_tasks.begin() - 1);
@@ -136,6 +138,32 @@ class Execution {
   }
 
  private:
+  /// Tells files at URLs what the blocks of `ranges`, which are ascending, need of them.
+  std::unique_ptr<object_store::AnnouncedReads> announce(
+      const std::vector<BlockRange>& ranges) const {
+    formats::ReadAnnouncement reads(source_);
+    auto range = ranges.begin();
+    for (std::size_t i = 0; reads.is_useful() && i < order_.size(); ++i) {
+      const PieceBlocks piece = blocks_of(i);
+      const std::int64_t end = i + 1 < order_.size() ? blocks_of(i + 1).first_block : num_blocks_;
+      while (range != ranges.end() && range->end <= piece.first_block) ++range;
+      for (auto each = range; each != ranges.end() && each->begin < end; ++each) {
+        const std::int64_t first = std::max(each->begin, piece.first_block);
+        const std::int64_t last = std::min(each->end, end) - 1;
+        if (first > last) continue;
+        const TensorCopy& copy = plan_.copies[piece.id.tensor_index];
+        const auto& source_pieces = copy.source_pieces[piece.id.piece_index];
+        if (copy.merged_widths.empty()) {
+          reads.add_gathered(copy.source_tensor, source_pieces, source_region_of(piece.id),
+                             {window_of(piece, first).begin, window_of(piece, last).end});
+        } else {
+          for (const auto p : source_pieces) reads.leave_out(copy.source_tensor, p);
+        }
+      }
+    }
+    return reads.announce();
+  }
+
   /// Thrown by a block that has numbers too large for the new dtype, to end the move.
   struct RefusedOverflow {};
 

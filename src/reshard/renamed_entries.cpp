@@ -34,6 +34,13 @@ formats::PieceStorage RenamedEntries::piece_storage(std::size_t tensor_index,
   return base().piece_storage(tensors_[tensor_index], piece_index);
 }
 
+std::optional<formats::KnownRange> RenamedEntries::known_range(std::size_t tensor_index,
+                                                               std::size_t piece_index) const {
+  const auto* const known = dynamic_cast<const formats::KnownRanges*>(&base());
+  if (known == nullptr) return std::nullopt;
+  return known->known_range(tensors_[tensor_index], piece_index);
+}
+
 formats::MissingData RenamedEntries::find_missing_data() const {
   formats::MissingData missing = base().find_missing_data();
   formats::MissingData found;

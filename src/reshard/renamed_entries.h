@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "formats/derived_reader.h"
+#include "formats/known_ranges.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -15,7 +17,7 @@ namespace tessera::reshard {
 
 /// Reads a checkpoint, and shows other names for some of its entries. A derived class says which,
 /// may also change tensors and values, and calls `rename_entries` at the end of its constructor.
-class RenamedEntries : public formats::DerivedReader {
+class RenamedEntries : public formats::DerivedReader, public formats::KnownRanges {
  public:
   void add_note(formats::Finding note) { contents_.opening_findings.push_back(std::move(note)); }
 
@@ -25,6 +27,8 @@ class RenamedEntries : public formats::DerivedReader {
   Value read_value(std::size_t value_index) const override;
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
+  std::optional<formats::KnownRange> known_range(std::size_t tensor_index,
+                                                 std::size_t piece_index) const override;
   formats::MissingData find_missing_data() const override;
 
  protected:

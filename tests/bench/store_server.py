@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.sax.saxutils import escape
 
 SLICE_NBYTES = 256 * 1024
+KEYS_OF_PAGE = 1000  # as S3
 
 
 class Link:
@@ -45,20 +46,24 @@ class Store:
         self.objects[path] = body, etag
         return etag
 
-    def list(self, bucket: str, prefix: str) -> str:
-        """Returns the answer to a list request: all objects and folders directly under `prefix`, on one page."""
-        entries, folders = [], set()
+    def list(self, bucket: str, prefix: str, after: str) -> str:
+        """Returns the answer to a list request: a page of the objects and folders directly under `prefix`, whose keys are greater than `after`."""
+        found = {}  # by key
         for path, (body, etag) in sorted(self.objects.items()):
             key = path.removeprefix(bucket + "/")
             if key == path or not key.startswith(prefix):
                 continue
             name, slash, _ = key.removeprefix(prefix).partition("/")
             if slash:
-                folders.add(prefix + name + slash)
+                folder = prefix + name + slash
+                found[folder] = f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
             else:
-                entries.append(f"<Contents><Key>{escape(key)}</Key><Size>{len(body)}</Size><ETag>{escape(etag)}</ETag></Contents>")
-        common = "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders))
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(entries)}{common}</ListBucketResult>"
+                found[key] = f"<Contents><Key>{escape(key)}</Key><Size>{len(body)}</Size><ETag>{escape(etag)}</ETag></Contents>"
+        keys = sorted(key for key in found if key > after)
+        page = keys[:KEYS_OF_PAGE]
+        more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(keys) > len(page) else ""
+        return (f"<ListBucketResult><IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
+                f"{''.join(found[key] for key in page)}</ListBucketResult>")
 
 
 def handler(store: Store, link: Link, latency_s: float) -> type:
@@ -106,7 +111,7 @@ def handler(store: Store, link: Link, latency_s: float) -> type:
             time.sleep(latency_s)
             path, query = self.parts()
             if "list-type" in query:
-                return self.answer(200, store.list(path, query.get("prefix", "")).encode())
+                return self.answer(200, store.list(path, query.get("prefix", ""), query.get("continuation-token", "")).encode())
             if "uploads" in query:
                 return self.answer(200, b"<ListMultipartUploadsResult></ListMultipartUploadsResult>")
             if path not in store.objects:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -172,6 +173,67 @@ def test_workers_share_a_move_from_a_url(proxy, tmp_path):
     succeed(proxy, "ckpt-inspect", "diff", tmp_path / "moved", CHECKPOINTS["dcp"])
 
 
+@pytest.fixture(scope="module")
+def large(bucket, tmp_path_factory):
+    """Uploads a model of four tensors of 16 MiB in each format. Returns the folder."""
+    folder = tmp_path_factory.mktemp("large")
+    nbytes = 16 << 20
+    header = {f"layers.{i}.weight": {"dtype": "BF16", "shape": [2048, 4096], "data_offsets": [i * nbytes, (i + 1) * nbytes]} for i in range(4)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + os.urandom(4 * nbytes))
+    for name in ("dcp", "native"):
+        reshard(folder / "model.safetensors", folder / name, "--to", name, "--world-size", "8")
+    for path in folder.iterdir():
+        upload(bucket, path, f"large/{path.name}")
+    return folder
+
+
+DCP_4 = ("--to", "dcp", "--world-size", "4")
+NATIVE_8 = ("--to", "native", "--world-size", "8")
+
+
+@pytest.mark.parametrize(
+    "name, verb, options, parts",
+    [
+        ("model.safetensors", "verify", (), 1),
+        ("model.safetensors", "hash", (), 1),
+        ("model.safetensors", "hash", ("--threads", "2"), 1),
+        ("model.safetensors", "stats", (), 1),
+        ("model.safetensors", "move", DCP_4, 1),
+        ("model.safetensors", "move", (*DCP_4, "--part", "0/4"), 4),
+        ("model.safetensors", "move", (*DCP_4, "--part", "3/4"), 4),
+        ("model.safetensors", "move", NATIVE_8, 1),
+        ("model.safetensors", "move", (*NATIVE_8, "--threads", "2"), 1),
+        ("model.safetensors", "move", (*NATIVE_8, "--part", "1/4"), 4),
+        ("model.safetensors", "move", ("--rename", "layers=blocks", *NATIVE_8), 1),
+        ("dcp", "hash", (), 1),
+        ("dcp", "move", ("--to", "dcp", "--world-size", "3"), 1),
+        ("native", "move", ("--to", "dcp", "--world-size", "3"), 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_no_more_bytes_are_fetched_than_are_needed(proxy, large, tmp_path, name, verb, options, parts):
+    served = []
+
+    def change(request, answer):
+        if not request.is_list:
+            served.append(len(answer.body))
+        return answer
+
+    proxy.change, proxy.latency_s = change, 0.02
+    url = f"s3://checkpoints/large/{name}"
+    if verb == "move":
+        succeed(proxy, "ckpt-reshard", url, tmp_path / "moved", "--quiet", *options)
+        if parts == 1 and "--rename" not in options:
+            proxy.change = None
+            succeed(proxy, "ckpt-inspect", "diff", tmp_path / "moved", large / name)
+    else:
+        succeed(proxy, "ckpt-inspect", verb, url, *options)
+    # Each DCP item has an envelope, and a worker reads the index and headers whole.
+    assert sum(served) <= 1.05 * (64 << 20) / parts + (256 << 10), (sum(served), len(served))
+
+
 @pytest.mark.parametrize("name", ["dcp", "native"])
 def test_to_list_takes_two_data_requests(proxy, name):
     succeed(proxy, "ckpt-inspect", "ls", url_of(name))
@@ -323,11 +385,18 @@ def longer(request, answer):
     return answer
 
 
-@pytest.mark.parametrize("fault", [overloaded, too_many, cut, shorter, longer])
+def late(request, answer):
+    """The proxy has delayed the answer, and sends the answers of parallel requests in another order."""
+    time.sleep(0.03 * (request.number % 3))
+    return answer
+
+
+@pytest.mark.parametrize("fault", [overloaded, too_many, cut, shorter, longer, late])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_faults_that_pass_do_not_show(proxy, fault, name, tmp_path):
     expected = reshard(CHECKPOINTS[name], tmp_path / "expected", "--to", "native")
     proxy.change = fault
+    proxy.latency_s = 0.02 if fault is late else 0
     succeed(proxy, "ckpt-reshard", url_of(name), tmp_path / "found", "--to", "native", "--quiet", AWS_MAX_ATTEMPTS="8")
     for file in local_files(expected):
         assert file.read_bytes() == (tmp_path / "found" / file.name).read_bytes(), file.name

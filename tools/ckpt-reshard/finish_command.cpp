@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ckpt-reshard/commands.h"
+#include "ckpt-reshard/incomplete_parts.h"
 #include "ckpt-reshard/worker_options.h"
 #include "formats/staging/shared_work.h"
 #include "object_store/files.h"
@@ -50,6 +51,9 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
   }
   const std::optional<RecordedCommand> command = command_from_text(work.command(), work.path());
   if (!command) {
+    if (const auto missing = work.incomplete_shares(); !missing.empty()) {
+      refuse_incomplete(options.destination, work.num_shares(), missing);
+    }
     throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
                           "workers that ran ckpt-reshard", "workers of a Python or C++ program",
                           "run any worker again with resume set; it completes DST");

@@ -6,7 +6,9 @@
 #include <set>
 #include <span>
 #include <utility>
+#include <vector>
 
+#include "ckpt-reshard/incomplete_parts.h"
 #include "ckpt-reshard/move_summary.h"
 #include "ckpt-reshard/worker_options.h"
 #include "cli/stop_signals.h"
@@ -39,19 +41,6 @@ void require_folder(const formats::SharedWork& work, const std::string& folder) 
   throw Error::expected(ErrorKind::mismatch, {.path = folder}, "destination of the workers",
                         "the same path in the recorded command of the workers", printable(found),
                         "was the folder moved? run any of the workers again with --resume");
-}
-
-[[noreturn]] void refuse_missing(const std::string& destination, const Outcome& outcome) {
-  std::string list;
-  for (const auto& share : outcome.shared->missing) {
-    list += (list.empty() ? "" : "\n") + std::string("part ") + std::to_string(share.index) + " " +
-            share.state;
-  }
-  throw Error::listing(
-      ErrorKind::mismatch, {.path = destination},
-      "parts: expected " + std::to_string(outcome.num_shares) + " complete parts, found " +
-          std::to_string(outcome.num_shares - static_cast<int>(outcome.shared->missing.size())),
-      list);
 }
 
 /// The file system and the path at which a writer makes the checkpoint.
@@ -171,7 +160,11 @@ void move_with_others(const MoveOptions& options, const std::optional<PartOfWork
     outcome.num_shares = work.num_shares();
     outcome.shared = reshard::finish_shares(outcome.plan, reader, fs, options.destination, create,
                                             stop, outcome.source_files);
-    if (!outcome.shared->is_finished) refuse_missing(options.destination, outcome);
+    if (!outcome.shared->is_finished) {
+      std::vector<formats::SharedWork::Incomplete> parts;
+      for (const auto& share : outcome.shared->missing) parts.push_back({share.index, share.state});
+      refuse_incomplete(options.destination, outcome.num_shares, parts);
+    }
     return;
   }
   std::optional<Progress> progress;

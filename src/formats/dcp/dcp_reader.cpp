@@ -20,6 +20,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/nested_tensors.h"
 #include "formats/expansion_limit.h"
+#include "formats/known_ranges.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/name_pattern.h"
 #include "formats/numbered_names.h"
@@ -90,7 +91,7 @@ bool has_compressed_member(const zip::ZipReader& zip) {
 
 class ItemCheck;
 
-class DcpReader final : public DividedReader, public PartlyRead {
+class DcpReader final : public DividedReader, public PartlyRead, public KnownRanges {
  public:
   DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
@@ -130,6 +131,12 @@ class DcpReader final : public DividedReader, public PartlyRead {
 
   Value read_value(std::size_t value_index) const override;
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
+  std::optional<KnownRange> known_range(std::size_t tensor_index,
+                                        std::size_t piece_index) const override {
+    const StorageInfo& info = metadata_.storage.pieces[tensor_index][piece_index];
+    return KnownRange{join_path(directory_, metadata_.storage.files[info.file]),
+                      ByteRange{info.offset, info.offset + info.nbytes}};
+  }
   std::vector<std::string> data_files() const override;
   MissingData find_missing_data() const override;
   void check_files(const FindingSink& sink) const override;

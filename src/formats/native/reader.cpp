@@ -7,6 +7,7 @@
 #include "base/byte_buffer.h"
 #include "base/json.h"
 #include "formats/key_order.h"
+#include "formats/known_ranges.h"
 #include "formats/native/chunk_codec.h"
 #include "formats/native/index.h"
 #include "formats/native/native_checkpoint.h"
@@ -26,7 +27,7 @@ namespace {
 // the depth.
 constexpr JsonLimits kValueLimits = {.max_depth = 1000, .max_nbytes = kMaxIndexNbytes};
 
-class NativeReader final : public NativeCheckpoint, public ChunkSource {
+class NativeReader final : public NativeCheckpoint, public ChunkSource, public KnownRanges {
  public:
   NativeReader(const FileSystem& fs, std::string path, std::uint64_t checkpoint_id, Index index)
       : fs_(fs),
@@ -131,6 +132,13 @@ class NativeReader final : public NativeCheckpoint, public ChunkSource {
                               index_.grid({tensor_index, piece_index}).num_blocks() == 1;
     if (is_one_range) storage.byte_range = {stored.begin, stored.begin + stored.stored_nbytes};
     return storage;
+  }
+
+  std::optional<KnownRange> known_range(std::size_t tensor_index,
+                                        std::size_t piece_index) const override {
+    PieceStorage storage = piece_storage(tensor_index, piece_index);
+    if (storage.encoding != "plain") storage.byte_range.reset();
+    return KnownRange{join_path(path_, storage.file), storage.byte_range};
   }
 
   std::vector<std::string> data_files() const override {

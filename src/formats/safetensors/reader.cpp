@@ -12,6 +12,7 @@
 #include "base/list_of_lists.h"
 #include "base/outside_failure.h"
 #include "formats/file_names.h"
+#include "formats/known_ranges.h"
 #include "formats/numbered_names.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
@@ -254,7 +255,7 @@ std::string rank_prefix(const std::string& name) {
   return base.substr(0, base.find('-', kDcpShardPrefix.size()));
 }
 
-class SafetensorsReader final : public DividedReader {
+class SafetensorsReader final : public DividedReader, public KnownRanges {
  public:
   SafetensorsReader(const FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {
     const FileSet set = find_files(fs_, path_);
@@ -344,6 +345,12 @@ class SafetensorsReader final : public DividedReader {
             .byte_range = ByteRange{location.begin, location.begin + nbytes},
             .encoding = "plain",
             .stored_nbytes = nbytes};
+  }
+
+  std::optional<KnownRange> known_range(std::size_t tensor_index,
+                                        std::size_t piece_index) const override {
+    return KnownRange{files_[locations_[tensor_index][piece_index].file].path,
+                      piece_storage(tensor_index, piece_index).byte_range};
   }
 
   std::vector<std::string> data_files() const override {

@@ -1,10 +1,20 @@
 #include "formats/staging/shared_work.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,6 +139,57 @@ TEST(SharedWorkTest, DamagedWorkCanBeDiscardedUnlessAShareIsBeingWritten) {
   work.discard();
   EXPECT_FALSE(fs.kind_of(work.path()));
   EXPECT_FALSE(fs.kind_of(tmp / "out.partial"));
+}
+
+TEST(SharedWorkTest, WorkOfAnotherVersionIsRefused) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  SharedWork work(fs, tmp / "out");
+  const auto lock = work.lock();
+  work.begin({{"plan", "digest"}}, 2, "command");
+  EXPECT_NO_THROW(work.require_same({{"plan", "digest"}}, 2));
+  fs.remove_all(work.path() + "/work");
+  const std::string text = "tessera-journal 2\nwhat will come";
+  fs.create(work.path() + "/work")->write_at(0, std::as_bytes(std::span(text)));
+  EXPECT_THAT(
+      [&] {
+        work.require_same({{"plan", "digest"}}, 2);
+      },
+      test::ThrowsError(ErrorKind::corruption, "expected the source and options of the workers"));
+}
+
+/// From now on, byte-range locks fail in this process as on a file system without locks.
+bool make_locks_unavailable() {
+  std::array filter{
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 3),
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args) + 8),
+      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_OFD_SETLK, 0, 1),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOLCK),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(SharedWorkTest, AFileSystemWithoutLocksIsRefused) {
+  const test::TemporaryDirectory tmp;
+  SharedWork work(FileSystem::posix(), tmp / "out");
+  FileSystem::posix().make_directory(work.path());
+  const auto refused = [&](const auto& lock) {
+    if (!make_locks_unavailable()) ::_exit(2);
+    try {
+      lock();
+    } catch (const Error& error) {
+      std::cerr << error.what();
+      ::_exit(error.kind() == ErrorKind::unsupported ? 3 : 1);
+    }
+    ::_exit(0);
+  };
+  constexpr const char* kMessage = "out.partial.shares: shared work: expected .*lock";
+  EXPECT_EXIT(refused([&] { work.lock(); }), ::testing::ExitedWithCode(3), kMessage);
+  EXPECT_EXIT(refused([&] { work.try_lock_share(0); }), ::testing::ExitedWithCode(3), kMessage);
 }
 
 TEST(SharedWorkTest, AWorkerMayAskForTheLockWhileAnotherRemovesTheFolder) {

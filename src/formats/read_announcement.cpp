@@ -1,0 +1,97 @@
+#include "formats/read_announcement.h"
+
+#include <optional>
+
+#include "formats/gatherer.h"
+#include "object_store/url.h"
+
+namespace tessera::formats {
+namespace {
+
+/// More bytes around the elements of a piece mean that they are a part of a larger storage.
+constexpr std::uint64_t kMaxEnvelopeNbytes = std::uint64_t{64} << 10;
+
+bool has_url(const TensorSource& source) {
+  const auto* const reader = dynamic_cast<const CheckpointReader*>(&source);
+  if (reader == nullptr) return false;
+  for (const std::string& file : reader->data_files()) {
+    if (object_store::is_url(file)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+ReadAnnouncement::ReadAnnouncement(const TensorSource& source) : source_(source) {
+  if (has_url(source)) known_ = dynamic_cast<const KnownRanges*>(&source);
+}
+
+void ReadAnnouncement::add_tensor(std::size_t tensor_index) {
+  if (!is_useful()) return;
+  const TensorEntry& tensor = source_.contents().tensors[tensor_index];
+  std::set<Region> seen;
+  for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
+    const Region& region = tensor.pieces[p].region;
+    if (seen.insert(region).second) add(tensor_index, p, {0, numel_of(region)});
+  }
+}
+
+void ReadAnnouncement::add_gathered(std::size_t tensor_index, std::span<const std::uint32_t> pieces,
+                                    const Region& destination, FlatRange window) {
+  if (!is_useful()) return;
+  const TensorEntry& tensor = source_.contents().tensors[tensor_index];
+  const auto item_nbytes = static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
+  for (const std::uint32_t piece : pieces) {
+    FlatRange pending;
+    const CopyRuns runs(tensor.meta.shape, tensor.pieces[piece].region, destination);
+    runs.for_each_in(window, [&](const CopyRuns::Run& run) {
+      const FlatRange range{run.source_begin, run.source_begin + run.numel};
+      const std::int64_t gap = range.begin - pending.end;
+      const bool continues =
+          pending.numel() > 0 && gap >= 0 &&
+          static_cast<std::uint64_t>(gap * item_nbytes) <= detail::kMaxGatherGapNbytes;
+      if (continues) {
+        pending.end = range.end;
+        return;
+      }
+      add(tensor_index, piece, pending);
+      pending = range;
+    });
+    add(tensor_index, piece, pending);
+  }
+}
+
+void ReadAnnouncement::leave_out(std::size_t tensor_index, std::size_t piece_index) {
+  if (!is_useful()) return;
+  if (const auto known = known_->known_range(tensor_index, piece_index)) {
+    left_out_.insert(known->path);
+  }
+}
+
+void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index, FlatRange range) {
+  if (range.numel() == 0) return;
+  const auto known = known_->known_range(tensor_index, piece_index);
+  if (!known || !object_store::is_url(known->path)) return;
+  const TensorEntry& tensor = source_.contents().tensors[tensor_index];
+  const std::uint64_t item_nbytes = itemsize(tensor.meta.dtype);
+  const std::uint64_t nbytes =
+      static_cast<std::uint64_t>(numel_of(tensor.pieces[piece_index].region)) * item_nbytes;
+  if (!known->bytes || known->bytes->nbytes() < nbytes ||
+      known->bytes->nbytes() - nbytes > kMaxEnvelopeNbytes) {
+    left_out_.insert(known->path);
+    return;
+  }
+  const std::uint64_t begin = known->bytes->begin;
+  const std::uint64_t envelope_nbytes = known->bytes->nbytes() - nbytes;
+  ranges_[known->path].push_back(
+      {begin + static_cast<std::uint64_t>(range.begin) * item_nbytes,
+       begin + static_cast<std::uint64_t>(range.end) * item_nbytes + envelope_nbytes});
+}
+
+std::unique_ptr<object_store::AnnouncedReads> ReadAnnouncement::announce() const {
+  auto ranges = ranges_;
+  for (const std::string& path : left_out_) ranges.erase(path);
+  return std::make_unique<object_store::AnnouncedReads>(ranges);
+}
+
+}  // namespace tessera::formats

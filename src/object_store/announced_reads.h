@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "object_store/read_ahead.h"
+#include "tessera/base/error.h"
+
+namespace tessera::object_store {
+
+/// A set of bytes of a file. Not thread-safe.
+class ByteSet {
+ public:
+  void add(ByteRange range);
+  /// Returns the parts of `range` that are not in the set, in ascending order.
+  std::vector<ByteRange> missing(ByteRange range) const;
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> ends_;  // by begin; the ranges do not touch each other
+};
+
+/// The bytes of one file that a job will read, in the order of the reads, and those of them that
+/// were requested from the server. With it, nothing is read ahead that is not needed, and nothing
+/// twice. Thread-safe.
+class ReadList {
+ public:
+  /// Smaller gaps between two reads are read with them, because this is cheaper than a request.
+  static constexpr std::uint64_t kMaxGapNbytes = std::uint64_t{16} << 10;
+
+  explicit ReadList(const std::vector<ByteRange>& in_order);
+
+  void note_requested(ByteRange range);
+  /// Returns the next bytes to read ahead after a read of `read`: those that the job will read next
+  /// and that were not requested yet. Empty if `read` begins outside of the list.
+  std::vector<ByteRange> next_after(ByteRange read, const ReadAheadSizes& sizes) const;
+
+ private:
+  std::uint64_t end_with_neighbours(std::size_t run) const;
+
+  mutable std::mutex mutex_;
+  std::vector<ByteRange> runs_;        // in the order of the reads
+  std::vector<std::size_t> by_begin_;  // indices into runs_
+  std::vector<std::size_t> places_;    // of each run in by_begin_
+  ByteSet requested_;
+};
+
+/// Announces to the files at URLs what a job is going to read. It ends with this object. If two
+/// jobs read one file at the same time, the later announcement counts.
+class AnnouncedReads {
+ public:
+  AnnouncedReads() = default;
+  /// `by_url`: for each file, the ranges in the order of the reads.
+  explicit AnnouncedReads(const std::map<std::string, std::vector<ByteRange>>& by_url);
+  ~AnnouncedReads();
+  AnnouncedReads(const AnnouncedReads&) = delete;
+  AnnouncedReads& operator=(const AnnouncedReads&) = delete;
+
+  /// Returns what was announced for a file; null if nothing was.
+  static std::shared_ptr<ReadList> of(const std::string& url);
+
+ private:
+  std::map<std::string, std::shared_ptr<ReadList>> lists_;  // by URL
+};
+
+}  // namespace tessera::object_store
