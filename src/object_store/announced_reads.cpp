@@ -1,10 +1,10 @@
 #include "object_store/announced_reads.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+
+#include "base/lock_while_forking.h"
 
 namespace tessera::object_store {
 namespace {
@@ -21,13 +21,12 @@ struct Announcements {
 
   static Announcements& of_process() {
     static auto& announcements = []() -> Announcements& {
-      // If a thread held the mutex during a fork, it would stay locked in the child.
-      ::pthread_atfork([] { of_process().mutex.lock(); }, [] { of_process().mutex.unlock(); },
-                       [] { of_process().mutex.unlock(); });
+      tessera::detail::lock_while_forking<mutex_of_process>();
       return *new Announcements;  // never destroyed: files may be read until the end
     }();
     return announcements;
   }
+  static std::mutex& mutex_of_process() { return of_process().mutex; }
 };
 
 }  // namespace
@@ -82,8 +81,8 @@ std::uint64_t ReadList::end_with_neighbours(std::size_t run) const {
   std::uint64_t end = runs_[run].end;
   for (std::size_t place = places_[run] + 1; place < by_begin_.size(); ++place) {
     const ByteRange next = runs_[by_begin_[place]];
-    if (next.begin > end + kMaxGapNbytes || next.end > runs_[run].begin + kNeighbourhoodNbytes)
-      break;
+    const bool is_near = next.begin <= end + kMaxGapNbytes;
+    if (!is_near || next.end > runs_[run].begin + kNeighbourhoodNbytes) break;
     end = std::max(end, next.end);
   }
   return end;
