@@ -19,6 +19,7 @@
 #include "formats/per_rank.h"
 #include "reshard/cast_rule.h"
 #include "reshard/moved_names.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -84,6 +85,10 @@ class Combination {
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
     }
     counts_.num_sources = readers_.size();
+    if (options_->rounding == Rounding::later) {
+      roles_ = reshard::classify_state(contents_);
+      cast_rule_.emplace(contents_, roles_);
+    }
     const std::set<std::size_t> refused = tensors_with_problems();
     for (const auto& [name, index] : entries_.front().tensors()) {
       if (!refused.contains(index)) add_tensor(name, index);
@@ -158,11 +163,15 @@ class Combination {
     TensorSum sum(meta, *options_);
     for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
     origins_[index].emplace<TensorSum>(std::move(sum));
-    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) &&
-        !reshard::is_never_cast(meta)) {
+    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) && is_cast(index)) {
       widened_.insert(meta.dtype);
       meta.dtype = DType::float64;
     }
+  }
+
+  bool is_cast(std::size_t index) const {
+    const reshard::CastVerdict verdict = cast_rule_->verdict_of(index);
+    return verdict == reshard::CastVerdict::cast || verdict == reshard::CastVerdict::cast_outside;
   }
 
   /// Takes a tensor that cannot be added up, such as one of integers, from one source. Reports a
@@ -407,6 +416,8 @@ class Combination {
   std::vector<LoraAdapter> adapters_;
   std::unique_ptr<CombineOptions> options_;
   CheckpointContents contents_;
+  std::vector<reshard::StateRole> roles_;       // of the tensors; only for Rounding::later
+  std::optional<reshard::CastRule> cast_rule_;  // only for Rounding::later
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces

@@ -35,7 +35,7 @@ bool can_hold(Accumulation accumulation, double weight);
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
   later,  // the sums stay float64, and the caller casts them; but complex tensors, and those
-          // that no cast changes (is_never_cast), are rounded as by to_first_source
+          // that no cast changes (CastRule), are rounded as by to_first_source
 };
 
 /// How to combine.
