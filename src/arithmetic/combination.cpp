@@ -12,6 +12,7 @@
 #include "arithmetic/combined_reader.h"
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
+#include "arithmetic/tied_embeddings.h"
 #include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_paths.h"
@@ -364,6 +365,38 @@ class Combination {
       changed.insert(targets.changed().begin(), targets.changed().end());
     }
     note_tied(changed);
+    if (options_->has_tied_embeddings) note_embedding(changed);
+    for (const LoraAdapter& adapter : adapters_) {
+      if (adapter.left_out.empty()) continue;
+      add_note("tensors that change the base",
+               "tensors that PEFT needs only to train the adapter, which are left out: '" +
+                   printable(adapter.left_out.front()) + "'",
+               adapter.left_out.size());
+    }
+  }
+
+  /// Adds a note if adapters change the only stored one of the two embeddings that config.json
+  /// ties: a loader uses it at both ends of the model.
+  void note_embedding(const std::set<std::size_t>& changed) {
+    std::set<EmbeddingEnd> stored;
+    for (const TensorEntry& tensor : contents_.tensors) {
+      stored.insert(embedding_end_of(tensor.meta.fqn));
+    }
+    for (const formats::Alias& alias : contents_.aliases) {
+      stored.insert(embedding_end_of(alias.fqn));
+    }
+    if (stored.contains(EmbeddingEnd::input) && stored.contains(EmbeddingEnd::output)) return;
+    for (const std::size_t index : changed) {
+      const std::string& name = contents_.tensors[index].meta.fqn;
+      const EmbeddingEnd end = embedding_end_of(name);
+      if (end == EmbeddingEnd::none) continue;
+      const std::string other =
+          end == EmbeddingEnd::input ? "the output layer" : "the input embedding";
+      return add_note("changes by adapters to tensors that are not tied",
+                      "tied embeddings in config.json, so a loader gives the change to " + other +
+                          " too, which is not stored: '" + printable(name) + "'",
+                      1);
+    }
   }
 
   /// Adds a note about tied tensors that adapters change: each of their names gets the change, also
