@@ -174,9 +174,10 @@ def cast(rng, walk):
 
     def expect(found):
         results, made, tensors = tensors_of(found), {}, tensors_of(walk.state)
+        has_model = any(MODELS & set(name.split(".")) for name in tensors)
         for name, tensor in tensors.items():
             keys = name.split(".")
-            is_beside_model = MODELS & walk.state.keys() and keys[0] not in MODELS
+            is_beside_model = has_model and keys[0] not in MODELS
             may_be_state = is_beside_model or {"state", "param_groups", "optimizers", *OPTIMIZERS} & set(keys)
             is_kept = may_be_state and name in results and results[name].dtype == tensor.dtype
             if is_kept or not tensor.is_floating_point() or not tensor.dim():
