@@ -98,13 +98,17 @@ CastRule::CastRule(const CheckpointContents& contents, std::span<const StateRole
 void CastRule::find_models() {
   std::optional<std::unordered_set<std::string_view>> optimizers;
   std::unordered_set<std::string_view> others;
+  // A checkpoint that records key paths has none for `model.w` if that is a key of its own.
+  const bool has_key_paths = std::ranges::any_of(
+      contents_.tensors, [](const TensorEntry& tensor) { return !tensor.key_path.empty(); });
   const auto add_model_of = [&](std::string_view name, const formats::SharedKeyPath& path) {
     const std::string_view dict = through_model(formats::name_without_rank(name));
     if (dict.empty() || models_.contains(dict)) return;
     const std::string_view before = without_last_key(dict);
     const auto* const first = path.size() > 1 ? std::get_if<std::string>(&path.front()) : nullptr;
     bool is_model = before.empty() && first != nullptr && *first + '.' == dict;
-    if (!is_model && !others.contains(dict)) {
+    const bool is_flat_name = before.empty() && path.empty() && has_key_paths;
+    if (!is_model && !is_flat_name && !others.contains(dict)) {
       if (!optimizers) optimizers = find_optimizers(contents_);
       is_model = std::ranges::any_of(*optimizers, [&](std::string_view root) {
         return root.starts_with(before) && !root.starts_with(dict);

@@ -144,16 +144,19 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   if (entry.meta.dtype == *options_.cast) return true;
   if (!is_cast_kind) return note_uncast(entry);
   const CastVerdict verdict = cast_rule_->verdict_of(moved.source_tensor);
-  if (!is_no_quantized_part(
+  const bool is_kept = verdict == CastVerdict::keep || verdict == CastVerdict::keep_outside;
+  // A scale without dimensions is refused only if it surely belongs to codes: `logit_scale` is
+  // kept.
+  const bool may_be_quantized = !is_kept || quantized_->find(moved.source_tensor) != nullptr;
+  if (may_be_quantized &&
+      !is_no_quantized_part(
           *quantized_, moved.source_tensor, *moved.source_name, *options_.cast,
           {Remedy::Action::keep_dtype, formats::pattern_of(source_, *moved.source_name)},
           report_)) {
     return false;
   }
   if (verdict == CastVerdict::keep_outside) kept_outside_.push_back(entry.meta.fqn);
-  if (verdict == CastVerdict::keep || verdict == CastVerdict::keep_outside) {
-    return note_uncast(entry);
-  }
+  if (is_kept) return note_uncast(entry);
   if (unknown_codes_) {
     report_.problem("cast", entry.meta.fqn,
                     "numbers to cast to " + std::string(dtype_name(*options_.cast)),
@@ -191,17 +194,14 @@ bool TensorPlanner::note_uncast(const TensorEntry& entry) {
 
 void TensorPlanner::finish() {
   layout_check_.note_unused_rules();
-  const auto note = [&](std::vector<std::string>& names, const std::string& expected,
-                        const std::string& outcome) {
+  const auto note = [&](std::vector<std::string>& names, const std::string& outcome) {
     if (names.empty()) return;
     std::ranges::sort(names);
-    report_.note("cast", names.front(), expected,
-                 counted(names.size(), "tensor") + " beside them, such as this, " + outcome);
+    report_.note("cast", names.front(), "only tensors of the model and its optimizer",
+                 counted(names.size(), "tensor") + " beside them, such as this (" + outcome + ")");
   };
-  note(kept_outside_, "only tensors of the model and its optimizer",
-       "that keep their dtype: state of the trainer is not rounded");
-  note(cast_outside_, "only tensors of the model and its optimizer",
-       "that are cast too: copies of the model's tensors, or tensors of other modules");
+  note(kept_outside_, "not cast: state of the trainer is not rounded");
+  note(cast_outside_, "cast too: copies of the model's tensors, or tensors of other modules");
 }
 
 void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& copy,

@@ -870,11 +870,11 @@ TEST(PlannerTest, CastLeavesStateOfTheTrainerAlone) {
                   "per_rank.1.progress.tokens", "progress.tokens", "sampler.weights"));
   EXPECT_THAT(lines_of(plan.notes),
               ElementsAre("src: grad_scaler.scale: cast: expected only tensors of the model and "
-                          "its optimizer, found 7 tensors beside them, such as this, that keep "
-                          "their dtype: state of the trainer is not rounded",
+                          "its optimizer, found 7 tensors beside them, such as this (not "
+                          "cast: state of the trainer is not rounded)",
                           "src: critic.out.running_mean: cast: expected only tensors of the model "
-                          "and its optimizer, found 3 tensors beside them, such as this, that are "
-                          "cast too: copies of the model's tensors, or tensors of other modules"));
+                          "and its optimizer, found 3 tensors beside them, such as this (cast "
+                          "too: copies of the model's tensors, or tensors of other modules)"));
 }
 
 TEST(PlannerTest, CastChangesEverythingInAModelOfItsOwn) {
@@ -885,6 +885,14 @@ TEST(PlannerTest, CastChangesEverythingInAModelOfItsOwn) {
                       tensor("scheduler.proj.weight", {4})};
   EXPECT_THAT(uncast_of(plan_reshard(contents, "src", {.cast = DType::bfloat16})),
               ElementsAre("scaler.mean"));
+  // The same beside a dict of the optimizer: the key path tells that `model.w` is one key.
+  contents.tensors = {tensor("head.scale", {4}), tensor("model.w", {4}),
+                      tensor("optim.state.0.exp_avg", {4})};
+  contents.tensors[2].key_path = formats::KeyPath{"optim", "state", std::int64_t{0}, "exp_avg"};
+  EXPECT_THAT(plan_reshard(contents, "src", {.cast = DType::bfloat16})
+                  .destination.find_tensor("head.scale")
+                  ->meta.dtype,
+              DType::bfloat16);
   // A dict `model` at the top level is the model, also without an optimizer.
   contents.tensors = {tensor("model.w", {4}), tensor("progress.tokens", {4}),
                       tensor("tokens_seen", {4})};
@@ -905,7 +913,7 @@ TEST(PlannerTest, CastOfAQuantizedModelOfAnUnknownSchemeIsRefused) {
                   "such as l.indices (int32), so any tensor may be scales (move without a "
                   "cast)"));
   // Scales that no codes show, such as those of a key-value cache.
-  contents.tensors = {tensor("attn.v_scale", {1}), tensor("norm", {4})};
+  contents.tensors = {tensor("attn.v_scale", {1}), tensor("logit_scale", {}), tensor("norm", {4})};
   const Plan plan = plan_reshard(contents, "src", options);
   ASSERT_THAT(plan.problems, SizeIs(1));
   EXPECT_EQ(plan.problems[0].where.fqn, "attn.v_scale");
