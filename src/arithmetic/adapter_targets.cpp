@@ -114,6 +114,9 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
                          TensorOrigin& origin, bool is_new) {
   const auto whole = [&](std::size_t tensor) { return TensorReader(*adapter_.reader, tensor); };
   auto* const sum = std::get_if<TensorSum>(&origin);
+  if (sum == nullptr && change.kind == AdapterChange::Kind::replaced) {
+    return replace(change, target, origin, is_new);
+  }
   if (sum == nullptr) {
     return problem(target.fqn, "a floating-point or complex tensor, to which an adapter can add",
                    std::string(dtype_name(target.dtype)));
@@ -142,6 +145,24 @@ void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
     return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
   }
   sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
+  ++counts_.num_replaced;
+}
+
+/// Replaces a tensor that cannot be added up, such as a counter of batches.
+void AdapterTargets::replace(const AdapterChange& change, const TensorMeta& target,
+                             TensorOrigin& origin, bool is_new) {
+  const TensorMeta& meta = adapter_.reader->contents().tensors[change.tensor].meta;
+  if (meta.shape != target.shape || meta.dtype != target.dtype) {
+    return problem(target.fqn,
+                   std::string(dtype_name(target.dtype)) + " " + shape_to_string(target.shape) +
+                       ", as in " + printable(base_.path()),
+                   std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) +
+                       " in " + printable(counts_.path));
+  }
+  if (!is_new) {
+    return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
+  }
+  origin.emplace<TensorReader>(*adapter_.reader, change.tensor);
   ++counts_.num_replaced;
 }
 

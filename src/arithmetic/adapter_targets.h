@@ -62,6 +62,8 @@ class AdapterTargets {
   std::string find_prefix() const;
   void add(const AdapterChange& change, const TensorMeta& target, TensorOrigin& origin,
            bool is_new);
+  void replace(const AdapterChange& change, const TensorMeta& target, TensorOrigin& origin,
+               bool is_new);
   void add_low_rank(const AdapterChange& change, const TensorMeta& target, TensorSum& sum);
   void problem(const std::string& name, const std::string& expected, const std::string& found);
 

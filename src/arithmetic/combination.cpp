@@ -12,6 +12,7 @@
 #include "arithmetic/combined_reader.h"
 #include "arithmetic/element_sum.h"
 #include "arithmetic/source_match.h"
+#include "arithmetic/tied_embeddings.h"
 #include "base/outside_failure.h"
 #include "base/value_bits.h"
 #include "formats/key_paths.h"
@@ -19,6 +20,7 @@
 #include "formats/per_rank.h"
 #include "reshard/cast_rule.h"
 #include "reshard/moved_names.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -84,6 +86,10 @@ class Combination {
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
     }
     counts_.num_sources = readers_.size();
+    if (options_->rounding == Rounding::later) {
+      roles_ = reshard::classify_state(contents_);
+      cast_rule_.emplace(contents_, roles_);
+    }
     const std::set<std::size_t> refused = tensors_with_problems();
     for (const auto& [name, index] : entries_.front().tensors()) {
       if (!refused.contains(index)) add_tensor(name, index);
@@ -158,11 +164,15 @@ class Combination {
     TensorSum sum(meta, *options_);
     for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
     origins_[index].emplace<TensorSum>(std::move(sum));
-    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) &&
-        !reshard::is_never_cast(meta)) {
+    if (options_->rounding == Rounding::later && !is_complex(meta.dtype) && is_cast(index)) {
       widened_.insert(meta.dtype);
       meta.dtype = DType::float64;
     }
+  }
+
+  bool is_cast(std::size_t index) const {
+    const reshard::CastVerdict verdict = cast_rule_->verdict_of(index);
+    return verdict == reshard::CastVerdict::cast || verdict == reshard::CastVerdict::cast_outside;
   }
 
   /// Takes a tensor that cannot be added up, such as one of integers, from one source. Reports a
@@ -355,6 +365,38 @@ class Combination {
       changed.insert(targets.changed().begin(), targets.changed().end());
     }
     note_tied(changed);
+    if (options_->has_tied_embeddings) note_embedding(changed);
+    for (const LoraAdapter& adapter : adapters_) {
+      if (adapter.left_out.empty()) continue;
+      add_note("tensors that change the base",
+               "tensors that PEFT needs only to train the adapter, which are left out: '" +
+                   printable(adapter.left_out.front()) + "'",
+               adapter.left_out.size());
+    }
+  }
+
+  /// Adds a note if adapters change the only stored one of the two embeddings that config.json
+  /// ties: a loader uses it at both ends of the model.
+  void note_embedding(const std::set<std::size_t>& changed) {
+    std::set<EmbeddingEnd> stored;
+    for (const TensorEntry& tensor : contents_.tensors) {
+      stored.insert(embedding_end_of(tensor.meta.fqn));
+    }
+    for (const formats::Alias& alias : contents_.aliases) {
+      stored.insert(embedding_end_of(alias.fqn));
+    }
+    if (stored.contains(EmbeddingEnd::input) && stored.contains(EmbeddingEnd::output)) return;
+    for (const std::size_t index : changed) {
+      const std::string& name = contents_.tensors[index].meta.fqn;
+      const EmbeddingEnd end = embedding_end_of(name);
+      if (end == EmbeddingEnd::none) continue;
+      const std::string other =
+          end == EmbeddingEnd::input ? "the output layer" : "the input embedding";
+      return add_note("changes by adapters to tensors that are not tied",
+                      "tied embeddings in config.json, so a loader gives the change to " + other +
+                          " too, which is not stored: '" + printable(name) + "'",
+                      1);
+    }
   }
 
   /// Adds a note about tied tensors that adapters change: each of their names gets the change, also
@@ -407,6 +449,8 @@ class Combination {
   std::vector<LoraAdapter> adapters_;
   std::unique_ptr<CombineOptions> options_;
   CheckpointContents contents_;
+  std::vector<reshard::StateRole> roles_;       // of the tensors; only for Rounding::later
+  std::optional<reshard::CastRule> cast_rule_;  // only for Rounding::later
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces

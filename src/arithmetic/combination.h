@@ -35,7 +35,7 @@ bool can_hold(Accumulation accumulation, double weight);
 enum class Rounding {
   to_first_source,  // the dtype that the tensor has in the first source
   later,  // the sums stay float64, and the caller casts them; but complex tensors, and those
-          // that no cast changes (is_never_cast), are rounded as by to_first_source
+          // that no cast changes (CastRule), are rounded as by to_first_source
 };
 
 /// How to combine.
@@ -51,6 +51,8 @@ struct CombineOptions {
   /// Counts, by tensor, the sums that rounding made zero or that were too large. Null: does not
   /// count. A shared_ptr, because the reader adds counts and the caller reads them later.
   std::shared_ptr<RoundingLosses> losses{};
+  /// Whether config.json beside the first source ties the embeddings (says_tied_embeddings).
+  bool has_tied_embeddings = false;
   /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};
 };

@@ -236,6 +236,11 @@ class AdapterNames {
       remove_all(module, ".base_layer");
       return put(tensor, layers_[module], role, rest.ends_with(".bias"));
     }
+    // VeLoRA compresses activations with it in training. PEFT merges the adapter as plain LoRA.
+    if (name.find(".lora_velora_embed") != std::string::npos) {
+      adapter_.left_out.push_back(tensors_[tensor].meta.fqn);
+      return;
+    }
     if (name.find(".lora_") != std::string::npos) {
       return problem(tensor, "only tensors lora_A and lora_B",
                      "an adapter's tensor of another kind");

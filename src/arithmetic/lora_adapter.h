@@ -37,6 +37,7 @@ struct LoraAdapter {
   std::unique_ptr<formats::CheckpointReader> reader;
   std::vector<AdapterChange> changes{};      // sorted by target
   std::vector<formats::Finding> problems{};  // tensors that cannot be merged, each with its name
+  std::vector<std::string> left_out{};       // tensors that only training needs
   double scale = 1.0;  // as the caller gave it; AdapterChange::scale includes it
 };
 

@@ -1,6 +1,8 @@
 #include "formats/extra_entries.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "formats/bin/bin_files.h"
 #include "formats/staging/staged_destination.h"
@@ -60,10 +62,21 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 
 }  // namespace
 
-bool is_resumed_from(std::string_view name) {
-  return name == "optimizer.pt" ||
-         (name.ends_with(".bin") &&
-          (name.starts_with(bin::kFsdpModelBegin) || name.starts_with("optimizer")));
+bool holds_tensors(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kNames = {{
+      {bin::kModelBegin, ".bin"},
+      {"optimizer", ".bin"},
+      {"optimizer", ".pt"},
+      {"optimizer", ".pth"},
+      {"consolidated", ".pth"},
+      {"tf_model", ".h5"},
+      {"flax_model", ".msgpack"},
+      {"rust_model", ".ot"},
+      {"", ".gguf"},
+  }};
+  return std::ranges::any_of(kNames, [&](const auto& each) {
+    return name.starts_with(each.first) && name.ends_with(each.second);
+  });
 }
 
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,

@@ -28,9 +28,10 @@ struct ExtraEntry {
   std::uint64_t nbytes = 0;  // of a file
 };
 
-/// Returns whether accelerate or the Trainer of transformers resumes from a file of this name:
-/// weights of FSDP, or an optimizer.
-bool is_resumed_from(std::string_view name);
+/// Returns whether a file of this name holds weights or an optimizer, from which a trainer would
+/// resume (accelerate, the Trainer of transformers) or which a loader would take (TensorFlow, Flax,
+/// llama.cpp), although it is no checkpoint file of Tessera.
+bool holds_tensors(std::string_view name);
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
 /// name. Leaves out unfinished checkpoints of Tessera's writers, and their journals. `opened` lists

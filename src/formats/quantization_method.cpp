@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kMethodKey = "quant_method";
+constexpr std::string_view kAlgorithmKey = "quant_algo";  // of ModelOpt, which may name no method
 
 /// Returns the quantization method that a configuration names for the model, or for a part of the
 /// model (`text_config`, `llm_config`) at any depth; empty if none.
@@ -19,9 +20,14 @@ std::string method_of_config(const Value& config) {
   // Older versions of compressed-tensors wrote `compression_config`.
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
     const Value* const quantization = config.find(key);
-    const Value* const method = quantization ? quantization->find(kMethodKey) : nullptr;
-    if (method != nullptr && method->is<std::string>()) return method->get<std::string>();
+    for (const std::string_view method_key : {kMethodKey, kAlgorithmKey}) {
+      const Value* const method = quantization ? quantization->find(method_key) : nullptr;
+      if (method != nullptr && method->is<std::string>()) return method->get<std::string>();
+    }
   }
+  // MLX names no method.
+  const Value* const of_mlx = config.find("quantization");
+  if (of_mlx != nullptr && of_mlx->find("group_size") != nullptr) return "mlx";
   const auto* const members = config.get_if<Value::Dict>();
   if (members == nullptr) return {};
   for (const auto& [key, part] : *members) {

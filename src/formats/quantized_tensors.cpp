@@ -41,6 +41,9 @@ constexpr DTypes kFloatsOf8BitsOrMore = {
     DType::float16, DType::bfloat16,       DType::float32,      DType::float64,
     DType::uint8,   DType::float8_e8m0fnu, DType::float8_e4m3fn};
 constexpr DTypes kCodeDTypes = {DType::float8_e8m0fnu, DType::float4_e2m1fn_x2};
+// Dtypes in which codes are stored, but seldom the ids and positions of a model that has no codes.
+constexpr DTypes kPossibleCodes = {DType::uint8,  DType::int8,  DType::int16,
+                                   DType::uint16, DType::int32, DType::uint32};
 constexpr DTypes kPackedFloat4 = {DType::uint8, DType::float4_e2m1fn_x2};
 
 /// How the tensors of a quantized weight are named: a base that they share, and a suffix each.
@@ -176,6 +179,19 @@ std::string_view last_key(std::string_view name) {
   return name.substr(name.rfind('.') + 1);  // npos + 1 is 0
 }
 
+/// Returns whether a tensor of this name in a quantized model may be scales, zero points or a code
+/// book, also of a scheme that is not in kSchemes.
+bool is_name_of_scales(std::string_view fqn) {
+  constexpr std::array<std::string_view, 16> kOthers = {
+      "s",         "suh",       "svh",       "tables",        "tables2", "codebook",
+      "codebooks", "centroids", "absmax",    "smooth_factor", "SCB",     "zero",
+      "zeros",     "qzeros",    "quant_map", "res_centroids"};
+  std::string_view key = last_key(fqn);
+  if (key == "weight" && fqn.ends_with("centroids.weight")) return true;  // VPTQ
+  return key.find("scale") != std::string_view::npos ||
+         std::ranges::find(kOthers, key) != kOthers.end();
+}
+
 using Names = QuantizedTensors::Names;
 
 Names names_of(const CheckpointContents& contents) {
@@ -282,12 +298,24 @@ bool QuantizedTensors::are_codes(std::size_t tensor_index) const {
 }
 
 std::optional<std::string> QuantizedTensors::doubt_in_words(std::size_t tensor_index) const {
-  const DType dtype = contents_.tensors[tensor_index].meta.dtype;
-  if (method_.empty() || !(kFloat8.contain(dtype) || kCodeDTypes.contain(dtype))) {
-    return std::nullopt;
-  }
-  return std::string(dtype_name(dtype)) + " of a model that config.json calls quantized (" +
-         printable(method_) + "), which may be codes";
+  const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+  const bool may_be_codes = kFloat8.contain(meta.dtype) || kCodeDTypes.contain(meta.dtype);
+  const bool may_be_scales = kFloats.contain(meta.dtype) && is_name_of_scales(meta.fqn);
+  if (method_.empty() || !(may_be_codes || may_be_scales)) return std::nullopt;
+  return std::string(dtype_name(meta.dtype)) + " of a model that config.json calls quantized (" +
+         printable(method_) + "), which may be " + (may_be_codes ? "codes" : "scales");
+}
+
+std::optional<std::string> QuantizedTensors::unknown_codes_in_words() const {
+  if (method_.empty() || !parts_.empty()) return std::nullopt;
+  const auto codes = std::ranges::find_if(contents_.tensors, [](const TensorEntry& tensor) {
+    return tensor.meta.shape.size() > 1 && kPossibleCodes.contain(tensor.meta.dtype);
+  });
+  if (codes == contents_.tensors.end()) return std::nullopt;
+  return "quantized weights (" + printable(method_) +
+         " in config.json) of a scheme that Tessera does not know, such as " +
+         printable(codes->meta.fqn) + " (" + std::string(dtype_name(codes->meta.dtype)) +
+         "), so any tensor may be scales";
 }
 
 std::string QuantizedTensors::scheme_in_words(const QuantizedPart& part) const {

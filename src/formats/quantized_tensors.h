@@ -55,9 +55,13 @@ class QuantizedTensors {
   const QuantizedPart* find(std::size_t tensor_index) const;
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
-  /// Returns why a tensor that is no QuantizedPart may be codes: `float8_e4m3fn of a model that
-  /// config.json calls quantized (fbgemm), …`. Nothing if `method` is empty, or for other dtypes.
+  /// Returns why a tensor that is no QuantizedPart may be codes or scales: `float8_e4m3fn of a
+  /// model that config.json calls quantized (fbgemm), …`. Nothing if `method` is empty, or for
+  /// other dtypes and names.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
+  /// Returns why no tensor of the checkpoint is surely an ordinary one: `method` is given, there
+  /// are integers that may be codes, and no quantized weight is recognised. Otherwise nothing.
+  std::optional<std::string> unknown_codes_in_words() const;
   /// Returns the scheme, with the method that config.json names: `mxfp4`, `scaled fp8 (fp8 in
   /// config.json)`.
   std::string scheme_in_words(const QuantizedPart& part) const;

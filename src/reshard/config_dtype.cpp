@@ -175,4 +175,19 @@ ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast) {
   return edit;
 }
 
+std::optional<DType> named_model_dtype(std::string_view config) {
+  if (config.find("quantization_config") != std::string_view::npos) return std::nullopt;
+  ConfigScan scan(config);
+  if (!scan.run()) return std::nullopt;
+  const NamedDType* of_model = nullptr;
+  for (const NamedDType& member : scan.found()) {
+    const bool is_at_top = member.path.find('.') == std::string::npos;
+    if (member.part != Part::model || member.value == "null") continue;
+    if (of_model == nullptr || is_at_top) of_model = &member;
+    if (is_at_top) break;
+  }
+  const auto dtype = of_model != nullptr ? dtype_of(of_model->value) : std::nullopt;
+  return dtype && is_floating_point(*dtype) ? dtype : std::nullopt;
+}
+
 }  // namespace tessera::reshard

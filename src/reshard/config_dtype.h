@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -22,5 +23,10 @@ struct ConfigEdit {
 /// - under `quantization_config`: never, because no cast changes codes; `left` omits these members.
 /// `left` names the other members that keep another value, except null. No other byte changes.
 ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast);
+
+/// Returns the dtype that a configuration names for the model: in `dtype` or `torch_dtype` at the
+/// top level, else in the first `a_config` that has one. Nothing if there is none, if it is no
+/// floating-point dtype (`"auto"`), if the text is not JSON, or if the model is quantized.
+std::optional<DType> named_model_dtype(std::string_view config);
 
 }  // namespace tessera::reshard

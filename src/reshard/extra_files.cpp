@@ -195,7 +195,7 @@ class Sorter {
     if (changes_rows_ && is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "says that rows of experts take turns, which a recipe changed");
     }
-    if (changes_tensors_ && formats::is_resumed_from(name)) {
+    if (changes_tensors_ && formats::holds_tensors(name)) {
       return leave(name, "belongs to the tensors before the change");
     }
     if (options_.removes_quantization && describes_codes(name)) {
@@ -325,6 +325,58 @@ void edit_config(const FileSystem& fs, const CastDTypes& cast, ExtraFilesPlan& f
   files.edits.push_back({config->name, std::move(edit.what)});
 }
 
+/// Returns the floating-point dtype of most bytes of the weights that the plan writes; nothing if
+/// there are none.
+std::optional<DType> dtype_of_most_weights(const Plan& plan) {
+  std::map<DType, std::uint64_t> nbytes;
+  for (const formats::TensorEntry& tensor : plan.destination.tensors) {
+    if (tensor.kind != formats::StateKind::plain || !is_floating_point(tensor.meta.dtype)) continue;
+    nbytes[tensor.meta.dtype] += tensor.meta.nbytes();
+  }
+  const auto most =
+      std::ranges::max_element(nbytes, {}, [](const auto& each) { return each.second; });
+  return most == nbytes.end() ? std::nullopt : std::optional(most->first);
+}
+
+/// Notes that the copy of `config.json` names another dtype than that of the weights beside it.
+void compare_config(const FileSystem& fs, const Plan& plan, ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
+  if (config == files.carried.end() || config->nbytes > kMaxConfigNbytes) return;
+  const auto weights = dtype_of_most_weights(plan);
+  if (!weights) return;
+  const auto named = named_model_dtype(
+      config->text ? *config->text : read_file(fs, config->path, kMaxConfigNbytes));
+  if (!named || *named == *weights) return;
+  files.notes.push_back({.severity = Finding::Severity::note,
+                         .rule = std::string(kExtraFilesRule),
+                         .where = {.path = config->path},
+                         .expected = std::string(dtype_name(*weights)) +
+                                     ", the dtype of most weights that are written",
+                         .found = std::string(dtype_name(*named)) +
+                                  ", to which loaders round them (copied unchanged)"});
+}
+
+/// Notes that files of whole tensors in a folder get other names than those in the source's folder,
+/// such as those by which diffusers finds a model.
+void note_lost_names(const CheckpointReader& reader, const std::string& destination,
+                     formats::Format format, ExtraFilesPlan& files) {
+  const formats::FormatDriver& driver = formats::driver_of(format);
+  const std::vector<std::string> old = reader.data_files();
+  const bool has_new_files = format == reader.format() && formats::holds_whole_tensors(format) &&
+                             driver.destination_kind(destination) == DestinationKind::directory;
+  const auto is_kept = [&](const std::string& path) {
+    return driver.writes_file(last_component(path));
+  };
+  if (!has_new_files || old.empty() || std::ranges::any_of(old, is_kept)) return;
+  files.notes.push_back({.severity = Finding::Severity::note,
+                         .rule = std::string(kExtraFilesRule),
+                         .where = {.path = destination},
+                         .expected = "files with the names of the source's, such as " +
+                                     printable(last_component(old.front())) +
+                                     ", if a loader looks for them",
+                         .found = "other names (rename the files, or write a single file)"});
+}
+
 /// Removes `quantization_config` from the copy of `config.json`, or notes why not.
 void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
@@ -415,7 +467,14 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
         return path.substr(path.rfind('/') + 1).starts_with("adapter");
       });
   if (options.removes_quantization) unquantize_config(fs, files);
-  if (cast) edit_config(fs, *cast, files);
+  if (cast) {
+    edit_config(fs, *cast, files);
+  } else if (formats::holds_whole_tensors(format)) {
+    compare_config(fs, plan, files);
+  }
+  if (fs.kind_of(sources.front()) == FileKind::directory) {
+    note_lost_names(reader, destination, format, files);
+  }
   return files;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/cast.h"
+#include "base/size_text.h"
 #include "formats/name_pattern.h"
 #include "formats/per_rank_rules.h"
 #include "reshard/cast_rule.h"
@@ -36,7 +37,11 @@ TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions
       merge_planner_(source, options, layout, report),
       holds_replicas_(formats::traits_of(options.format).holds_replicas),
       balance_(plan.destination.world_size) {
-  if (options.cast) quantized_.emplace(source, options.quantization_method);
+  if (options.cast) {
+    quantized_.emplace(source, options.quantization_method);
+    unknown_codes_ = quantized_->unknown_codes_in_words();
+    cast_rule_.emplace(source, roles_);
+  }
   if (source.aliases.empty()) return;
   std::vector<bool> have_own_name(source.tensors.size());
   for (const MovedTensor& each : moved) {  // aliases come last
@@ -139,13 +144,27 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
   if (!options_.cast || !is_floating_point(entry.meta.dtype)) return true;
   if (entry.meta.dtype == *options_.cast) return true;
   if (!is_cast_kind) return note_uncast(entry);
-  if (!is_no_quantized_part(
+  const CastVerdict verdict = cast_rule_->verdict_of(moved.source_tensor);
+  const bool is_kept = verdict == CastVerdict::keep || verdict == CastVerdict::keep_outside;
+  // A scale without dimensions is refused only if it surely belongs to codes: `logit_scale` is
+  // kept.
+  const bool may_be_quantized = !is_kept || quantized_->find(moved.source_tensor) != nullptr;
+  if (may_be_quantized &&
+      !is_no_quantized_part(
           *quantized_, moved.source_tensor, *moved.source_name, *options_.cast,
           {Remedy::Action::keep_dtype, formats::pattern_of(source_, *moved.source_name)},
           report_)) {
     return false;
   }
-  if (is_never_cast(source_.tensors[moved.source_tensor].meta)) return note_uncast(entry);
+  if (verdict == CastVerdict::keep_outside) kept_outside_.push_back(entry.meta.fqn);
+  if (is_kept) return note_uncast(entry);
+  if (unknown_codes_) {
+    report_.problem("cast", entry.meta.fqn,
+                    "numbers to cast to " + std::string(dtype_name(*options_.cast)),
+                    *unknown_codes_ + " (move without a cast)");
+    unknown_codes_.reset();  // once is enough
+    return false;
+  }
   if (!can_cast(entry.meta.dtype, *options_.cast)) {
     report_.problem("cast", entry.meta.fqn,
                     "a dtype that casts to " + std::string(dtype_name(*options_.cast)),
@@ -153,6 +172,7 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
                         " (leave this tensor out, or move without a cast)");
     return false;
   }
+  if (verdict == CastVerdict::cast_outside) cast_outside_.push_back(entry.meta.fqn);
   entry.meta.dtype = *options_.cast;
   return true;
 }
@@ -171,6 +191,18 @@ bool TensorPlanner::note_uncast(const TensorEntry& entry) {
   if (uncast.count == 0 || entry.meta.fqn < uncast.first) uncast.first = entry.meta.fqn;
   ++uncast.count;
   return true;
+}
+
+void TensorPlanner::finish() {
+  layout_check_.note_unused_rules();
+  const auto note = [&](std::vector<std::string>& names, const std::string& outcome) {
+    if (names.empty()) return;
+    std::ranges::sort(names);
+    report_.note("cast", names.front(), "only tensors of the model and its optimizer",
+                 counted(names.size(), "tensor") + " beside them, such as this (" + outcome + ")");
+  };
+  note(kept_outside_, "not cast: state of the trainer is not rounded");
+  note(cast_outside_, "cast too: copies of the model's tensors, or tensors of other modules");
 }
 
 void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& copy,

@@ -11,6 +11,7 @@
 #include "base/list_pool.h"
 #include "formats/piece_pool.h"
 #include "formats/quantized_tensors.h"
+#include "reshard/cast_rule.h"
 #include "reshard/destination_layout.h"
 #include "reshard/layout_check.h"
 #include "reshard/moved_names.h"
@@ -49,8 +50,8 @@ class TensorPlanner {
 
   void plan_tensor(const MovedTensor& moved);
 
-  /// Adds notes about the layout that need all tensors. Call it last.
-  void finish() { layout_check_.note_unused_rules(); }
+  /// Adds notes that need all tensors: about the layout and the cast. Call it last.
+  void finish();
 
  private:
   bool can_be_moved(const MovedTensor& moved);
@@ -71,6 +72,10 @@ class TensorPlanner {
   PlanReport& report_;
   const std::vector<StateRole> roles_;                  // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
+  std::optional<std::string> unknown_codes_;  // why nothing may be cast, until it was reported
+  std::optional<CastRule> cast_rule_;         // only for a cast
+  std::vector<std::string> kept_outside_;     // tensors outside the model that a cast leaves alone
+  std::vector<std::string> cast_outside_;     // tensors outside the model that are cast
   // The new names of tensors that are moved under the name of an alias only, by index.
   std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;

@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <tuple>
 #include <utility>
 
+#include "arithmetic/tied_embeddings.h"
 #include "support/error_matchers.h"
 #include "support/memory_checkpoint.h"
+#include "support/memory_files.h"
 
 namespace tessera::arithmetic {
 namespace {
@@ -574,6 +577,84 @@ TEST(LoraTest, OtherLayersTellHowASquareWeightIsStored) {
     ASSERT_THAT(result.problems, IsEmpty());
     EXPECT_EQ(elements<float>(*result.reader, "h.0.attn.c_proj.weight"), merged);
   }
+}
+
+/// An adapter that has only these tensors. `numbers` are the elements of each.
+template <class Number>
+LoraAdapter replacing_adapter(const std::vector<std::string>& names, DType dtype,
+                              const std::vector<Number>& numbers) {
+  auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+  const Shape shape{static_cast<std::int64_t>(numbers.size())};
+  for (const std::string& name : names) {
+    adapter->add({"base_model.model." + name, dtype, shape}, bytes_of<Number>(numbers));
+  }
+  return read_lora_adapter(std::move(adapter), R"({"peft_type": "LORA", "lora_alpha": 4})",
+                           "config", 1.0);
+}
+
+TEST(LoraTest, ReplacesACounterThatCannotBeAddedUp) {
+  MemoryCheckpoint base("base", 1);
+  base.add({"bn.num_batches_tracked", DType::int64, {1}}, bytes_of<std::int64_t>({7}));
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(
+      replacing_adapter<std::int64_t>({"bn.num_batches_tracked"}, DType::int64, {9}));
+  const auto result = combined({{base}}, {}, std::move(adapters));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<std::int64_t>(*result.reader, "bn.num_batches_tracked"), ElementsAre(9));
+  EXPECT_EQ(result.counts.adapters.at(0).num_replaced, 1U);
+  adapters.clear();
+  adapters.push_back(replacing_adapter<float>({"bn.num_batches_tracked"}, DType::float32, {9}));
+  EXPECT_THAT(texts(combined({{base}}, {}, std::move(adapters)).problems),
+              ElementsAre(HasSubstr("expected int64 [1], as in base, found float32 [1]")));
+}
+
+TEST(LoraTest, LeavesOutWhatOnlyTrainingWithVeloraNeeds) {
+  MemoryCheckpoint base("base", 1);
+  base.add({"w.weight", DType::float32, {1}}, bytes_of<float>({100}));
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(
+      replacing_adapter<float>({"v.lora_velora_embed", "w.weight"}, DType::float32, {1}));
+  const auto result = combined({{std::move(base)}}, {}, std::move(adapters));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(texts(result.reader->contents().opening_findings),
+              ElementsAre(HasSubstr("left out: 'base_model.model.v.lora_velora_embed'")));
+}
+
+TEST(LoraTest, NotesThatATiedEmbeddingChangesBothEndsOfTheModel) {
+  const auto notes_of = [](const std::vector<std::string>& stored, bool is_tied) {
+    MemoryCheckpoint base("base", 1);
+    for (const std::string& name : std::set<std::string>(stored.begin(), stored.end())) {
+      base.add({name, DType::float32, {1}}, bytes_of<float>({100}));
+    }
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(replacing_adapter<float>({stored[0]}, DType::float32, {1}));
+    CombineOptions options;
+    options.has_tied_embeddings = is_tied;
+    const auto result = combined({{std::move(base)}}, options, std::move(adapters));
+    return texts(result.reader->contents().opening_findings);
+  };
+  const std::string embedding = "model.embed_tokens.weight";
+  EXPECT_THAT(notes_of({embedding, "model.norm.weight"}, true),
+              ElementsAre(HasSubstr("a loader gives the change to the output layer too, which is "
+                                    "not stored: 'model.embed_tokens.weight'")));
+  EXPECT_THAT(notes_of({"lm_head.weight"}, true), ElementsAre(HasSubstr("the input embedding")));
+  EXPECT_THAT(notes_of({embedding}, false), IsEmpty());
+  EXPECT_THAT(notes_of({embedding, "lm_head.weight"}, true), IsEmpty());
+  EXPECT_THAT(notes_of({"model.norm.weight", embedding}, true), IsEmpty());
+}
+
+TEST(LoraTest, TheConfigurationOfTheBaseSaysWhetherEmbeddingsAreTied) {
+  const auto is_tied = [](const std::string& config) {
+    return says_tied_embeddings(test::MemoryFiles("dir", {{"config.json", config}}), "dir");
+  };
+  const std::string llama = R"("architectures": ["LlamaForCausalLM"])";
+  EXPECT_TRUE(is_tied("{" + llama + R"(, "tie_word_embeddings": true})"));
+  EXPECT_FALSE(is_tied("{" + llama + R"(, "tie_word_embeddings": false})"));
+  EXPECT_FALSE(is_tied("{" + llama + R"(, "text_config": {"tie_word_embeddings": false}})"));
+  EXPECT_TRUE(is_tied(R"({"architectures": ["GPT2LMHeadModel"]})"));
+  EXPECT_FALSE(is_tied(R"({"architectures": ["BertForSequenceClassification"]})"));
+  EXPECT_FALSE(is_tied("not JSON"));
+  EXPECT_FALSE(says_tied_embeddings(test::MemoryFiles("dir", {}), "dir"));
 }
 
 TEST(LoraTest, TheBiasTellsHowAWeightIsStored) {

@@ -313,6 +313,8 @@ TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {
             "fp8");
   EXPECT_EQ(method_of(R"({"compression_config": {"quant_method": "compressed-tensors"}})"),
             "compressed-tensors");
+  EXPECT_EQ(method_of(R"({"quantization_config": {"quant_algo": "NVFP4"}})"), "NVFP4");
+  EXPECT_EQ(method_of(R"({"quantization": {"group_size": 64, "bits": 4}})"), "mlx");
   // The method is found also in JSON with Python's Infinity, and in a damaged file.
   EXPECT_EQ(method_of(R"({"limit": [0.0, Infinity], "quantization_config":
                          {"quant_method" : "modelopt"}})"),

@@ -180,14 +180,23 @@ TEST_F(ExtraFilesTest, MegatronsFilesAreLeftWhereARecipeMadeOtherTensors) {
   EXPECT_EQ(carried(plan({.is_converted = true}, Format::safetensors)), both);
 }
 
-// accelerate or the Trainer would resume from them, instead of from the new weights.
-TEST_F(ExtraFilesTest, FilesToResumeFromAreLeftIfTheTensorsChange) {
-  const FileNames resumed{"optimizer.bin", "optimizer.pt", "pytorch_model_fsdp.bin",
-                          "pytorch_model_fsdp_1.bin"};
+// A trainer would resume from them, or a loader would take them, instead of the new weights.
+TEST_F(ExtraFilesTest, FilesWithTensorsAreLeftIfTheTensorsChange) {
+  const FileNames resumed{"consolidated.00.pth",
+                          "flax_model.msgpack",
+                          "model-q4.gguf",
+                          "optimizer.bin",
+                          "optimizer.pt",
+                          "optimizer.pth",
+                          "optimizer_state.pt",
+                          "pytorch_model_1.bin",
+                          "pytorch_model_fsdp.bin",
+                          "pytorch_model_fsdp_1.bin",
+                          "tf_model.h5"};
   for (const std::string& name : resumed) write_file(tmp_ / ("source/" + name), "mine");
   write_file(tmp_ / "source/scheduler.bin", "mine");
   FileNames all = resumed;
-  all.emplace_back("scheduler.bin");
+  all.insert(all.end() - 1, "scheduler.bin");  // by name
   EXPECT_EQ(carried(plan()), all);
   FileNames lines;
   for (const std::string& name : resumed) {
@@ -280,6 +289,41 @@ TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {
   ASSERT_EQ(found.edits.size(), 1U);
   EXPECT_EQ(found.edits[0].what, "torch_dtype: float32 to float16");
   EXPECT_TRUE(found.notes.empty());
+}
+
+TEST_F(ExtraFilesTest, AConfigWithAnotherDTypeThanTheWeightsIsNoted) {
+  const auto notes_of = [&](const std::string& config, Format format) {
+    write_file(tmp_ / "source/config.json", config);
+    FileNames lines;
+    for (const formats::Finding& note : plan({}, format).notes) lines.push_back(note.found);
+    return lines;
+  };
+  const std::string bfloat16 = R"({"torch_dtype": "bfloat16"})";
+  const FileNames noted{"bfloat16, to which loaders round them (copied unchanged)"};
+  EXPECT_EQ(notes_of(bfloat16, Format::safetensors), noted);
+  EXPECT_EQ(notes_of(R"({"text_config": {"dtype": "bfloat16"}})", Format::safetensors), noted);
+  EXPECT_EQ(notes_of(bfloat16, Format::dcp), FileNames{});  // no loader of models reads it
+  for (const std::string equal :
+       {R"({"torch_dtype": "float32", "text_config": {"torch_dtype": "bfloat16"}})",
+        R"({"torch_dtype": "auto"})", R"({"torch_dtype": null})", "{}", "no JSON",
+        R"({"torch_dtype": "bfloat16", "quantization_config": {}})"}) {
+    EXPECT_EQ(notes_of(equal, Format::safetensors), FileNames{}) << equal;
+  }
+}
+
+TEST_F(ExtraFilesTest, ALostNameByWhichLoadersFindTheFileIsNoted) {
+  write("unet", Format::safetensors);
+  const auto notes_of = [&](const std::string& name, const std::string& to) {
+    const std::string path = tmp_ / ("unet/" + name);
+    fs_.rename(tmp_ / "unet/model.safetensors", path);
+    const std::size_t count = plan({}, Format::safetensors, {"unet"}, to).notes.size();
+    fs_.rename(path, tmp_ / "unet/model.safetensors");
+    return count;
+  };
+  EXPECT_EQ(notes_of("diffusion_pytorch_model.fp16.safetensors", "moved"), 1U);
+  EXPECT_EQ(notes_of("pytorch_lora_weights.safetensors", "moved"), 1U);
+  EXPECT_EQ(notes_of("pytorch_lora_weights.safetensors", "moved.safetensors"), 0U);
+  EXPECT_TRUE(plan({}, Format::safetensors, {"unet"}).notes.empty());
 }
 
 TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {

@@ -841,6 +841,86 @@ TEST(PlannerTest, CastLeavesTensorsWithoutDimensionsAndParameterGroupsAlone) {
   EXPECT_EQ(plan_reshard(contents, "src", {.cast = DType::float32}).uncast, UncastTensors{});
 }
 
+/// Returns the names of the tensors that keep their dtype in a cast to bfloat16.
+std::vector<std::string> uncast_of(const Plan& plan) {
+  std::vector<std::string> names;
+  for (const TensorEntry& entry : plan.destination.tensors) {
+    if (entry.meta.dtype == DType::float32) names.push_back(entry.meta.fqn);
+  }
+  return names;
+}
+
+TEST(PlannerTest, CastLeavesStateOfTheTrainerAlone) {
+  CheckpointContents contents = adamw();
+  for (const std::string name :
+       {"grad_scaler.scale", "lr_scheduler.milestones", "model._extra_state.amax",
+        "normalizer.mean", "per_rank.1.progress.tokens", "progress.tokens", "sampler.weights"}) {
+    contents.tensors.push_back(tensor(name, {2}));
+  }
+  contents.tensors.push_back(tensor("critic.out.running_mean", {3}));
+  contents.tensors.push_back(tensor("critic.out.weight", {3}));
+  contents.tensors.push_back(tensor("ema.up.bias", {10}));
+  contents.tensors.push_back(tensor("model.up.scale", {10}));
+  std::ranges::sort(contents.tensors, {}, [](const auto& each) { return each.meta.fqn; });
+  const Plan plan = plan_reshard(contents, "src", {.cast = DType::bfloat16});
+  EXPECT_THAT(
+      uncast_of(plan),
+      ElementsAre("grad_scaler.scale", "lr_scheduler.milestones", "model._extra_state.amax",
+                  "normalizer.mean", "optim.state.up.bias.step", "optim.state.up.weight.step",
+                  "per_rank.1.progress.tokens", "progress.tokens", "sampler.weights"));
+  EXPECT_THAT(lines_of(plan.notes),
+              ElementsAre("src: grad_scaler.scale: cast: expected only tensors of the model and "
+                          "its optimizer, found 7 tensors beside them, such as this (not "
+                          "cast: state of the trainer is not rounded)",
+                          "src: critic.out.running_mean: cast: expected only tensors of the model "
+                          "and its optimizer, found 3 tensors beside them, such as this (cast "
+                          "too: copies of the model's tensors, or tensors of other modules)"));
+}
+
+TEST(PlannerTest, CastChangesEverythingInAModelOfItsOwn) {
+  // Names of Hugging Face: `model` is a module here, and `lm_head` is beside it.
+  CheckpointContents contents;
+  contents.tensors = {tensor("lm_head.weight", {4}), tensor("model.layers.0.scale", {4}),
+                      tensor("rotary.inv_freq", {4}), tensor("scaler.mean", {4}),
+                      tensor("scheduler.proj.weight", {4})};
+  EXPECT_THAT(uncast_of(plan_reshard(contents, "src", {.cast = DType::bfloat16})),
+              ElementsAre("scaler.mean"));
+  // The same beside a dict of the optimizer: the key path tells that `model.w` is one key.
+  contents.tensors = {tensor("head.scale", {4}), tensor("model.w", {4}),
+                      tensor("optim.state.0.exp_avg", {4})};
+  contents.tensors[2].key_path = formats::KeyPath{"optim", "state", std::int64_t{0}, "exp_avg"};
+  EXPECT_THAT(plan_reshard(contents, "src", {.cast = DType::bfloat16})
+                  .destination.find_tensor("head.scale")
+                  ->meta.dtype,
+              DType::bfloat16);
+  // A dict `model` at the top level is the model, also without an optimizer.
+  contents.tensors = {tensor("model.w", {4}), tensor("progress.tokens", {4}),
+                      tensor("tokens_seen", {4})};
+  contents.tensors[0].key_path = formats::KeyPath{"model", "w"};
+  EXPECT_THAT(uncast_of(plan_reshard(contents, "src", {.cast = DType::bfloat16})),
+              ElementsAre("progress.tokens", "tokens_seen"));
+}
+
+TEST(PlannerTest, CastOfAQuantizedModelOfAnUnknownSchemeIsRefused) {
+  CheckpointContents contents;
+  contents.tensors = {tensor("l.indices", {4, 4}), tensor("l.perm", {4}), tensor("norm", {4})};
+  contents.tensors[0].meta.dtype = DType::int32;
+  const PlanOptions options = {.cast = DType::bfloat16, .quantization_method = "vptq"};
+  EXPECT_THAT(
+      lines_of(plan_reshard(contents, "src", options).problems),
+      ElementsAre("src: l.perm: cast: expected numbers to cast to bfloat16, found quantized "
+                  "weights (vptq in config.json) of a scheme that Tessera does not know, "
+                  "such as l.indices (int32), so any tensor may be scales (move without a "
+                  "cast)"));
+  // Scales that no codes show, such as those of a key-value cache.
+  contents.tensors = {tensor("attn.v_scale", {1}), tensor("logit_scale", {}), tensor("norm", {4})};
+  const Plan plan = plan_reshard(contents, "src", options);
+  ASSERT_THAT(plan.problems, SizeIs(1));
+  EXPECT_EQ(plan.problems[0].where.fqn, "attn.v_scale");
+  EXPECT_THAT(plan.problems[0].found, HasSubstr("which may be scales"));
+  EXPECT_THAT(plan_reshard(contents, "src", {.cast = DType::bfloat16}).problems, IsEmpty());
+}
+
 CheckpointContents block_scaled_fp8() {
   CheckpointContents contents;
   contents.tensors = {tensor("norm", {8}), tensor("w.weight", {8, 8}),

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "arithmetic/tied_embeddings.h"
 #include "base/float_text.h"
 #include "ckpt-reshard/dequantize_option.h"
 #include "object_store/files.h"
@@ -235,6 +236,9 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   }
   arithmetic::CombineOptions combine = combine_options(formula, options);
   combine.losses = losses;
+  if (!formula.adapters.empty()) {
+    combine.has_tied_embeddings = arithmetic::says_tied_embeddings(fs, formula.sources[0].path);
+  }
   auto combined = arithmetic::combine_checkpoints(std::move(sources), std::move(adapters), combine);
   if (problems.empty()) problems = std::move(combined.problems);
   return MoveSource{.reader = std::move(combined.reader),

@@ -136,7 +136,7 @@ void add_move_options(Command& command, MoveOptions& options) {
       .option("--cast", "DTYPE", options.cast,
               "Convert floating-point tensors to DTYPE: parameters, buffers, and optimizer state "
               "with one number per element or per row of its parameter. Tensors without dimensions "
-              "keep their dtype")
+              "and state of the trainer keep their dtype")
       .choice(
           "--on-overflow", {"refuse", "saturate", "infinity"},
           [&](const std::string& name) { options.on_overflow = *reshard::parse_on_overflow(name); },

@@ -17,9 +17,9 @@ inline constexpr std::string_view kFileSuffix = ".bin";
 inline constexpr std::string_view kIndexSuffix = ".bin.index.json";
 /// The model in one file, as transformers and accelerate name it.
 inline constexpr std::string_view kModelFile = "pytorch_model.bin";
-/// The beginning of the names of files that accelerate writes under FSDP. No checkpoint of this
-/// format has them.
-inline constexpr std::string_view kFsdpModelBegin = "pytorch_model_fsdp";
+/// The beginning of the names of files that hold a model, also of those that are no checkpoint of
+/// this format: a model of accelerate under FSDP, or a second model.
+inline constexpr std::string_view kModelBegin = "pytorch_model";
 inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, kIndexSuffix};
 
 /// Returns the place that a file's name states: 2 of 3 for `pytorch_model-00002-of-00003.bin`.

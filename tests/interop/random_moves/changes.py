@@ -169,13 +169,16 @@ def optimizer_names(rng, walk):
 
 
 def cast(rng, walk):
-    """`--cast`. The page says which tensors are cast; of what may be state, the move itself shows it."""
+    """`--cast`. The page says which tensors are cast; of state, also beside a model, the move itself shows it."""
     dtype = rng.choice([torch.float64, torch.float32, torch.bfloat16, torch.float16])
 
     def expect(found):
         results, made, tensors = tensors_of(found), {}, tensors_of(walk.state)
+        has_model = any(MODELS & set(name.split(".")) for name in tensors)
         for name, tensor in tensors.items():
-            may_be_state = {"state", "param_groups", "optimizers", *OPTIMIZERS} & set(name.split("."))
+            keys = name.split(".")
+            is_beside_model = has_model and keys[0] not in MODELS
+            may_be_state = is_beside_model or {"state", "param_groups", "optimizers", *OPTIMIZERS} & set(keys)
             is_kept = may_be_state and name in results and results[name].dtype == tensor.dtype
             if is_kept or not tensor.is_floating_point() or not tensor.dim():
                 made[memory_of(tensor)] = tensor
