@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "base/word_list.h"
+#include "formats/bin/bin_files.h"
+#include "formats/file_names.h"
 #include "formats/flat_layout.h"
 #include "formats/other_formats.h"
 #include "formats/staging/shared_work.h"
@@ -80,8 +82,21 @@ std::vector<std::string> checkpoints_within(const FileSystem& fs, const std::str
   return found;
 }
 
+/// Returns words for the files of ranks in which Hugging Face's Trainer and accelerate save an FSDP
+/// model, beside the optimizer's folder; empty without such files.
+std::string files_of_ranks(std::span<const std::string> names) {
+  const auto first = std::ranges::find_if(names, [](const std::string& name) {
+    if (!name.starts_with(bin::kFsdpModelBegin)) return false;
+    const std::string_view end = std::string_view(name).substr(bin::kFsdpModelBegin.size());
+    return is_name_like(end, "_rank#.bin") || is_name_like(end, "_#_rank#.bin");
+  });
+  return first == names.end() ? "" : ", and files of ranks, such as " + printable(*first);
+}
+
 /// Returns the error for a directory that is no checkpoint itself, but contains folders that are.
-Error refusal_of_folders(const std::string& path, const std::vector<std::string>& folders) {
+/// `names`: all names in the directory.
+Error refusal_of_folders(const std::string& path, const std::vector<std::string>& folders,
+                         std::span<const std::string> names) {
   constexpr std::size_t kMaxListed = 3;
   std::string list;
   for (const std::string& name : std::span(folders).first(std::min(folders.size(), kMaxListed))) {
@@ -90,7 +105,7 @@ Error refusal_of_folders(const std::string& path, const std::vector<std::string>
   if (folders.size() > kMaxListed) list += ", …";
   return refusal(ErrorKind::unsupported, path,
                  "expected a checkpoint, found a directory that has checkpoints in it: " + list +
-                     " (give the path of one, or merge them)");
+                     files_of_ranks(names) + " (give the path of one, or merge them)");
 }
 
 Format format_of(const BestMatch& best) {
@@ -111,7 +126,7 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
     if (auto refusal = refusal_of_mixture(fs, directory, *best.driver)) throw *std::move(refusal);
     if (best.recognition.refusal && best.recognition.match == Match::hint) {
       const std::vector<std::string> folders = checkpoints_within(fs, path, names);
-      if (!folders.empty()) throw refusal_of_folders(path, folders);
+      if (!folders.empty()) throw refusal_of_folders(path, folders, names);
     }
     return format_of(best);
   }
@@ -121,7 +136,7 @@ Format format_of_directory(const FileSystem& fs, const std::string& path) {
   std::string what = "expected a checkpoint (" + described(&FormatDescription::in_directory) +
                      "), found a directory with none of them";
   const std::vector<std::string> within = checkpoints_within(fs, path, names);
-  if (within.size() > 1) throw refusal_of_folders(path, within);
+  if (within.size() > 1) throw refusal_of_folders(path, within, names);
   if (!within.empty()) what += " (did you mean " + printable(join_path(path, within[0])) + "?)";
   throw refusal(ErrorKind::unsupported, path, what);
 }

@@ -160,6 +160,14 @@ void refuse_file_beside_index(const std::string& directory, const std::vector<st
       "one is from another save; give the path of the file or of the index");
 }
 
+Error refusal_of_adapter(const std::string& directory, const std::string& model,
+                         const std::string& adapter) {
+  return Error::expected(
+      ErrorKind::invalid_argument, {.path = directory}, "models", "the files of one model",
+      "'" + printable(model) + "' and '" + printable(adapter) + "', a model and an adapter",
+      "move the adapter to a folder of its own; combine adds it to the model");
+}
+
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kMaxNamed = 3;
   std::string text;

@@ -70,6 +70,11 @@ void refuse_file_beside_index(const std::string& directory, const std::vector<st
                               const std::vector<std::string>& files_of_index,
                               const ShardNaming& naming);
 
+/// Returns the error for a folder that has the files of a model and an adapter of PEFT, which are
+/// two checkpoints. `model`, `adapter`: the name of a file of each.
+Error refusal_of_adapter(const std::string& directory, const std::string& model,
+                         const std::string& adapter);
+
 /// Returns the names of the first files for a message, and the number of the others:
 /// `a.safetensors, b.safetensors, c.safetensors and 4 more`.
 std::string some_of(const std::vector<std::string>& names);

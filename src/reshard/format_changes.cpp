@@ -251,16 +251,12 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);
-  constexpr std::size_t kMaxNames = 10;
   std::vector<FormatChangeCount> found;
   for (const auto& [change, count] : counts) {
     if (count == 0) continue;
     FormatChangeCount& counted = found.emplace_back(FormatChangeCount{change, count});
     counted.by_rename = by_rename[change];
-    for (const std::string& name : names[change]) {
-      if (counted.names.size() < kMaxNames) counted.names.push_back(name);
-    }
-    if (names[change].size() > kMaxNames) counted.names.emplace_back("and more");
+    counted.names.assign(names[change].begin(), names[change].end());
   }
   return found;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/current_stop.h"
 #include "base/network_file_system.h"
 #include "formats/partly_read.h"
 #include "formats/staging/shared_work.h"
@@ -90,10 +91,14 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
                                                           int share,
                                                           ShareOptions::Beginning beginning,
                                                           const ExecuteOptions& options) const {
+  // A suspended worker may hold the lock for which this one waits.
+  std::optional<tessera::detail::CurrentStop> waiting;
+  if (options.stop.stop_possible()) waiting.emplace(options.stop);
   const auto writer = start({.index = share,
                              .num_shares = worker.num_shares,
                              .command = worker.command,
                              .beginning = beginning});
+  waiting.reset();
   const bool was_complete = work_.is_complete(share);
   // If the share was complete, another worker may have finished the whole move.
   if (was_complete || !work_.is_begun()) return std::nullopt;

@@ -236,6 +236,16 @@ TEST_F(BinTest, ASecondModelOfAccelerateNeedsAName) {
                           "found 'pytorch_model.bin' and 'pytorch_model_1.bin', as accelerate"));
 }
 
+TEST_F(BinTest, AnAdapterBesideAModelIsRefused) {
+  const test::TemporaryDirectory folder;
+  for (const char* name : {"pytorch_model.bin", "adapter_model.bin"}) {
+    stdfs::copy(kValidBin + "single/pytorch_model.bin", folder / name);
+  }
+  EXPECT_THAT([&] { open(folder.path()); },
+              ThrowsError(ErrorKind::invalid_argument,
+                          "found 'pytorch_model.bin' and 'adapter_model.bin', a model and an"));
+}
+
 TEST_F(BinTest, OneFileAloneIsOnePart) {
   const auto reader = open(directory_ / kSecond);
   EXPECT_EQ(reader->format(), Format::torch_zip);

@@ -111,6 +111,10 @@ TEST(DetectTest, PointsAtTheCheckpointWithin) {
   EXPECT_THAT(refusal(directory.path()),
               HasSubstr("found a directory that has checkpoints in it: optimizer_0, step-100 (give "
                         "the path of one, or merge them)"));
+  write(directory / "pytorch_model_fsdp_rank0.bin", "x");
+  EXPECT_THAT(refusal(directory.path()),
+              HasSubstr("optimizer_0, step-100, and files of ranks, such as "
+                        "pytorch_model_fsdp_rank0.bin (give"));
 }
 
 TEST(DetectTest, IncompleteCheckpointsAreToldFromOthers) {

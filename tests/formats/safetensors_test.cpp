@@ -644,7 +644,22 @@ TEST_F(SafetensorsTest, AnAdapterBesideAModelNeedsAName) {
   EXPECT_THAT([&] { open(tmp_ / "models"); },
               ThrowsError(ErrorKind::invalid_argument,
                           "'model.safetensors' and 'adapter_model.safetensors', a model and an "
-                          "adapter (give the path of one file"));
+                          "adapter (move the adapter to a folder of its own"));
+}
+
+TEST_F(SafetensorsTest, AnAdapterIsNotJoinedWithAModelInSeveralFiles) {
+  const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  for (const char* model : {"model-00001-of-00001.safetensors", "pytorch_model.bin",
+                            "pytorch_model-00001-of-00001.bin"}) {
+    const test::TemporaryDirectory folder;
+    for (const char* name : {"adapter_model.safetensors", model}) {
+      put_safetensors(name, header, 1);
+      std::filesystem::rename(tmp_ / name, folder / name);
+    }
+    EXPECT_THAT([&] { open(folder.path()); },
+                ThrowsError(ErrorKind::invalid_argument,
+                            std::string("'") + model + "' and 'adapter_model.safetensors'"));
+  }
 }
 
 TEST_F(SafetensorsTest, ATensorInTwoFilesIsTold) {

@@ -541,12 +541,14 @@ TEST(TorchZipTest, AQuantizedModuleIsRefusedByName) {
   const std::string packed = "ctorch\nScriptObject\n)\x81";
   const std::string quantized = "torch.ao.nn.quantized.dynamic.modules.linear\nLinear";
   for (const std::string& refused :
-       {module("mine\nPacked", "param", packed), module(quantized, "scale", number(1))}) {
+       {module("mine\nPacked", "_packed_params", packed), module(quantized, "param", packed),
+        module(quantized, "scale", number(1))}) {
     EXPECT_THAT(leaves_of(dict({{text("m"), refused}})),
                 AllOf(HasSubstr("m=<"), HasSubstr("quantized")));
   }
   EXPECT_EQ(leaves_of(dict({{text("m"), module("mine\nScaled", "scale", number(1))}})), "m={}");
   EXPECT_EQ(leaves_of(dict({{text("m"), module(quantized, "bits", number(1))}})), "m={}");
+  EXPECT_EQ(leaves_of(dict({{text("m"), module("mine\nReader", "decoder", packed)}})), "m={}");
 }
 
 // 2000 entries share one object with 20000 attributes, which is examined only once.

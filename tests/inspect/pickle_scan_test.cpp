@@ -212,6 +212,16 @@ TEST(PickleScanTest, MembersOnTheSameBytesEndTheScan) {
   EXPECT_TRUE(problem_kinds(report).contains("not looked at"));
 }
 
+TEST(PickleScanTest, BytesBehindAZipArchiveAreScannedOrTold) {
+  const std::string archive = test::zip_bytes({{.name = "a/data.pkl", .data = "N."}});
+  EXPECT_TRUE(scan_bytes(archive).is_clean());
+  EXPECT_FALSE(names_with(scan_bytes(archive + kSystem), Verdict::dangerous).empty());
+  const PickleScanReport report = scan_bytes(archive + std::string(100, '\0') + kSystem);
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].found,
+            "123 bytes behind it, from byte " + std::to_string(archive.size()) + " on");
+}
+
 // A gzip member of 20 bytes without content, as often as the limit, hides what follows.
 TEST(PickleScanTest, ManyEmptyGzipMembersAreAProblem) {
   const std::string empty("\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0", 20);

@@ -199,6 +199,20 @@ def test_a_long_list_of_lost_attributes_says_that_it_has_more(number, expected, 
     assert f"1 tensor, dict or module loses attributes ({expected})" in process.stdout, process.stdout
 
 
+def test_a_move_prints_ten_attributes_and_reports_all(tmp_path):
+    """Shows E7."""
+    model = torch.nn.Linear(2, 2)
+    names = [f"scale_{letter}" for letter in "abcdefghijk"]
+    for name in names:
+        setattr(model, name, torch.ones(1))
+    torch.save(model, tmp_path / "model.pt")
+    printed = succeed("ckpt-reshard", tmp_path / "model.pt", tmp_path / "moved.pt")
+    assert "loses attributes (" + ", ".join(names[:10]) + ", and more)" in printed
+    report = json.loads(succeed("ckpt-reshard", tmp_path / "model.pt", tmp_path / "again.pt", "--json"))
+    (change,) = (change for change in report["changes"] if change["kind"] == "attributes")
+    assert change["names"] == names
+
+
 def flat_names(state, prefix=""):
     found = {}
     for key, value in state.items():

@@ -142,10 +142,14 @@ void print_extra_files(const reshard::ExtraFilesPlan& files, Terminal& terminal)
   }
 }
 
-/// Returns ` (a, b)`.
+/// Returns ` (a, b)`, with at most ten names.
 std::string in_brackets(const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNames = 10;
   std::string text;
-  for (const std::string& name : names) text += (text.empty() ? " (" : ", ") + printable(name);
+  for (const std::string& name : std::span(names).first(std::min(names.size(), kMaxNames))) {
+    text += (text.empty() ? " (" : ", ") + printable(name);
+  }
+  if (names.size() > kMaxNames) text += ", and more";
   return text.empty() ? text : text + ")";
 }
 

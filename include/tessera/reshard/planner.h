@@ -131,7 +131,7 @@ std::string_view format_change_name(FormatChange change);
 struct FormatChangeCount {
   FormatChange change;
   std::size_t count;
-  std::vector<std::string> names{};  // of attributes or types: sorted, at most ten
+  std::vector<std::string> names{};  // of attributes or types: sorted
   std::size_t by_rename = 0;         // part of `count` that a rename causes, not the format
   friend bool operator==(const FormatChangeCount&, const FormatChangeCount&) = default;
 };

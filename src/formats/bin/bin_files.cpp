@@ -97,6 +97,11 @@ FileSet find_files(const FileSystem& fs, const std::string& path) {
     if (const auto lone = lone_file(names)) set.names.push_back(*lone);
     if (set.names == std::vector{std::string(kModelFile)}) refuse_second_model(path, names);
   }
+  constexpr std::string_view kAdapter = "adapter_model.bin";
+  const bool has_adapter = std::ranges::find(names, kAdapter) != names.end();
+  if (has_adapter && !set.names.empty() && set.names[0] != kAdapter) {
+    throw detail::refusal_of_adapter(path, set.names[0], std::string(kAdapter));
+  }
   if (set.names.empty()) {
     throw Error::expected(ErrorKind::not_found, {.path = path}, "model",
                           "an index or .bin files of a model", "neither of them");

@@ -23,6 +23,7 @@
 #include "formats/safetensors/values_file.h"
 #include "formats/signatures.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera::formats {
@@ -90,27 +91,40 @@ std::set<std::string> series_of(const std::vector<std::string>& names) {
 }
 
 /// Throws if `names` has the files of several models: accelerate writes `model_1.safetensors` for
-/// the second model that was prepared together with the first. `adapter_model.safetensors` is an
-/// adapter that PEFT wrote.
+/// the second model that was prepared together with the first.
 void refuse_second_model(const std::string& directory, const std::vector<std::string>& names) {
   constexpr std::string_view kFirst = "model.safetensors";
-  constexpr std::string_view kAdapter = "adapter_model.safetensors";
-  const auto second = std::ranges::find_if(names, [&](const std::string& name) {
-    return name == kAdapter || is_name_like(name, "model_#.safetensors");
-  });
+  const auto second = std::ranges::find_if(
+      names, [&](const std::string& name) { return is_name_like(name, "model_#.safetensors"); });
   if (second == names.end() || std::ranges::find(names, kFirst) == names.end()) return;
   throw Error::expected(ErrorKind::invalid_argument, {.path = directory}, "models",
                         "the file of one model",
                         "'" + std::string(kFirst) + "' and '" + printable(*second) +
-                            (*second == kAdapter ? "', a model and an adapter"
-                                                 : "', as accelerate writes several models"),
+                            "', as accelerate writes several models",
                         "give the path of one file; merge joins several under prefixes");
+}
+
+/// Throws if a folder without an index has an adapter of PEFT and files of a model, which may also
+/// be files of torch.save. `names`: all names in the folder.
+void refuse_adapter_beside_model(const FileSystem& fs, const std::string& directory,
+                                 const std::vector<std::string>& names) {
+  const auto adapter = std::ranges::find(names, "adapter_model.safetensors");
+  if (adapter == names.end()) return;
+  std::vector<std::string> models = driver_of(Format("bin")).own_files(fs, directory, names, {});
+  std::ranges::copy_if(names, std::back_inserter(models), [](const std::string& name) {
+    return name == "model.safetensors" || place_beside_index(name).has_value();
+  });
+  const auto model = std::ranges::find_if(
+      models, [](const std::string& name) { return !name.starts_with("adapter_model"); });
+  if (model == models.end()) return;
+  throw detail::refusal_of_adapter(directory, *model, *adapter);
 }
 
 FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   FileSet set{.directory = path};
   std::vector<std::string> indexes;
-  for (const std::string& name : fs.list_directory(path)) {
+  const std::vector<std::string> all = fs.list_directory(path);
+  for (const std::string& name : all) {
     if (name.ends_with(detail::kIndexSuffix)) indexes.push_back(name);
     if (name.ends_with(kFileSuffix)) set.names.push_back(name);
   }
@@ -141,6 +155,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
                           "an index or .safetensors files", "neither of them");
   }
   refuse_second_model(path, set.names);
+  refuse_adapter_beside_model(fs, path, all);
   for (const std::string& name : set.names) detail::require_in_checkpoint(fs, path, name);
   detail::require_all_shards(path, set.names, place_beside_index);
   set.lacks_index = std::ranges::any_of(

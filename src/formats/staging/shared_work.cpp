@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/advisory_lock.h"
+#include "base/current_stop.h"
 #include "base/named_object.h"
 #include "base/random_name.h"
 #include "formats/staging/staged_destination.h"
@@ -24,6 +25,7 @@
 namespace tessera::formats {
 namespace {
 
+using tessera::detail::CurrentStop;
 using tessera::detail::FileDescriptor;
 using tessera::detail::inode_of_name;
 using tessera::detail::LockResult;
@@ -61,6 +63,12 @@ void write_text(FileSystem& fs, const std::string& path, const std::string& text
                         "none",
                         "is it mounted without locks, such as NFS with nolock or Lustre without "
                         "flock?");
+}
+
+[[noreturn]] void refuse_folder(const std::string& path, const std::string& found) {
+  throw Error::expected(ErrorKind::already_exists, {.path = path}, "folder of shared work",
+                        "a folder that this user's workers have made", found,
+                        "rename or remove it");
 }
 
 std::string this_process() {
@@ -126,6 +134,11 @@ bool is_journal_of_work(const FileSystem& fs, const std::string& staging_path,
 /// checkpoint and the old one have swapped paths, it is the old one.
 bool is_shared_work(const FileSystem& fs, const std::string& staging_path) {
   const std::string folder = staging_path + std::string(kSuffix);
+  const auto named = status_of_name(folder);
+  if (named && S_ISDIR(named->st_mode) && named->st_uid != ::geteuid() &&
+      ::faccessat(AT_FDCWD, folder.c_str(), X_OK, AT_EACCESS) != 0 && errno == EACCES) {
+    refuse_folder(folder, "a closed folder of another user");
+  }
   if (!mode_of_name(join_path(folder, kWorkName))) return false;
   const auto inode = inode_of_name(staging_path);
   return inode && recorded_inode(fs, folder).value_or(*inode) == *inode &&
@@ -183,10 +196,6 @@ ResumeIdentity SharedWork::with_new_token(ResumeIdentity identity) {
   return identity;
 }
 
-bool SharedWork::has_token(const ResumeIdentity& identity) {
-  return identity.contains(kToken);
-}
-
 ResumeIdentity SharedWork::identity() const {
   ResumeIdentity identity = read_journal_head(fs_, path_in(kWorkName)).identity;
   if (identity.empty()) {
@@ -225,11 +234,7 @@ std::vector<std::string> SharedWork::names() const {
 void SharedWork::require_own() const {
   const auto named = status_of_name(path_);
   if (!named) return;
-  const auto refuse = [&](const std::string& found) {
-    throw Error::expected(ErrorKind::already_exists, {.path = path_}, "folder of shared work",
-                          "a folder that this user's workers have made", found,
-                          "rename or remove it");
-  };
+  const auto refuse = [&](const std::string& found) { refuse_folder(path_, found); };
   if (!S_ISDIR(named->st_mode)) refuse(S_ISLNK(named->st_mode) ? "a link" : "a file");
   if (named->st_uid != ::geteuid()) refuse("a folder of another user");
   for (const std::string& name : names()) {
@@ -259,7 +264,9 @@ FileDescriptor SharedWork::lock(const std::stop_token& stop) {
     }
     LockResult result = tessera::detail::try_lock_between_hosts(file);
     while (result == LockResult::held_by_another) {
-      if (stop.stop_requested()) throw Error(ErrorKind::interrupted, {}, "interrupted");
+      if (stop.stop_requested() || CurrentStop::token().stop_requested()) {
+        throw Error(ErrorKind::interrupted, {}, "interrupted");
+      }
       std::this_thread::sleep_for(kPollInterval);
       result = tessera::detail::try_lock_between_hosts(file);
     }
@@ -475,6 +482,15 @@ void SharedWork::remove_replaced() {
     if (StagedDestination::left_over_at(fs_, destination_)) {
       StagedDestination::remove_left_over(fs_, destination_);
     }
+    // A worker may have died when it had removed the replaced checkpoint, or had moved the new one
+    // to the destination, and not yet removed the journal.
+    const std::string staging_path = StagedDestination::staging_path_of(destination_);
+    const std::string journal = StagedDestination::journal_path_of(staging_path);
+    const auto token = text_of(read_journal_head(fs_, path_in(kWorkName)).identity, kToken);
+    if (token && !mode_of_name(staging_path) &&
+        text_of(read_journal_head(fs_, journal).identity, kToken) == token) {
+      fs_.remove_all(journal);
+    }
   } catch (const Error&) {
     // Ignored, because the destination is complete. The replaced checkpoint may hold a file of
     // another program.
@@ -511,9 +527,18 @@ void SharedWork::remove() {
 }
 
 void SharedWork::remove_ended() {
-  if (!mode_of_name(path_in(kWorkName)) || is_begun()) return;
-  const FileDescriptor whole = lock();
-  if (!mode_of_name(path_in(kWorkName)) || is_begun()) return;
+  if (!mode_of_name(path_) || is_begun()) return;
+  std::optional<FileDescriptor> whole;
+  try {
+    require_own();
+    whole = try_lock(path_in(kLockName));
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;
+    return;  // not ours, or just removed by another process: the writer does without the folder
+  }
+  if (!whole || !tessera::detail::is_still_at(whole->get(), path_in(kLockName)) || is_begun()) {
+    return;
+  }
   const bool is_compared = std::ranges::any_of(
       names(), [](const std::string& name) { return name.starts_with(kComparisonPrefix); });
   is_compared ? clear() : remove();

@@ -57,8 +57,6 @@ class SharedWork {
   /// Returns an identity for new work: that of the move, and a random token by which `is_begun`
   /// knows the work again. The main journal and `begin` need the same one.
   static ResumeIdentity with_new_token(ResumeIdentity identity);
-  /// Whether the identity in a main journal is that of shared work.
-  static bool has_token(const ResumeIdentity& identity);
   /// Returns the identity of the work, without the token. Requires: is_begun().
   ResumeIdentity identity() const;
   /// Returns the number of shares of the work. Requires: is_begun().
@@ -69,7 +67,8 @@ class SharedWork {
   /// Throws Error(already_exists) if `path()` is a file, a link, a folder of another user, or a
   /// folder with other files. Does nothing if it does not exist.
   void require_own() const;
-  /// Creates the folder if it is missing, then waits for the lock of the whole work. Throws:
+  /// Creates the folder if it is missing, then waits for the lock of the whole work, until `stop`
+  /// or CurrentStop asks to end. Throws:
   /// Error(unsupported) if the file system has no locks; Error(io) if the destination has no parent
   /// folder; Error(interrupted); what require_own throws.
   tessera::detail::FileDescriptor lock(const std::stop_token& stop = {});
@@ -140,8 +139,10 @@ class SharedWork {
   /// path.
   void clean_up();
   /// Removes what workers of a finished move left in the folder, because the last of them died
-  /// before it could. Keeps the results of comparisons with a base. Does nothing if a move has
-  /// begun that is not finished. Every other writer calls this when it has the staging path.
+  /// before it could, or while it did. Keeps the results of comparisons with a base. Does nothing
+  /// if a move has begun that is not finished, if the folder is not this user's own, or if another
+  /// process holds the lock: never waits. Every other writer calls this when it has the staging
+  /// path.
   /// Requires: this process does not hold `lock`.
   void remove_ended();
   /// Removes the folder and, if work has begun, the staging path. Does nothing without a folder.

@@ -505,7 +505,9 @@ void StagedDestination::reset_journal() {
 
 void StagedDestination::reset_journal_for_exchange() {
   const JournalHead head = read_journal_head(fs_, journal_path());
-  if (extra_names_.empty() && !SharedWork::has_token(head.identity)) return reset_journal();
+  // Shared work is known by its identity until the exchange.
+  const bool is_shared = SharedWork(fs_, destination_).is_begun();
+  if (extra_names_.empty() && !is_shared) return reset_journal();
   // If the process dies at any point here, the journal names the extra files, and describes no kept
   // work.
   const std::string line = exchange_line();

@@ -64,18 +64,21 @@ std::optional<ModuleParts> module_parts(Object object) {
   return ModuleParts{*parameters, *buffers, *modules, names_in(transient)};
 }
 
+bool is_script_object(Object object) {
+  return pickle::is_foreign(object) && pickle::foreign_name(object) == "torch.ScriptObject";
+}
+
 bool has_packed_weights(Object module) {
   const bool is_quantized = is_quantized_class(pickle::foreign_name(module));
   const Object state = *module.call_state("module");
   for (std::size_t i = 0; i < state.num_entries("module"); ++i) {
     const Object key = state.entry_key(i);
-    const Object value = state.entry_value(i);
-    if (pickle::is_foreign(value) && pickle::foreign_name(value) == "torch.ScriptObject") {
-      return true;
-    }
-    if (!is_quantized || !key.is(ObjectKind::str)) continue;
+    if (!key.is(ObjectKind::str)) continue;
     const std::string_view name = key.as_text("attribute");
-    if (name == "scale" || name == "zero_point") return true;
+    // A class that a program derives from a quantized one keeps this attribute.
+    const bool may_be_packed = is_quantized || name == "_packed_params";
+    if (may_be_packed && is_script_object(state.entry_value(i))) return true;
+    if (is_quantized && (name == "scale" || name == "zero_point")) return true;
   }
   return false;
 }

@@ -21,6 +21,10 @@ struct ModuleParts {
 /// other object. Cost: linear in the number of attributes.
 std::optional<ModuleParts> module_parts(pickle::Object object);
 
+/// Returns whether an object is one of C++ that Python code holds (`torch.ScriptObject`), such as
+/// packed weights.
+bool is_script_object(pickle::Object object);
+
 /// Returns whether a module's state_dict() returns weights or scales that are not among its
 /// parameters and buffers, as in PyTorch's quantized modules: packed weights
 /// (`torch.ScriptObject`), or a scale and a zero point that are Python numbers. Other modules can

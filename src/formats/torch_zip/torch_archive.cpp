@@ -188,7 +188,8 @@ class Flattener {
     if (leaves_.size() == num_leaves && !path_.empty()) add_leaf(object, Value(Value::Dict{}));
   }
 
-  /// Returns the names of a module's other attributes that hold tensors.
+  /// Returns the names of a module's other attributes that hold tensors, or objects of C++, which
+  /// may hold some.
   std::vector<std::string> attributes_with_tensors(Object module) {
     constexpr std::size_t kMaxNameNbytes = 80;
     // The last one lists the parameters of nn.LSTM and nn.GRU again.
@@ -202,7 +203,8 @@ class Flattener {
       if (!key.is(ObjectKind::str)) continue;
       const std::string_view name = key.as_text("attribute");
       if (std::ranges::find(kParts, name) != kParts.end()) continue;
-      if (held_.is_or_holds(value)) names.push_back(printable(name, kMaxNameNbytes));
+      const bool is_noted = held_.is_or_holds(value) || is_script_object(value);
+      if (is_noted) names.push_back(printable(name, kMaxNameNbytes));
     }
     return names;
   }

@@ -261,7 +261,21 @@ bool FileScan::scan_zip(const ReadableFile& file, const std::string& member, int
     }
   }
   packaged_ = std::move(of_outer_archive);
+  // In other files, such as a tar with an archive in it, the bytes behind are not the archive's.
+  if (read_some(file, 0, 4) == formats::detail::kZipSignature) {
+    scan_behind_zip(file, listing.end, member);
+  }
   return listing.faults.empty() && !listing.entries.empty();
+}
+
+void FileScan::scan_behind_zip(const ReadableFile& file, std::uint64_t end,
+                               const std::string& member) {
+  if (end == 0 || end >= file.nbytes()) return;
+  const PickleRow row = scan_pickles_at(file, end, member, Expect::anything);
+  if (row.end >= file.nbytes()) return;
+  not_looked_at(member, "an archive that reaches the end of the file",
+                std::to_string(file.nbytes() - row.end) + " bytes behind it, from byte " +
+                    std::to_string(row.end) + " on");
 }
 
 std::set<std::string> FileScan::packaged_modules(const std::vector<ZipEntry>& entries,

@@ -52,6 +52,8 @@ class FileScan {
   void scan(const ReadableFile& file, const std::string& member, int depth);
   /// Scans the members of a zip archive. Returns whether the file is one, without faults.
   bool scan_zip(const ReadableFile& file, const std::string& member, int depth);
+  /// Looks for pickles from `end` on, where the archives in the file end, and reports other bytes.
+  void scan_behind_zip(const ReadableFile& file, std::uint64_t end, const std::string& member);
   /// Reports the Python source in an archive of torch.package, and returns its modules.
   std::set<std::string> packaged_modules(const std::vector<ZipEntry>& entries,
                                          const std::string& member);

@@ -104,8 +104,13 @@ class Lister {
          at = tail.find(kTrailerSignature, at + 1)) {
       if (tail.size() - at < kTrailerNbytes) break;
       const std::uint64_t offset = end - tail_nbytes + at;
-      if (trailers_.insert(offset).second) {
-        read_trailer(offset, std::string_view(tail).substr(at), begins);
+      if (!trailers_.insert(offset).second) continue;
+      const std::size_t num_before = begins.size();
+      const std::string_view trailer = std::string_view(tail).substr(at);
+      read_trailer(offset, trailer, begins);
+      const std::uint64_t comment_nbytes = number_at(trailer, 20, 2);
+      if (begins.size() > num_before) {
+        listing_.end = std::max(listing_.end, offset + kTrailerNbytes + comment_nbytes);
       }
     }
     return begins;

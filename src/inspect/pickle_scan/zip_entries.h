@@ -28,6 +28,7 @@ struct ZipEntry {
 
 struct ZipListing {
   std::vector<ZipEntry> entries{};
+  std::uint64_t end = 0;  // behind the last archive and its comment; 0: there is no archive
   std::vector<ArchiveFault> faults{};
 };
 

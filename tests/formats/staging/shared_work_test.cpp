@@ -11,16 +11,20 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/current_stop.h"
 #include "base/forwarding_file_system.h"
 #include "formats/staging/journal.h"
+#include "formats/staging/staged_destination.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/error.h"
@@ -225,6 +229,110 @@ TEST(SharedWorkTest, AWorkerMayLookAtAShareWhileAnotherRemovesTheFolder) {
       EXPECT_FALSE(work.is_complete(0));
     }
   }
+}
+
+// A suspended worker may hold the lock for hours.
+TEST(SharedWorkTest, TidyingNeverWaitsForTheLock) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  SharedWork work(fs, tmp / "out");
+  {
+    const auto lock = work.lock();
+    work.begin({{"plan", "digest"}}, 1, "command");
+    work.remove_ended();  // would never return if it waited
+    EXPECT_TRUE(fs.kind_of(work.path() + "/work"));
+  }
+  work.remove_ended();
+  EXPECT_FALSE(fs.kind_of(work.path()));
+}
+
+TEST(SharedWorkTest, FinishingRemovesTheJournalThatADeadWorkerLeft) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  SharedWork work(fs, tmp / "out");
+  const std::string journal = tmp / "out.partial.journal";
+  for (const bool is_of_another : {false, true}) {
+    const auto lock = work.lock();
+    const ResumeIdentity identity = SharedWork::with_new_token({{"plan", "digest"}});
+    const ResumeIdentity other = SharedWork::with_new_token({{"plan", "digest"}});
+    Journal(fs, journal, is_of_another ? other : identity).sync();
+    work.begin(identity, 1, "command");
+    work.clean_up();
+    EXPECT_EQ(fs.kind_of(journal).has_value(), is_of_another);
+  }
+}
+
+// Such work has no token.
+TEST(SharedWorkTest, WorkOfAnEarlierReleaseIsKnownUntilTheExchange) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  StagedDestination staged(fs, tmp / "out", DestinationKind::directory, OverwritePolicy::replace);
+  const ResumeIdentity identity{{"plan", "digest"}};
+  Journal(fs, staged.journal_path(), identity).sync();
+  SharedWork work(fs, tmp / "out");
+  const auto lock = work.lock();
+  work.begin(identity, 1, "command");
+  ASSERT_TRUE(work.is_begun());
+  work.begin_exchange();
+  staged.reset_journal_for_exchange();
+  EXPECT_TRUE(work.is_begun());
+}
+
+/// Runs as another user than root, as long as this object lives.
+class OtherUser {
+ public:
+  OtherUser() { become(65534); }
+  ~OtherUser() { become(0); }
+
+ private:
+  static void become(uid_t user) { EXPECT_EQ(::seteuid(user), 0); }
+};
+
+TEST(SharedWorkTest, AClosedFolderOfAnotherUserIsRefusedWithAdvice) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root has files of another user";
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  std::filesystem::permissions(tmp.path(), std::filesystem::perms::all);
+  const SharedWork work(fs, tmp / "out");
+  fs.make_directory(work.path());
+  std::filesystem::permissions(work.path(), std::filesystem::perms::owner_all);
+  const OtherUser user;
+  EXPECT_THAT([&] { work.is_begun(); },
+              test::ThrowsError(ErrorKind::already_exists,
+                                "found a closed folder of another user (rename or remove it)"));
+}
+
+TEST(SharedWorkTest, ARequestToStopEndsTheWaitForTheLock) {
+  const test::TemporaryDirectory tmp;
+  SharedWork work(FileSystem::posix(), tmp / "out");
+  const auto lock = work.lock();
+  std::stop_source stop;
+  stop.request_stop();
+  const tessera::detail::CurrentStop current(stop.get_token());
+  EXPECT_THAT([&] { work.lock(); }, test::ThrowsError(ErrorKind::interrupted, "interrupted"));
+}
+
+TEST(SharedWorkTest, WhatAWorkerKilledWhileItRemovedTheFolderLeftIsTidied) {
+  const test::TemporaryDirectory tmp;
+  FileSystem& fs = FileSystem::posix();
+  SharedWork work(fs, tmp / "out");
+  const auto leave = [&](const std::vector<std::string>& names) {
+    fs.make_directory(work.path());
+    for (const std::string& name : names) fs.create(work.path() + "/" + name)->close();
+  };
+  for (const std::vector<std::string>& names :
+       {std::vector<std::string>{"command", "lock", "share-0", "share-1.done"}, {"lock"}, {}}) {
+    leave(names);
+    work.remove_ended();
+    EXPECT_FALSE(fs.kind_of(work.path()));
+  }
+  leave({"base-0", "lock", "share-0"});
+  work.remove_ended();
+  EXPECT_EQ(fs.list_directory(work.path()), (std::vector<std::string>{"base-0", "lock"}));
+  fs.remove_all(work.path());
+  leave({"lock", "notes.txt"});
+  work.remove_ended();
+  EXPECT_EQ(fs.list_directory(work.path()), (std::vector<std::string>{"lock", "notes.txt"}));
 }
 
 }  // namespace
