@@ -84,7 +84,7 @@ std::vector<std::string> checkpoints_within(const FileSystem& fs, const std::str
 /// Returns words for the files of ranks in which Hugging Face's Trainer and accelerate save an FSDP
 /// model, beside the optimizer's folder; empty without such files.
 std::string files_of_ranks(std::span<const std::string> names) {
-  constexpr std::string_view kBegin = "pytorch_model_fsdp";
+  static constexpr std::string_view kBegin = "pytorch_model_fsdp";
   const auto first = std::ranges::find_if(names, [](const std::string& name) {
     if (!name.starts_with(kBegin)) return false;
     const std::string_view end = std::string_view(name).substr(kBegin.size());
