@@ -1,6 +1,7 @@
 #include "formats/read_announcement.h"
 
 #include <optional>
+#include <utility>
 
 #include "formats/gatherer.h"
 #include "object_store/url.h"
@@ -10,6 +11,7 @@ namespace {
 
 /// More bytes around the elements of a piece mean that they are a part of a larger storage.
 constexpr std::uint64_t kMaxEnvelopeNbytes = std::uint64_t{64} << 10;
+constexpr std::size_t kMaxRanges = std::size_t{1} << 20;  // of a file: about 50 bytes each
 
 bool has_url(const TensorSource& source) {
   const auto* const reader = dynamic_cast<const CheckpointReader*>(&source);
@@ -71,7 +73,7 @@ void ReadAnnouncement::leave_out(std::size_t tensor_index, std::size_t piece_ind
 void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index, FlatRange range) {
   if (range.numel() == 0) return;
   const auto known = known_->known_range(tensor_index, piece_index);
-  if (!known || !object_store::is_url(known->path)) return;
+  if (!known || !object_store::is_url(known->path) || left_out_.contains(known->path)) return;
   const TensorEntry& tensor = source_.contents().tensors[tensor_index];
   const std::uint64_t item_nbytes = itemsize(tensor.meta.dtype);
   const std::uint64_t nbytes =
@@ -81,17 +83,20 @@ void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index, Fl
     left_out_.insert(known->path);
     return;
   }
+  std::vector<ByteRange>& ranges = ranges_[known->path];
+  if (ranges.size() == kMaxRanges) {
+    left_out_.insert(known->path);
+    return;
+  }
   const std::uint64_t begin = known->bytes->begin;
   const std::uint64_t envelope_nbytes = known->bytes->nbytes() - nbytes;
-  ranges_[known->path].push_back(
-      {begin + static_cast<std::uint64_t>(range.begin) * item_nbytes,
-       begin + static_cast<std::uint64_t>(range.end) * item_nbytes + envelope_nbytes});
+  ranges.push_back({begin + static_cast<std::uint64_t>(range.begin) * item_nbytes,
+                    begin + static_cast<std::uint64_t>(range.end) * item_nbytes + envelope_nbytes});
 }
 
-std::unique_ptr<object_store::AnnouncedReads> ReadAnnouncement::announce() const {
-  auto ranges = ranges_;
-  for (const std::string& path : left_out_) ranges.erase(path);
-  return std::make_unique<object_store::AnnouncedReads>(ranges);
+std::unique_ptr<object_store::AnnouncedReads> ReadAnnouncement::announce() {
+  for (const std::string& path : left_out_) ranges_.erase(path);
+  return std::make_unique<object_store::AnnouncedReads>(std::exchange(ranges_, {}));
 }
 
 }  // namespace tessera::formats

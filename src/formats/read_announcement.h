@@ -34,7 +34,8 @@ class ReadAnnouncement {
   /// Says that it is not known which elements of a piece will be read.
   void leave_out(std::size_t tensor_index, std::size_t piece_index);
 
-  std::unique_ptr<object_store::AnnouncedReads> announce() const;
+  /// Call it once, at the end.
+  std::unique_ptr<object_store::AnnouncedReads> announce();
 
  private:
   void add(std::size_t tensor_index, std::size_t piece_index, FlatRange range);

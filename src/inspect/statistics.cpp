@@ -276,10 +276,6 @@ void read_window(const TensorReader& tensor, FlatRange window, const ScanOptions
   }
 }
 
-}  // namespace
-
-namespace {
-
 std::unique_ptr<object_store::AnnouncedReads> announce_reads(
     const formats::CheckpointReader& reader, std::span<const std::size_t> tensor_indices) {
   formats::ReadAnnouncement reads(reader);

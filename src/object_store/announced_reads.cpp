@@ -150,7 +150,8 @@ std::shared_ptr<ReadList> AnnouncedReads::of(const std::string& url) {
   Announcements& announcements = Announcements::of_process();
   const std::scoped_lock lock(announcements.mutex);
   const auto found = announcements.lists.find(url);
-  return found == announcements.lists.end() ? nullptr : found->second;
+  const bool is_found = found != announcements.lists.end() && found->second->is_of_this_process();
+  return is_found ? found->second : nullptr;
 }
 
 }  // namespace tessera::object_store

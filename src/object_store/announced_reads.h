@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,6 +37,9 @@ class ReadList {
 
   explicit ReadList(const std::vector<ByteRange>& in_order);
 
+  /// Whether this process made the list. The lock of a parent's list may stay locked in a child.
+  bool is_of_this_process() const { return process_ == ::getpid(); }
+
   void note_requested(ByteRange range);
   /// Returns the next bytes to read ahead after a read of `read`: those that the job will read next
   /// and that were not requested yet. Empty if `read` begins outside of the list.
@@ -42,6 +48,7 @@ class ReadList {
  private:
   std::uint64_t end_with_neighbours(std::size_t run) const;
 
+  const pid_t process_ = ::getpid();
   mutable std::mutex mutex_;
   std::vector<ByteRange> runs_;        // in the order of the reads
   std::vector<std::size_t> by_begin_;  // indices into runs_

@@ -61,7 +61,8 @@ bool Window::note_read(ByteRange read) {
 }
 
 bool Window::is_needed() const {
-  return !is_end_read_ && !needed_by_.expired();
+  // A child process never sees the end of its parent's jobs.
+  return process_ == ::getpid() && !is_end_read_ && !needed_by_.expired();
 }
 
 bool Window::drop() {

@@ -43,7 +43,8 @@ class Window {
   /// Waits for the bytes. Returns nothing if the window was dropped, or, in a child of fork(), if
   /// no thread of this process fetches it. Throws what `fetch` threw.
   Bytes wait() const;
-  /// Adds to the count of bytes read. Returns whether the count has reached the window's size.
+  /// Adds to the count of bytes read, and notes whether these are the last ones (`is_needed`).
+  /// Returns whether the count has reached the window's size.
   bool note_read(ByteRange read);
   /// Returns whether a job has announced that it will read the bytes, and has not read the last.
   bool is_needed() const;

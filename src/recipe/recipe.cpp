@@ -673,6 +673,7 @@ void add_setting(RecipeOptions& options, std::string_view text) {
 std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
   std::string text = recipe.text() + "\n" + value_to_json(options.config);
   for (const MegatronArguments& of_source : options.megatron_arguments) {
+    text += of_source.unread.empty() ? "\nsource" : "\nsource with unread arguments";
     for (const auto& [name, number] : of_source.numbers) {
       text += "\n" + name + "=" + std::to_string(number);
     }

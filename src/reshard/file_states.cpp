@@ -16,7 +16,7 @@ bool may_renumber_inodes(const std::string& path) {
   if (::statfs(path.c_str(), &system) != 0) return true;
   const auto type = static_cast<std::uint32_t>(system.f_type);
   return type == FUSE_SUPER_MAGIC || type == V9FS_MAGIC || type == CIFS_SUPER_MAGIC ||
-         type == SMB2_SUPER_MAGIC;
+         type == SMB2_SUPER_MAGIC || type == MSDOS_SUPER_MAGIC || type == EXFAT_SUPER_MAGIC;
 }
 
 }  // namespace

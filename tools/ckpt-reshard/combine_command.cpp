@@ -208,7 +208,10 @@ arithmetic::CombineOptions combine_options(const Formula& formula,
   arithmetic::CombineOptions combine;
   combine.divisor = formula.divisor;
   combine.accumulation = options.accumulation;
-  if (!options.move.cast.empty()) combine.rounding = arithmetic::Rounding::later;
+  // A recipe or --optimizer-params gives other names, of which a cast may change other tensors.
+  const bool keeps_names =
+      options.move.recipe.path.empty() && options.move.optimizer_params.empty();
+  if (!options.move.cast.empty() && keeps_names) combine.rounding = arithmetic::Rounding::later;
   combine.on_overflow = options.move.on_overflow;
   combine.preference = options.preference;
   combine.selection.only = NameSelection(options.move.only);

@@ -61,7 +61,8 @@ using LeftCheckpointSink =
 /// newest. The call then considers only names that equal `newest` except for the last number
 /// (`step-900` for `step-1000`); no names if `newest` has no number. Empty: considers all names.
 /// `left`, if given, is called for each older checkpoint that stays because of a foreign entry.
-/// Requires: no other process writes into or removes from the directory (DirectoryLock).
+/// Requires: no other process removes from the directory, or replaces a checkpoint in it that this
+/// call may remove (DirectoryLock). Others may write new checkpoints.
 /// Throws: Error(invalid_argument) if `num_kept` is below 1; Error(not_found) if there is no such
 /// directory; Error(io).
 std::vector<std::string> keep_last(FileSystem& fs, const std::string& directory, int num_kept,

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -225,9 +226,19 @@ void write_attribute_of(const File& file, const Handle& object, const char* name
   if (data != nullptr) checked(H5Awrite(attribute.id(), type, data), file.path, "H5Awrite");
 }
 
-/// Throws std::bad_alloc if the process cannot get the memory that the library may need. One call
-/// needs less, but other threads may take memory during the call.
+/// Whether a limit of the process (`ulimit -v`, `ulimit -d`) can make allocations fail.
+bool is_memory_limited() {
+  rlimit limit{};
+  const auto is_set = [&](auto which) {
+    return ::getrlimit(which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  };
+  return is_set(RLIMIT_AS) || is_set(RLIMIT_DATA);
+}
+
+/// If memory is limited, throws std::bad_alloc if the process cannot get what the library may need.
+/// One call needs less, but other threads may take memory during the call.
 void require_memory() {
+  if (!is_memory_limited()) return;  // two system calls for each HDF5 call would cost too much
   constexpr std::size_t kNbytes = std::size_t{32} << 20;
   void* const room =
       ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -9,8 +9,8 @@ namespace tessera::formats::native::h5 {
 
 /// Locks the HDF5 library as long as the scope lives, because the library may not be thread-safe.
 /// Also stops the library from printing errors, because Tessera reports them. One thread may nest
-/// scopes. Throws std::bad_alloc if little memory is left: the library (1.10.8) corrupts the heap
-/// or uses null pointers if an allocation fails inside it.
+/// scopes. Throws std::bad_alloc if memory is limited and little is left: the library (1.10.8)
+/// corrupts the heap or uses null pointers if an allocation fails inside it.
 class LibraryScope {
  public:
   LibraryScope();

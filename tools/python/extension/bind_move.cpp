@@ -251,8 +251,9 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   if (create.overwrite == OverwritePolicy::replace) {
     try {
       outcome.left_over = formats::left_over_at(fs, request.destination);
-    } catch (const Error&) {
-      // No failure of the move: the new checkpoint is complete.
+    } catch (const Error& error) {  // no failure of the move: the new checkpoint is complete
+      outcome.warnings.push_back("could not look for a rest of the old checkpoint: " +
+                                 std::string(error.what()));
     }
   }
   return outcome;

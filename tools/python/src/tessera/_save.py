@@ -683,7 +683,7 @@ def samples_of(state: JobState, boxes: list[tuple[str, Box]]) -> bytes:
 
 def some_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Returns at most MAX_SAMPLES elements of a tensor in host memory, in row-major order; of a large one the first, the last, and
-    elements of all rows and columns. Copies no others."""
+    others spread over its rows and columns. Copies no others."""
     from torch import int8, int16, int32, int64
 
     tensor = tensor.detach()

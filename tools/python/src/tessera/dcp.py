@@ -11,7 +11,7 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple, Union
 
 import torch
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
@@ -31,8 +31,8 @@ from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import (DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, describe_job, is_first_with, judge_replicas, merged_values,
-                    names_that_tell_kinds, of_first_with, replicas_of, tensor_digest)
+from ._save import (DEFAULT_BUFFERS_NBYTES, MAX_PLANS, Replicas, SaveSteps, core_job, describe_job, is_first_with, judge_replicas,
+                    merged_values, names_that_tell_kinds, of_first_with, replicas_of, tensor_digest)
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -256,6 +256,8 @@ class _Begun(NamedTuple):
 class _PlannedSave(SaveSteps):
     """A save of the items that DCP's planner gives to this rank."""
 
+    _replicas: ClassVar[dict[Any, Replicas]] = {}  # of the last layouts
+
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], endpoint: str | None,
                  options: tuple[bool, int, str, int], items: list[WriteItem], planner: SavePlanner):
         super().__init__(ranks, f"saving {path!r}")
@@ -269,7 +271,8 @@ class _PlannedSave(SaveSteps):
             self._save = _core.Save(encoded, "native", ranks.rank, *options, b"", False)
             pieces, values = self._take(items, planner)
             values = [(value_path, _core.plain_value(value_path, value)) for value_path, value in values]
-            return _Begun(pieces, values, tensor_digest(self._state) if self._state else None, self.save.stage() if ranks.rank == 0 else None, last_part(os.fsdecode(encoded)),
+            return _Begun(pieces, values, tensor_digest(self._state) if self._state else None,
+                          self.save.stage() if ranks.rank == 0 else None, last_part(os.fsdecode(encoded)),
                           str(options[:3]))  # without `memory`, which may differ
 
         by_rank = self.together(begin)
@@ -294,8 +297,13 @@ class _PlannedSave(SaveSteps):
         state = self._state
         if len(set(digests)) == 1 or None in digests or state is None:
             return
-        sent = self.together(lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None)
-        replicas = replicas_of(of_first_with(digests, sent), self.ranks.rank)
+        key = self.ranks.rank, tuple(self.ranks.global_ranks), tuple(digests)
+        if not all(self.together(lambda: key in self._replicas)):
+            sent = self.together(lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None)
+            while len(self._replicas) >= MAX_PLANS:
+                del self._replicas[next(iter(self._replicas))]
+            self._replicas[key] = replicas_of(of_first_with(digests, sent), self.ranks.rank)
+        replicas = self._replicas[key]
         if not replicas.holders:
             return
         different = self.different_replicas(state, replicas)
