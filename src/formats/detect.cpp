@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/word_list.h"
+#include "formats/bin/bin_files.h"
 #include "formats/file_names.h"
 #include "formats/flat_layout.h"
 #include "formats/other_formats.h"
@@ -84,11 +85,10 @@ std::vector<std::string> checkpoints_within(const FileSystem& fs, const std::str
 /// Returns words for the files of ranks in which Hugging Face's Trainer and accelerate save an FSDP
 /// model, beside the optimizer's folder; empty without such files.
 std::string files_of_ranks(std::span<const std::string> names) {
-  static constexpr std::string_view kBegin = "pytorch_model_fsdp";
   const auto first = std::ranges::find_if(names, [](const std::string& name) {
-    if (!name.starts_with(kBegin)) return false;
-    const std::string_view end = std::string_view(name).substr(kBegin.size());
-    return is_name_like(end, "_rank#.bin") || is_name_like(end, "_#_rank#.bin");
+    if (!name.starts_with(bin::kModelBegin)) return false;
+    const std::string_view end = std::string_view(name).substr(bin::kModelBegin.size());
+    return is_name_like(end, "_fsdp_rank#.bin") || is_name_like(end, "_fsdp_#_rank#.bin");
   });
   return first == names.end() ? "" : ", and files of ranks, such as " + printable(*first);
 }
