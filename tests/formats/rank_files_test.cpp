@@ -38,6 +38,7 @@ namespace stdfs = std::filesystem;
 
 const std::string kValidRankFiles = test::fixture("rank_files/valid/");
 constexpr const char* kRankFilesFixtures[] = {"fsdp1",
+                                              "fsdp1_gpu_hybrid",
                                               "fsdp1_sharded_tensor",
                                               "fsdp1_sharded_tensor_torch2.15",
                                               "fsdp1_sharded_tensor_torch2.2",
