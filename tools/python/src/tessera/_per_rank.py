@@ -28,7 +28,7 @@ class PerRank:
     def __init__(self, value: Any, policy: str = "refuse"):
         if policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, found {policy!r}")
-        self.value = value
+        self.value: Any = value
         self.policy = policy
 
     def __repr__(self) -> str:

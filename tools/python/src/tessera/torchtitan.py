@@ -23,7 +23,7 @@ from ._load import Loaded, load
 from ._save import async_save, save
 
 
-class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
+class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc,unused-ignore]
     """torchtitan's manager, which saves and loads through Tessera: policies, names and folders are torchtitan's.
 
     Loads any format, so `initial_load_path` may be a checkpoint of another framework with torchtitan's names. Models for and
@@ -31,7 +31,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(DcpCheckpointManager.Config):  # type: ignore[misc]
+    class Config(DcpCheckpointManager.Config):  # type: ignore[misc,unused-ignore]
         format: str = "native"
         """"native", or "dcp" for a checkpoint that PyTorch reads."""
 
@@ -45,7 +45,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
                 local_folder("folder", folder)
         super().__init__(config, **kwargs)
         if config.enable:
-            self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
+            self.stager: Any = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
 
     @torch.no_grad()
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode,

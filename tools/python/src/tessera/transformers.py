@@ -25,7 +25,7 @@ FOLDER = "tessera"  # name of the folder in each checkpoint folder of the Traine
 STATE_FILE = "trainer_state.json"  # the file that the Trainer writes last
 
 
-class SaveCallback(TrainerCallback):  # type: ignore[misc]
+class SaveCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Saves the optimizer, the scheduler, the gradient scaler and the random numbers beside each model that the Trainer saves,
     in the background.
 
@@ -37,7 +37,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, *, format: str = "native", compress: str = "none"):
-        self._options = {"format": format, "compress": compress}
+        self._format, self._compress = format, compress
         self._saving: Future[Saved] | None = None
         self._random: dict[str, Any] | None = None  # set right before the first step, because the data loader draws numbers before it
 
@@ -78,7 +78,8 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         contents = self._state(kwargs)
         contents["random"] = {f"rank-{args.process_index}": _random_state()}
-        self._saving = async_save(contents, folder / FOLDER, overwrite=True, **self._options)
+        self._saving = async_save(contents, folder / FOLDER, overwrite=True, format=self._format,
+                                  compress=self._compress)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.wait()
@@ -153,7 +154,8 @@ def _random_state() -> dict[str, Any]:
     try:
         import numpy
 
-        kind, keys, *rest = numpy.random.get_state()
+        found: Any = numpy.random.get_state()
+        kind, keys, *rest = found
         state["numpy"] = [kind, keys.tolist(), *rest]
     except ImportError:
         pass
