@@ -99,6 +99,7 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
             return saved
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Removes a file, or a checkpoint's folder, after the save in the background. Lightning calls this on one rank."""
         self._wait()
         if _is_url(path):
             super().remove_checkpoint(path)  # through fsspec, with which Lightning also lists such folders

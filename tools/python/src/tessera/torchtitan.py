@@ -32,6 +32,8 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc,unused-ignor
 
     @dataclass(kw_only=True, slots=True)
     class Config(DcpCheckpointManager.Config):  # type: ignore[misc,unused-ignore]
+        """torchtitan's settings, and the format of the checkpoints."""
+
         format: str = "native"
         """"native", or "dcp" for a checkpoint that PyTorch reads."""
 
@@ -50,6 +52,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc,unused-ignor
     @torch.no_grad()
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode,
                  enable_garbage_collection: bool = False, to_hf: bool = False) -> Any:
+        """Saves a state dict, to Hugging Face's files as torchtitan does. Returns the future of a save in the background, or None."""
         if to_hf:
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
         Path(checkpoint_id).parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc,unused-ignor
         return response
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        """Loads into a state dict, from Hugging Face's files as torchtitan does."""
         if from_hf:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return

@@ -42,6 +42,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._random: dict[str, Any] | None = None  # set right before the first step, because the data loader draws numbers before it
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Refuses arguments that do not fit this callback. If the Trainer resumes, loads what `on_save` saved."""
         if not args.save_only_model:
             raise ValueError("TrainingArguments: expected save_only_model=True beside tessera's SaveCallback, found False "
                              "(the Trainer would save the optimizer too)")
@@ -57,22 +58,27 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             self._load(_folder(args, state), kwargs)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Before the first step after a resume: sets the random generators."""
         if self._random is not None:
             _set_random_state(self._random)
             self._random = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """If the Trainer saves next: waits for the save before."""
         if control.should_save:
             self.wait()  # the Trainer may remove old folders next
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """As `on_step_end`."""
         if control.should_save:
             self.wait()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Waits for the save in the background."""
         self.wait()  # save_strategy="best": the Trainer decides after this call whether to save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Begins to save in the background, when the Trainer has saved the model."""
         self.wait()
         folder = _folder(args, state)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,6 +88,7 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
                                   compress=self._compress)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Waits for the last save."""
         self.wait()
 
     def wait(self) -> None:
