@@ -1,4 +1,4 @@
-"""Shows A1, A4, E7. As `slow`: each form of training goes on as each other one, in Python and in C++; meshes of three axes; a
+"""Shows A4, E7. As `slow`: each form of training goes on as each other one, in Python and in C++; meshes of three axes; a
 thousand saves."""
 
 import itertools
