@@ -1116,6 +1116,34 @@ def test_values_fill_empty_containers(tmp_path):
     tessera.load({"w": torch.zeros(1), "none": {}, "nothing": []}, tmp_path / "of_dcp")
 
 
+def test_a_dict_that_is_one_value_of_the_checkpoint_is_asked_for_by_its_own_name(tmp_path):
+    state = {"args": {"lr": 0.5, "betas": [0.9, 0.95]}, "w": torch.ones(1)}
+    dcp.save(state, checkpoint_id=tmp_path / "s", planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    with pytest.raises(tessera.Error, match="(?s)args: unexpected: .*args.lr: missing: "):
+        tessera.load({"args": {"lr": 0.0, "betas": []}, "w": torch.zeros(1)}, tmp_path / "s")
+    for asked in (None, {}):
+        into = {"args": asked, "w": torch.zeros(1)}
+        tessera.load(into, tmp_path / "s")
+        assert_equal(state, into)
+
+
+def test_flat_vectors_are_loaded_with_their_layout(tmp_path):
+    import tessera.dcp
+
+    source = FIXTURES / "dcp" / "valid" / "fsdp1_flat"
+    layout = f"{source}.flat-layout.json"
+    with tessera.open(source, flat_layout=layout) as checkpoint:
+        state = checkpoint.state_dict()
+    with pytest.raises(tessera.Error, match="model.emb.weight: missing: "):
+        tessera.load(zeroed(state), source)
+    tessera.reshard(source, tmp_path / "moved", flat_layout=layout)
+    moved, read = zeroed(state), zeroed(state)
+    tessera.load(moved, tmp_path / "moved")
+    dcp.load(read, storage_reader=tessera.dcp.StorageReader(source, flat_layout=layout))
+    assert_equal(state, moved)
+    assert_equal(state, read)
+
+
 def test_a_plan_is_used_again_only_for_the_same_structure(tmp_path):
     for i, state in enumerate([{"a": [torch.ones(3)]}, {"a": {"0": torch.ones(3)}}, {"a": {0: torch.ones(3)}},
                                {"a.0": torch.ones(3)}]):

@@ -1202,6 +1202,26 @@ def test_every_public_name_is_documented():
         assert getattr(tessera, name).__doc__ and (name.startswith("__") or f"`{name}" in page or f"tessera.{name}" in page), name
 
 
+def test_every_public_class_method_and_function_has_a_docstring():
+    defining = (ast.ClassDef, ast.FunctionDef)
+
+    def lacking(where, body):
+        for node in body:
+            if isinstance(node, defining) and not node.name.startswith("_"):
+                if ast.get_docstring(node) is None and "overload" not in map(ast.unparse, node.decorator_list):
+                    yield f"{where}.{node.name}"
+                if isinstance(node, ast.ClassDef):
+                    yield from lacking(f"{where}.{node.name}", node.body)
+
+    found = []
+    for path in (PACKAGE / "src" / "tessera").glob("*.py"):  # the sources, because the frameworks' modules need the frameworks
+        body = ast.parse(path.read_text()).body
+        if path.name.startswith("_"):
+            body = [node for node in body if isinstance(node, defining) and node.name in tessera.__all__]
+        found += lacking(path.stem, body)
+    assert found == []
+
+
 def test_versions_agree():
     project = (PACKAGE / "pyproject.toml").read_text()
     assert succeed("ckpt-inspect", "--version").split()[-1] == tessera.__version__

@@ -197,6 +197,7 @@ class Nesting:
             if not isinstance(container, list if is_position else dict):
                 raise _misfit(name, keys[:i], container, "a list" if is_position else "a dict")
             if is_position:
+                assert isinstance(container, list)
                 if at < len(container) and container[at] is None:  # an earlier call counted this position as a hole
                     self._holes_left += 1
                 self._extend(name, container, at)

@@ -28,7 +28,7 @@ class PerRank:
     def __init__(self, value: Any, policy: str = "refuse"):
         if policy not in POLICIES:
             raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, found {policy!r}")
-        self.value = value
+        self.value: Any = value
         self.policy = policy
 
     def __repr__(self) -> str:
@@ -91,12 +91,14 @@ class rng:
         return f"rng({self.device!r})"
 
     def state_dict(self) -> bytes:
+        """Returns the generator's state."""
         import torch
 
         state = torch.get_rng_state() if self.device == "cpu" else self._module().get_rng_state(self.device)
         return _bytes(state)
 
     def load_state_dict(self, state: bytes) -> None:
+        """Sets the generator's state."""
         import torch
 
         tensor = torch.frombuffer(bytearray(state), dtype=torch.uint8)

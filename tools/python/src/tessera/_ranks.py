@@ -72,7 +72,7 @@ class Ranks:
     def __init__(self, global_ranks: list[int], rank: int = 0, purpose: str = ""):
         self.global_ranks = global_ranks  # by rank of the group
         self.rank = rank
-        self._group = _new_gloo(global_ranks, rank, purpose) if len(global_ranks) > 1 else None
+        self._group: Any = _new_gloo(global_ranks, rank, purpose) if len(global_ranks) > 1 else None
         self.lock = threading.RLock()  # of the thread that starts a save: a second thread must not reuse its copies
         self._interrupted = False
         self._num_threads = 0
@@ -232,12 +232,12 @@ def _new_gloo(global_ranks: list[int], rank: int, purpose: str) -> Any:
     process has, so ranks with other numbers of groups (pipelines, meshes of part of the ranks) would wait for each other forever.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _get_default_store
+    from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     made = purpose, tuple(global_ranks)
     name = f"tessera/{purpose}/{'_'.join(map(str, global_ranks))}/{_num_groups[made]}"
     _num_groups[made] += 1
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, _get_default_store()), rank, len(global_ranks), _TIMEOUT)
+    return dist.ProcessGroupGloo(PrefixStore(name, _get_default_store()), rank, len(global_ranks), _TIMEOUT)
 
 
 def require_same(what: str, by_rank: list[Any], path: str) -> None:

@@ -79,7 +79,7 @@ def _are_elements_apart(place: _Place) -> bool:
     offsets = torch.zeros(1, dtype=torch.int64)
     for stride, size in place.dimensions:
         offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
-    return offsets.unique().numel() == offsets.numel()
+    return bool(torch.unique(offsets).numel() == offsets.numel())
 
 
 def _share_elements(one: _Place, other: _Place) -> bool:

@@ -84,6 +84,7 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self._dims)
 
     @property

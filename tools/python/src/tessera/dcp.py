@@ -54,16 +54,19 @@ class StorageReader(DcpStorageReader):
         self._opened: Checkpoint | None = None
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Selects the checkpoint of the next load; None: that of the load before. DCP calls this at the begin of a load."""
         if checkpoint_id:
             self._path = checkpoint_id
         self._opened = None
 
     @property
     def checkpoint_id(self) -> CheckpointId:
+        """The path of the checkpoint."""
         return self._path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Returns whether something is at the path, on a local disk. DCP asks this if it is to choose a reader itself."""
         return checkpoint_id is not None and os.path.exists(checkpoint_id)
 
     def _checkpoint(self) -> Checkpoint:
@@ -74,6 +77,7 @@ class StorageReader(DcpStorageReader):
         return self._opened
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Returns names, dtypes and shapes, each tensor as one chunk, whatever its sharding. DCP calls this on the coordinator first."""
         self._opened = None  # the checkpoint may have been replaced since the last load
         checkpoint = self._checkpoint()
         entries: dict[str, Any] = {}
@@ -108,6 +112,7 @@ class StorageReader(DcpStorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads what the plan asks for into the planner's tensors. Returns when all is read."""
         checkpoint = self._checkpoint()
         targets = []
         for item in plan.items:
@@ -180,23 +185,28 @@ class StorageWriter(DcpStorageWriter):
         return Ranks.alone() if self._is_alone else Ranks.of(self._group, "dcp")
 
     def reset(self, checkpoint_id: CheckpointId = None) -> None:
+        """Selects the path of the next save; None: that of the save before. DCP calls this at the begin of a save."""
         if checkpoint_id:
             self._path = checkpoint_id
 
     @property
     def checkpoint_id(self) -> CheckpointId:
+        """The path of the checkpoint."""
         return self._path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Returns whether a path is given. DCP asks this if it is to choose a writer itself."""
         return checkpoint_id is not None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Refuses a save without a path. DCP calls this on all ranks."""
         if self._path is None:
             raise ValueError("path: expected the path of a checkpoint, found None")
         self._has_all_plans = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Returns the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -208,6 +218,7 @@ class StorageWriter(DcpStorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes the whole checkpoint, together with the other ranks. Returns when it is complete."""
         assert self._path is not None
         job = _PlannedSave(self._ranks(), self._path, self._endpoint, self._options, plan.items, planner)
         job.run()

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch.distributed as dist
 
@@ -26,7 +26,16 @@ from ._save import Saved, _Background, async_save, save
 _FILE_FORMATS = ("safetensors", "torch")
 
 
-class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+class _SaveOptions(TypedDict):
+    """Options of `save` and `async_save`."""
+
+    format: str
+    compress: str
+    overwrite: bool
+    process_group: Ranks
+
+
+class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc,unused-ignore]
     """Saves Lightning's checkpoints in a format of Tessera, and loads any checkpoint that Tessera reads.
 
     Use it with strategies in which one rank has the whole state: one device, or DDP. Files that Lightning itself wrote
@@ -38,7 +47,8 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
 
     def __init__(self, *, asynchronous: bool = False, format: str = "native", compress: str = "none"):
         self._is_asynchronous = flag("asynchronous", asynchronous)
-        self._options = {"format": text("format", format), "compress": text("compress", compress)}
+        self._format = text("format", format)
+        self._compress = text("compress", compress)
         self._saving: Future[Saved] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str],
@@ -47,7 +57,8 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         if storage_options is not None:
             raise TypeError(f"storage_options: expected None, found {type(storage_options).__name__}")
         self._wait()
-        options = {**self._options, "overwrite": True, "process_group": Ranks.alone()}
+        options: _SaveOptions = {"format": self._format, "compress": self._compress, "overwrite": True,
+                                 "process_group": Ranks.alone()}
         if _is_url(path):
             if self._is_asynchronous:
                 self._saving = async_save(checkpoint, path, **options)
@@ -56,10 +67,10 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             return
         target = Path(path).absolute()  # a save in the background ends after the program may have changed its working directory
         target.parent.mkdir(parents=True, exist_ok=True)
-        end = _set_aside(target, self._options["format"])
+        end = _set_aside(target, self._format)
         try:
             if self._is_asynchronous:
-                _reserve(target, self._options["format"])
+                _reserve(target, self._format)
                 self._saving = async_save(checkpoint, target, **options)
                 # Not self._saving.exception(): it records that the caller has seen the error, so that no later save raises it.
                 self._saving.add_done_callback(lambda saving: end(Future.exception(saving) is None))
@@ -84,9 +95,11 @@ class CheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
         with open_checkpoint(path) as checkpoint:
-            return checkpoint.state_dict()
+            saved: dict[str, Any] = checkpoint.state_dict()
+            return saved
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Removes a file, or a checkpoint's folder, after the save in the background. Lightning calls this on one rank."""
         self._wait()
         if _is_url(path):
             super().remove_checkpoint(path)  # through fsspec, with which Lightning also lists such folders

@@ -23,7 +23,7 @@ from ._load import Loaded, load
 from ._save import async_save, save
 
 
-class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
+class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc,unused-ignore]
     """torchtitan's manager, which saves and loads through Tessera: policies, names and folders are torchtitan's.
 
     Loads any format, so `initial_load_path` may be a checkpoint of another framework with torchtitan's names. Models for and
@@ -31,7 +31,9 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(DcpCheckpointManager.Config):  # type: ignore[misc]
+    class Config(DcpCheckpointManager.Config):  # type: ignore[misc,unused-ignore]
+        """torchtitan's settings, and the format of the checkpoints."""
+
         format: str = "native"
         """"native", or "dcp" for a checkpoint that PyTorch reads."""
 
@@ -45,11 +47,12 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
                 local_folder("folder", folder)
         super().__init__(config, **kwargs)
         if config.enable:
-            self.stager = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
+            self.stager: Any = _NoStager()  # otherwise torchtitan would make a stager that nothing uses
 
     @torch.no_grad()
     def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode,
                  enable_garbage_collection: bool = False, to_hf: bool = False) -> Any:
+        """Saves a state dict, to Hugging Face's files as torchtitan does. Returns the future of a save in the background, or None."""
         if to_hf:
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
         Path(checkpoint_id).parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,7 @@ class CheckpointManager(DcpCheckpointManager):  # type: ignore[misc]
         return response
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
+        """Loads into a state dict, from Hugging Face's files as torchtitan does."""
         if from_hf:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return

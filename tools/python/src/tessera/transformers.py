@@ -25,7 +25,7 @@ FOLDER = "tessera"  # name of the folder in each checkpoint folder of the Traine
 STATE_FILE = "trainer_state.json"  # the file that the Trainer writes last
 
 
-class SaveCallback(TrainerCallback):  # type: ignore[misc]
+class SaveCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Saves the optimizer, the scheduler, the gradient scaler and the random numbers beside each model that the Trainer saves,
     in the background.
 
@@ -37,11 +37,12 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, *, format: str = "native", compress: str = "none"):
-        self._options = {"format": format, "compress": compress}
+        self._format, self._compress = format, compress
         self._saving: Future[Saved] | None = None
         self._random: dict[str, Any] | None = None  # set right before the first step, because the data loader draws numbers before it
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Refuses arguments that do not fit this callback. If the Trainer resumes, loads what `on_save` saved."""
         if not args.save_only_model:
             raise ValueError("TrainingArguments: expected save_only_model=True beside tessera's SaveCallback, found False "
                              "(the Trainer would save the optimizer too)")
@@ -57,30 +58,37 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
             self._load(_folder(args, state), kwargs)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Before the first step after a resume: sets the random generators."""
         if self._random is not None:
             _set_random_state(self._random)
             self._random = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """If the Trainer saves next: waits for the save before."""
         if control.should_save:
             self.wait()  # the Trainer may remove old folders next
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """As `on_step_end`."""
         if control.should_save:
             self.wait()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Waits for the save in the background."""
         self.wait()  # save_strategy="best": the Trainer decides after this call whether to save
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Begins to save in the background, when the Trainer has saved the model."""
         self.wait()
         folder = _folder(args, state)
         folder.mkdir(parents=True, exist_ok=True)
         contents = self._state(kwargs)
         contents["random"] = {f"rank-{args.process_index}": _random_state()}
-        self._saving = async_save(contents, folder / FOLDER, overwrite=True, **self._options)
+        self._saving = async_save(contents, folder / FOLDER, overwrite=True, format=self._format,
+                                  compress=self._compress)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Waits for the last save."""
         self.wait()
 
     def wait(self) -> None:
@@ -153,7 +161,8 @@ def _random_state() -> dict[str, Any]:
     try:
         import numpy
 
-        kind, keys, *rest = numpy.random.get_state()
+        found: Any = numpy.random.get_state()
+        kind, keys, *rest = found
         state["numpy"] = [kind, keys.tolist(), *rest]
     except ImportError:
         pass
