@@ -346,7 +346,7 @@ def test_equal_parts_of_different_wholes_are_not_tied(tmp_path):
     assert model["a"].data_ptr() == model["c"].data_ptr() != model["b"].data_ptr()
 
 
-@pytest.mark.parametrize("name", [path.name for path in ALL if path.name.startswith("fsdp1")])
+@pytest.mark.parametrize("name", [path.name for path in ALL if path.name.startswith("fsdp1") and "gpu" not in path.name])  # has names
 def test_flat_state_of_fsdp1_gets_names_and_shapes(name, tmp_path):
     """Shows F1. State gets the name and the shape of its parameter, as DCP and FSDP2 need it."""
     held = {row["name"]: row for row in expectation(VALID / name)["tensors"]}
