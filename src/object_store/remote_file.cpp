@@ -169,7 +169,7 @@ void RemoteFile::forget(const WindowPointer& window) const {
   std::erase(windows_, window);
 }
 
-/// Forgets the oldest window that no job needs. Returns false if there is none. Requires: the
+/// Forgets the oldest window that no job needs. Returns whether there was one. Requires: the
 /// caller holds `mutex_`.
 bool RemoteFile::forget_unneeded() const {
   const auto oldest = std::ranges::find_if(

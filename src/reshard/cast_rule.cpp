@@ -46,8 +46,8 @@ bool any_component(std::string_view name, const Predicate& is_it) {
   }
 }
 
-/// Returns the part of a name up to its first component that is the name of a model's dict, with
-/// the dot behind it: `app.model.` for `app.model.layers.0.weight`. Empty if there is none.
+/// Returns the place of the model's dict in a name: `app.model.` for `app.model.layers.0.weight`.
+/// Empty if no component is called as the dict of a model.
 std::string_view through_model(std::string_view fqn) {
   for (std::size_t begin = 0;;) {
     const std::size_t end = fqn.find('.', begin);

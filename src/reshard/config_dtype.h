@@ -24,9 +24,9 @@ struct ConfigEdit {
 /// `left` names the other members that keep another value, except null. No other byte changes.
 ConfigEdit edit_config_dtype(std::string_view config, const CastDTypes& cast);
 
-/// Returns the dtype that a configuration names for the model: in `dtype` or `torch_dtype` at the
-/// top level, else in the first `a_config` that has one. Nothing if there is none, if it is no
-/// floating-point dtype (`"auto"`), if the text is not JSON, or if the model is quantized.
+/// Returns the dtype that a configuration names for the model: `dtype` or `torch_dtype` at the top
+/// level, else of the first part that has one (`text_config`). Nothing for a text that is not JSON,
+/// for a quantized model, without such a key, and for `"auto"` and others that are no floats.
 std::optional<DType> named_model_dtype(std::string_view config);
 
 }  // namespace tessera::reshard

@@ -9,8 +9,8 @@
 namespace tessera::reshard {
 namespace {
 
-/// Whether a file on the file system of `path` may get another inode number although nobody has
-/// replaced it, because the file system makes these numbers up and forgets them.
+/// Whether the file system of `path` makes inode numbers up and forgets them. Then another number
+/// does not mean that somebody has replaced the file.
 bool may_renumber_inodes(const std::string& path) {
   struct statfs system {};
   if (::statfs(path.c_str(), &system) != 0) return true;
