@@ -1,4 +1,5 @@
-"""Checks that a test shows each row of docs/requirements.md, and that no test has a row's number in its name."""
+"""Checks that a test shows each row of docs/requirements.md, that docs/testing.md names no other rows, and that no test has a row's
+number in its name."""
 
 import re
 import subprocess
@@ -26,6 +27,12 @@ class RequirementsTest(unittest.TestCase):
         shown = {row for text in sources().values() for marks in MARK.findall(text) for row in marks.split(", ")}
         self.assertGreater(len(rows()), 40)
         self.assertEqual(shown, set(rows()))
+
+    def test_every_row_in_the_page_about_tests_is_a_requirement(self):
+        cells = re.findall(rf"^\| ({ROW}(?:, {ROW})*) \|", (ROOT / "docs/testing.md").read_text(), re.MULTILINE)
+        named = {row for cell in cells for row in cell.split(", ")}
+        self.assertGreater(len(named), 40)
+        self.assertEqual(named - set(rows()), set())
 
     def test_no_test_is_named_for_a_row(self):
         for path, text in sources().items():
