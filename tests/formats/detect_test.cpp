@@ -7,12 +7,15 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/temporary_directory.h"
 #include "support/zip_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/format_driver.h"
 
 namespace tessera::formats {
 namespace {
