@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from . import _core
 from ._arguments import MAX_COUNT, PathLike, absolute, at_least_one, flag, name_bytes, nbytes, optional_path_bytes, stored_path_bytes, text
@@ -110,11 +110,22 @@ def async_save(state_dict: Mapping[Any, Any], path: PathLike, *, process_group: 
         return _Background.start(job, job.report(begin))
 
 
+class _Kept(dict[Any, T]):
+    """The entries of the last layouts."""
+
+    def __setitem__(self, key: Any, entry: T) -> None:
+        self.pop(key, None)
+        while len(self) >= MAX_PLANS:
+            del self[next(iter(self))]
+        super().__setitem__(key, entry)
+
+
 class SaveSteps:
     """The steps of one save on this rank. All ranks take each step together."""
 
     plan: _core.SavePlan
     boxes: dict[str, list[torch.Tensor | None]]  # by tensor, its boxes; None: this rank does not write the box
+    _replicas: ClassVar[_Kept[Replicas]] = _Kept()
 
     def __init__(self, ranks: Ranks, what: str):
         self.ranks = ranks
@@ -140,7 +151,31 @@ class SaveSteps:
             self._abandon()
             raise
 
-    def different_replicas(self, state: JobState, replicas: Replicas) -> list[Difference]:
+    def compare_replicas(self, path: str, state: JobState, digests: Sequence[str], has_plan: bool = True,
+                         choice: str = "those of the lowest rank are saved") -> list[Description] | None:
+        """Raises Error if groups of ranks have different weights of equal names. Collective. Compares in every save, because replicas
+        that begin equal may be trained apart.
+
+        digests: of the tensors of each rank. has_plan: False if this rank needs the ranks' descriptions, to make a plan. choice: which
+        replicas are saved, for a warning. Returns the descriptions; None if the ranks did not need to exchange them.
+        """
+        if len(set(digests)) == 1:
+            return None
+        key = self.ranks.rank, tuple(self.ranks.global_ranks), tuple(digests)
+        descriptions = None
+        if not all(self.together(lambda: has_plan and key in self._replicas)):
+            descriptions = of_first_with(digests, self.together(
+                lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None))
+            self._replicas[key] = replicas_of(descriptions, self.ranks.rank)
+        replicas = self._replicas[key]
+        if replicas.holders:
+            different = self._different_replicas(state, replicas)
+            note = self.on_all(lambda: judge_replicas(path, different, replicas.num_tensors, choice))
+            if note and self.ranks.rank == 0:
+                self.notes.append(note)
+        return descriptions
+
+    def _different_replicas(self, state: JobState, replicas: Replicas) -> list[Difference]:
         """Compares the replicas of each box by a sample. Collective. Equal replicas cost one digest for each set of ranks. Only if
         digests differ, these ranks send the samples, and the first of them the names."""
         own: dict[int, bytes] = {}
@@ -231,13 +266,12 @@ class _Plan(NamedTuple):
 
     save_plan: _core.SavePlan
     num_split_ties: int  # ties that are not kept, because ranks hold different ones
-    replicas: Replicas
 
 
 class _Job(SaveSteps):
     """One save, on this rank."""
 
-    _plans: dict[Any, _Plan] = {}
+    _plans: ClassVar[_Kept[_Plan]] = _Kept()
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 
     @classmethod
@@ -293,23 +327,10 @@ class _Job(SaveSteps):
                 values = [(keys, value) for keys, value in values if not (_is_empty(value) and tuple(keys) in filled)]
         digests = tuple(message["tensors"] for message in by_rank)
         self.value_names = names_that_tell_kinds(values)
-        descriptions = None
-        replicas = NO_REPLICAS
-        if len(set(digests)) > 1:
-            if all(self.together(lambda: self._cache_key(digests) in self._plans)):
-                replicas = self._plans[self._cache_key(digests)].replicas
-            else:
-                descriptions = of_first_with(digests, self.together(
-                    lambda: describe_job(self.state) if is_first_with(digests, ranks.rank) else None))
-                replicas = replicas_of(descriptions, ranks.rank)
-        if replicas.holders:  # in every save, because replicas that begin equal may be trained apart
-            different = self.different_replicas(self.state, replicas)
-            note = self.on_all(lambda: judge_replicas(self.path, different, replicas.num_tensors))
-            if note and ranks.rank == 0:
-                self.notes.append(note)
+        descriptions = self.compare_replicas(self.path, self.state, digests, has_plan=self._cache_key(digests) in self._plans)
         try:
             values = with_all_ranks(values, [message["per rank"] for message in by_rank])
-            self.plan, self.num_split_ties, _ = self._plan(digests, descriptions, replicas)
+            self.plan, self.num_split_ties = self._plan(digests, descriptions)
             self.boxes = self._boxes()
             self.save.set_contents(self.plan, first["directory"], values)
         except BaseException as error:
@@ -323,7 +344,7 @@ class _Job(SaveSteps):
     def _cache_key(self, digests: tuple[str, ...]) -> Any:
         return (self.ranks.rank, tuple(self.ranks.global_ranks), self.format, digests, self.value_names)
 
-    def _plan(self, digests: tuple[str, ...], descriptions: list[Any] | None, replicas: Replicas) -> _Plan:
+    def _plan(self, digests: tuple[str, ...], descriptions: list[Description] | None) -> _Plan:
         key = self._cache_key(digests)
         found = self._plans.get(key)
         if found is None:
@@ -336,9 +357,7 @@ class _Job(SaveSteps):
                 tensors, aliases = describe_job(self.state)
                 num_split = 0
             job = core_job(self.ranks, (of_lowest_ranks(tensors), aliases), self.value_names)
-            found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split, replicas)
-            while len(self._plans) >= MAX_PLANS:
-                del self._plans[next(iter(self._plans))]
+            found = _Plan(_core.SavePlan(job, self.format, self.ranks.rank, held_boxes(self.state)), num_split)
             self._plans[key] = found
         return found
 
@@ -635,9 +654,6 @@ class Difference(NamedTuple):
     other_rank: int
 
 
-NO_REPLICAS = Replicas(0, [], {})
-
-
 def replicas_of(by_rank: list[Description], rank: int) -> Replicas:
     """Returns what this rank must compare with others in each save. In each layout of a tensor, the first holder of a box has the
     replica that counts."""
@@ -712,8 +728,7 @@ def short_digest(data: Any) -> bytes:
     return hashlib.sha256(data).digest()[:SAMPLE_NBYTES]
 
 
-def judge_replicas(path: str, different: list[Difference], num_joined: int,
-                   choice: str = "those of the lowest rank are saved") -> str | None:
+def judge_replicas(path: str, different: list[Difference], num_joined: int, choice: str) -> str | None:
     """Raises Error naming the tensors of which groups of ranks have different replicas, if these are weights, such as those of
     pipeline stages or experts, because only one replica would be saved. Returns a warning if they are a few short vectors, such as
     the statistics of BatchNorm; None if there are none. `num_joined`: of tensors of which groups have a replica each. `choice`: which replicas

@@ -11,7 +11,7 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex,
@@ -31,8 +31,7 @@ from ._job_state import JobState
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
-from ._save import (DEFAULT_BUFFERS_NBYTES, MAX_PLANS, Replicas, SaveSteps, core_job, describe_job, is_first_with, judge_replicas,
-                    merged_values, names_that_tell_kinds, of_first_with, replicas_of, tensor_digest)
+from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values, names_that_tell_kinds, tensor_digest
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
@@ -267,8 +266,6 @@ class _Begun(NamedTuple):
 class _PlannedSave(SaveSteps):
     """A save of the items that DCP's planner gives to this rank."""
 
-    _replicas: ClassVar[dict[Any, Replicas]] = {}  # of the last layouts
-
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], endpoint: str | None,
                  options: tuple[bool, int, str, int], items: list[WriteItem], planner: SavePlanner):
         super().__init__(ranks, f"saving {path!r}")
@@ -305,23 +302,10 @@ class _PlannedSave(SaveSteps):
     def _compare_replicas(self, path: str, digests: list[str | None]) -> None:
         """Raises Error if groups of ranks have different weights of equal names, because DCP's planner saves only one of them.
         `digests`: of the tensors of each rank."""
-        state = self._state
-        if len(set(digests)) == 1 or None in digests or state is None:
-            return
-        key = self.ranks.rank, tuple(self.ranks.global_ranks), tuple(digests)
-        if not all(self.together(lambda: key in self._replicas)):
-            sent = self.together(lambda: describe_job(state) if is_first_with(digests, self.ranks.rank) else None)
-            while len(self._replicas) >= MAX_PLANS:
-                del self._replicas[next(iter(self._replicas))]
-            self._replicas[key] = replicas_of(of_first_with(digests, sent), self.ranks.rank)
-        replicas = self._replicas[key]
-        if not replicas.holders:
-            return
-        different = self.different_replicas(state, replicas)
-        note = self.on_all(lambda: judge_replicas(path, different, replicas.num_tensors, "DCP's planner chooses which of them are saved "
-                                                  "(DefaultSavePlanner(dedup_save_to_lowest_rank=True): those of the lowest rank)"))
-        if note and self.ranks.rank == 0:
-            self.notes.append(note)
+        known = [digest for digest in digests if digest is not None]
+        if self._state is not None and len(known) == len(digests):
+            self.compare_replicas(path, self._state, known, choice="DCP's planner chooses which of them are saved (DefaultSavePlanner("
+                                  "dedup_save_to_lowest_rank=True): those of the lowest rank)")
 
     def _take(self, items: list[WriteItem], planner: SavePlanner) -> tuple[_Pieces, list[tuple[list[Any], Any]]]:
         pieces: _Pieces = {}
