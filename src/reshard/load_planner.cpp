@@ -332,10 +332,11 @@ class LoadPlanner {
   }
 
   void report_flat_vector(const std::string& fqn, Relaxation relaxation) {
-    report_.relaxable(relaxation, "flat vector", fqn,
-                      "a layout that names its parameters (OpenOptions::flat_layout_path)",
-                      "a flat vector of FSDP1 without a layout");
+    report_.relaxable(relaxation, "flat vector", fqn, "a layout that names its parameters",
+                      "a flat vector of FSDP1 without a layout",
+                      {Remedy::Action::give_flat_layout});
   }
+
   void report_shape(std::string fqn, const Shape& expected, const Shape& found) {
     report_.problem("shape", std::move(fqn), shape_to_string(expected), shape_to_string(found));
   }

@@ -48,11 +48,12 @@ class PlanReport {
   }
   /// Reports a problem, or only a note if `relaxation` allows it.
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
-                 std::string found) {
+                 std::string found, Remedy remedy = {}) {
     if (relaxation == Relaxation::allow) {
       note(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
     } else {
-      problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
+      problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found),
+              std::move(remedy));
     }
   }
 

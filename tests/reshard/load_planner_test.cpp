@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include "formats/dcp.h"
+#include "reshard/load_hints.h"
+#include "reshard/load_renames.h"
 #include "reshard/resharding.h"
 #include "support/copy_checkpoint.h"
 #include "support/error_matchers.h"
@@ -278,6 +280,79 @@ TEST(LoadPlannerTest, UnexpectedNamesAreRefusedOrPassedOver) {
   EXPECT_THAT(relaxed.notes, SizeIs(3));
 }
 
+/// Returns the hints for the problems that plan_load finds.
+LoadHints hints_of(const Pair& pair, const LoadPlanOptions& options = {}) {
+  return hints_for_load(pair.plan(options).problems, pair.source, pair.wanted, options,
+                        {"epoch", "model", "optim"});
+}
+
+std::vector<std::string> renames_in(const LoadHints& hints) {
+  std::vector<std::string> renames;
+  for (const RenamedNames& each : hints.renames) {
+    renames.push_back(each.rename.from + "=" + each.rename.to);
+  }
+  return renames;
+}
+
+// Shows E7.
+TEST(LoadHintsTest, ARenameFixesAParameterAndItsOptimizerStateWhateverTheOptimizerIsCalled) {
+  for (const std::string optimizer : {"optim.", "optimizer."}) {
+    SCOPED_TRACE(optimizer);
+    Pair pair;
+    for (CheckpointContents* const contents : {&pair.source, &pair.wanted}) {
+      const std::string layer = contents == &pair.source ? "old" : "new";
+      for (const char* name : {"model.weight", "optim.state.weight.exp_avg"}) {
+        Pair::erase(*contents, name);
+      }
+      Pair::erase(*contents, "optim.state.weight.step");
+      Pair::add(*contents, {"model." + layer + ".weight", DType::float32, {7, 6}});
+      Pair::add(*contents,
+                {optimizer + "state." + layer + ".weight.exp_avg", DType::float32, {7, 6}});
+    }
+    const LoadHints hints = hints_of(pair);
+    EXPECT_THAT(renames_in(hints), ElementsAre("model.old.=model.new."));
+    EXPECT_THAT(hints.is_renamed, ::testing::AllOf(SizeIs(4), ::testing::Each(true)));
+    EXPECT_THAT(line_of(hints.renames.front(), "the job"),
+                ::testing::StartsWith("'model.old.' in the checkpoint, 'model.new.' in the job: "
+                                      "renamed? 1 tensor has"));
+    LoadPlanOptions options;
+    options.renames = with_optimizer_renames({hints.renames.front().rename}, pair.source);
+    EXPECT_THAT(pair.plan(options).problems, IsEmpty());
+    const Value renamed_list = with_renamed_members(
+        optimizer + "param_groups.0.params", Value::List{"old.weight", "bias"}, options.renames);
+    EXPECT_EQ(renamed_list, Value(Value::List{"new.weight", "bias"}));
+  }
+}
+
+// Shows E7.
+TEST(LoadHintsTest, TellWhatWouldHelpIfItIsAllThatIsNeeded) {
+  Pair pair;
+  Pair::find(pair.source, "model.weight").meta.dtype = DType::bfloat16;
+  LoadHints hints = hints_of(pair);
+  EXPECT_TRUE(hints.may_cast && !hints.has_more && !hints.nearest);
+  Pair::add(pair.source, {"rng", DType::uint8, {8}});
+  hints = hints_of(pair);
+  EXPECT_TRUE(hints.may_cast && hints.has_more);
+  hints = hints_of(pair, {.only = NameSelection({"!nothing"})});
+  EXPECT_TRUE(hints.may_cast && !hints.has_more);  // the user has chosen names
+  Pair::add(pair.source, {"model.more", DType::float32, {8}});
+  hints = hints_of(pair);
+  EXPECT_TRUE(!hints.may_cast && !hints.has_more);  // `only` cannot leave out a part of the model
+  Pair::erase(pair.source, "model.more");
+  Pair::find(pair.source, "model.scale").meta.dtype = DType::int32;
+  hints = hints_of(pair);
+  EXPECT_TRUE(!hints.may_cast && !hints.has_more);  // an integer is not cast
+}
+
+// Shows E7.
+TEST(LoadHintsTest, NameTheNearestUnexpectedNameOfTheOnlyMissingOne) {
+  Pair pair;
+  pair.source.values = {{"epochs", {}}};
+  EXPECT_EQ(hints_of(pair).nearest, std::pair(std::string("epoch"), std::string("epochs")));
+  Pair::erase(pair.source, "model.bias");
+  EXPECT_EQ(hints_of(pair).nearest, std::nullopt);
+}
+
 // Shows E7.
 TEST(LoadPlannerTest, ShapesMustBeEqualWhateverIsAllowed) {
   Pair pair;
@@ -369,7 +444,10 @@ TEST(LoadPlannerTest, StateWhoseShapeContradictsItsParameterIsAProblem) {
 TEST(LoadPlannerTest, BareFlatVectorsAreRefused) {
   Pair pair;
   Pair::add(pair.source, {"model._flat_param", DType::float32, {64}});
-  EXPECT_THAT(rules_and_names(pair.plan().problems), ElementsAre("flat vector model._flat_param"));
+  const Plan plan = pair.plan();
+  ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("flat vector model._flat_param"));
+  EXPECT_EQ(plan.problems[0].expected, "a layout that names its parameters");
+  EXPECT_EQ(plan.problems[0].remedy, Remedy{Remedy::Action::give_flat_layout});
   Pair::add(pair.wanted, {"model._flat_param", DType::float32, {64}});
   EXPECT_THAT(rules_and_names(pair.plan({.unexpected = Relaxation::allow}).problems),
               ElementsAre("flat vector model._flat_param"));

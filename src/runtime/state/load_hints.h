@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/state/load_renames.h"
+#include "reshard/load_hints.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/runtime/registry/state_dict_hooks.h"
 #include "tessera/runtime/state/module_state_dict.h"
@@ -14,19 +14,10 @@
 
 namespace tessera::state {
 
-/// Returns one line that replaces the lines of all problems that a rename would fix.
-std::string line_of(const RenamedNames& found);
-
-/// Returns the hints for these problems. `held`: the first components of all names of the
+/// Returns the hints with C++'s options. `held`: the first components of all names of the
 /// TrainState.
-std::vector<std::string> hints_for_load(const std::vector<formats::Finding>& problems,
-                                        const std::vector<RenamedNames>& renamed_names,
-                                        const std::vector<std::string>& held,
-                                        const LoadOptions& options);
-
-/// Returns whether one of the unexpected names is state of a numbered parameter:
-/// `<prefix>0.exp_avg`.
-bool has_state_by_number(const std::vector<formats::Finding>& problems, const std::string& prefix);
+std::vector<std::string> texts_of(const reshard::LoadHints& hints,
+                                  const std::vector<std::string>& held, const LoadOptions& options);
 
 /// Returns a hint if the module's `own` state dict has other names than its parameters and buffers,
 /// and these names are among the problems. Requires: the module's load pre hooks do not undo its

@@ -33,6 +33,10 @@ formats::Finding tied_problem(const std::string& fqn, const std::string& first) 
 }
 
 std::string line_of(const formats::Finding& finding, const LoadSides& sides) {
+  if (finding.remedy.action == Remedy::Action::give_flat_layout) {
+    return finding_to_error(finding).line_with(
+        "ckpt-reshard --flat-layout FILE makes a checkpoint that can be loaded");
+  }
   if (finding.rule != "unexpected") return formats::finding_to_string(finding);
   const std::string_view to = sides.to.empty() ? owner_of(finding.where.fqn) : sides.to;
   const bool is_named = finding.found.starts_with("parameter ");  // a parameter in a list of names

@@ -113,7 +113,7 @@ std::unordered_map<std::string, const StateTensor*> find_all(StateDict& source,
 
 /// Throws if there are problems.
 void refuse(const LoadReport& report, std::vector<std::string> hints) {
-  if (state::has_state_by_number(report.problems, "state.")) {
+  if (reshard::has_state_by_number(report.problems, "state.")) {
     hints.emplace_back(
         "rekey_optim_state_dict(…, OptimStateKey::param_name, …) converts numbers to names");
   }

@@ -10,10 +10,11 @@
 #include "formats/per_rank_rules.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
+#include "reshard/load_hints.h"
+#include "reshard/load_renames.h"
 #include "runtime/registry/state_tensor_conversion.h"
 #include "runtime/state/load_hints.h"
 #include "runtime/state/load_problems.h"
-#include "runtime/state/load_renames.h"
 #include "runtime/state/optimizer_load.h"
 #include "runtime/state/per_rank.h"
 #include "runtime/state/sharded_state_dict.h"
@@ -289,7 +290,7 @@ void TrainState::Impl::Load::prepare() {
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;
-  options_.renames = state::with_optimizer_renames(options_.renames, source);
+  options_.renames = reshard::with_optimizer_renames(options_.renames, source);
   const LiveState live = want();
   plan_ = reshard::plan_load(source, path_, wanted_, state_.mesh_.rank(), plan_options());
   read_values();
@@ -404,8 +405,8 @@ void TrainState::Impl::Load::read_values() {
   for (std::size_t i = 0; i < plan_.value_sources.size(); ++i) {
     const std::size_t index = plan_.value_sources[i];
     tree_.add_renamed(plan_.destination.values[i].name, source.values[index].key_path,
-                      state::with_renamed_members(source.values[index].name,
-                                                  reader_->read_value(index), options_.renames));
+                      reshard::with_renamed_members(source.values[index].name,
+                                                    reader_->read_value(index), options_.renames));
   }
 }
 
@@ -531,17 +532,16 @@ void TrainState::Impl::Load::check_optimizer() {
 void TrainState::Impl::Load::refuse_problems() const {
   const std::vector<formats::Finding>& problems = plan_.problems;
   if (problems.empty()) return;
-  std::vector<bool> explained;
-  const auto renamed_names =
-      state::find_renames(problems, reader_->contents(), wanted_, options_.renames, explained);
+  const std::vector<std::string> held = state_.held_names();
+  const reshard::LoadHints hints =
+      reshard::hints_for_load(problems, reader_->contents(), wanted_, plan_options(), held);
   std::vector<std::string> lines;
-  for (const state::RenamedNames& each : renamed_names) lines.push_back(state::line_of(each));
+  for (const auto& each : hints.renames) lines.push_back(reshard::line_of(each, "the model"));
   for (std::size_t i = 0; i < problems.size(); ++i) {
-    if (!explained[i]) lines.push_back(state::line_of(problems[i], state::kCheckpointOfState));
+    if (hints.is_renamed[i]) continue;
+    lines.push_back(state::line_of(problems[i], state::kCheckpointOfState));
   }
-  state::refuse_lines(
-      path_, problems.size(), lines,
-      state::hints_for_load(problems, renamed_names, state_.held_names(), options_));
+  state::refuse_lines(path_, problems.size(), lines, state::texts_of(hints, held, options_));
 }
 
 /// Sets the memory that each tensor of the plan is read into, and counts the bytes.

@@ -941,6 +941,18 @@ TEST(TrainStateTest, ReportsHintAtTheOptionsThatMayBeMeant) {
       ::testing::EndsWith("\n  hint: .only = {\"model\"} loads only what this TrainState has"));
   EXPECT_THAT(report_of(TrainState{model}.with("step", step), path),
               HasSubstr(".only = {\"model\", \"step\"}"));
+  EXPECT_THAT(report_of(TrainState(model, optimizer).with("stop", step), path),
+              HasSubstr("hint: the name in the checkpoint that is nearest to 'stop' is 'step'"));
+  torch::nn::Sequential half(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  half->to(torch::kBFloat16);
+  EXPECT_THAT(report_of(TrainState{half}, path),
+              ::testing::AllOf(HasSubstr(".only = {\"model\"}"),
+                               HasSubstr("hint: .allow_cast = true converts tensors")));
+  StateDict flat;
+  flat.set("model._flat_param", state_dict(*model).begin()->entry, {"model", "_flat_param"});
+  save(flat, directory.path() + "/flat");
+  EXPECT_THAT(report_of(TrainState{model}, directory.path() + "/flat"),
+              HasSubstr("without a layout (ckpt-reshard --flat-layout FILE makes"));
   // Checkpoints of a model that was wrapped, bare, or saved under another name.
   for (const std::string prefix : {"", "module.", "model.module.", "model_state_dict."}) {
     SCOPED_TRACE(prefix);
@@ -1007,7 +1019,7 @@ TEST(TrainStateTest, RenamedLayersAreALineEachAndAHint) {
                   HasSubstr("\n  'model." + block + ".fc.' in the checkpoint, 'model." + block +
                             ".up.' in the model: renamed? 2 tensors have the first name"));
     }
-    EXPECT_THAT(report, HasSubstr("names of the optimizer (optim.*)"));
+    EXPECT_THAT(report, HasSubstr("names of the optimizer differ in the same way"));
     EXPECT_THAT(report, ::testing::Not(HasSubstr("model.0.fc.weight")));
     EXPECT_THAT(report, ::testing::Not(HasSubstr("optim.state.0.fc")));
     const std::string renames =

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,10 +10,15 @@
 
 // Renames of a checkpoint's names during a load.
 
-namespace tessera::state {
+namespace tessera::reshard {
+
+/// Returns what comes before `state.` and `param_groups.` in the names of a checkpoint's
+/// optimizers, such as `optim.`.
+std::set<std::string> optimizer_prefixes(const formats::CheckpointContents& contents);
 
 /// Returns `renames`, followed by the renames of optimizer state that they imply: `{"model.fc.",
-/// "model.up."}` also renames `optim.state.fc.`, if the checkpoint has such names.
+/// "model.up."}` also renames `optim.state.fc.`, if the checkpoint has such names. The optimizer
+/// may have another name than `optim`.
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
                                            const formats::CheckpointContents& source);
 
@@ -22,22 +28,22 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames);
 
-/// A rename of a prefix that would make names of the checkpoint fit the model, and how many names
-/// it fixes.
+/// A rename of a prefix that would make names of the checkpoint fit the job, and how many names it
+/// fixes.
 struct RenamedNames {
-  Rename rename;  // prefix in the checkpoint, prefix in the model
+  Rename rename;  // prefix in the checkpoint, prefix in the job
   std::size_t num_tensors = 0;
   std::size_t num_optimizer_problems = 0;
 };
 
-/// Matches missing tensors of the model with unexpected tensors of equal shape, if each is the
-/// other's only best match (most common name components). Returns renames of prefixes that turn
-/// unexpected names into missing ones, longest first, because a load uses the first that fits.
-/// Ignores names that `given` renames. Sets `explained`: whether a rename fixes each problem.
+/// Matches missing tensors with unexpected tensors of equal shape, apart from optimizer state, if
+/// each is the other's only best match (most common name components). Returns renames of prefixes
+/// that turn unexpected names into missing ones, longest first, because a load uses the first that
+/// fits. Ignores names that `given` renames. Sets `explained`: whether a rename fixes each problem.
 std::vector<RenamedNames> find_renames(const std::vector<formats::Finding>& problems,
                                        const formats::CheckpointContents& source,
                                        const formats::CheckpointContents& wanted,
                                        const std::vector<Rename>& given,
                                        std::vector<bool>& explained);
 
-}  // namespace tessera::state
+}  // namespace tessera::reshard

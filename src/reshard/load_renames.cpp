@@ -1,4 +1,4 @@
-#include "runtime/state/load_renames.h"
+#include "reshard/load_renames.h"
 
 #include <algorithm>
 #include <map>
@@ -8,15 +8,27 @@
 
 #include "tessera/base/shape.h"
 
-namespace tessera::state {
+namespace tessera::reshard {
 namespace {
 
 using formats::CheckpointContents;
 using formats::Finding;
 
 constexpr std::string_view kModel = "model.";
-constexpr std::string_view kState = "optim.state.";
-constexpr std::string_view kGroups = "optim.param_groups.";
+constexpr std::string_view kState = "state.";
+constexpr std::string_view kGroups = "param_groups.";
+
+/// Returns what comes before `state.` or `param_groups.` in a name of an optimizer: `optim.` of
+/// `optim.state.fc.weight.step`. Returns nothing for other names.
+std::optional<std::string> optimizer_prefix(const std::string& name) {
+  if (name.starts_with(kModel)) return std::nullopt;
+  const std::size_t begin = name.find('.') + 1;  // 0 if there is no dot
+  for (const std::size_t at : {std::size_t{0}, begin}) {
+    const std::string_view rest = std::string_view(name).substr(at);
+    if (rest.starts_with(kState) || rest.starts_with(kGroups)) return name.substr(0, at);
+  }
+  return std::nullopt;
+}
 
 bool has_name_below(const CheckpointContents& source, const std::string& prefix) {
   const auto fits = [&](const std::string& name) { return name.starts_with(prefix); };
@@ -109,8 +121,8 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
 
 /// The names of tensors that the problems call missing or unexpected.
 struct UnmatchedNames {
-  std::set<std::string> missing;                 // names of the model
-  std::set<std::string> unexpected;              // names of the model and the optimizer
+  std::set<std::string> missing;                 // of the job, not of its optimizer
+  std::set<std::string> unexpected;              // of the checkpoint
   std::map<std::string, NamesOfShape> by_shape;  // names that a rename may match
 };
 
@@ -120,16 +132,18 @@ UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
   UnmatchedNames names;
   for (const Finding& problem : problems) {
     const std::string& fqn = problem.where.fqn;
-    if (problem.rule == "missing" && fqn.starts_with(kModel)) {
-      names.missing.insert(fqn);
+    if (optimizer_prefix(fqn)) {
+      if (problem.rule == "unexpected") names.unexpected.insert(fqn);
+    } else if (problem.rule == "missing") {
       const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
+      if (tensor == nullptr && !fqn.starts_with(kModel)) continue;  // a value
+      names.missing.insert(fqn);
       if (tensor == nullptr) continue;
       names.by_shape[shape_to_string(tensor->meta.shape)].missing.push_back(fqn);
     } else if (problem.rule == "unexpected") {
       names.unexpected.insert(fqn);
       const formats::TensorEntry* const tensor = source.find_tensor(fqn);
-      const bool is_of_optimizer = fqn.starts_with("optim.");
-      if (tensor == nullptr || is_of_optimizer || renamed(fqn, given) != fqn) continue;
+      if (tensor == nullptr || renamed(fqn, given) != fqn) continue;
       names.by_shape[shape_to_string(tensor->meta.shape)].unexpected.push_back(fqn);
     }
   }
@@ -196,12 +210,28 @@ MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointConte
   return matched;
 }
 
+/// Returns the rename in `matched` of the parameter to which a name of the optimizer belongs, such
+/// as `optim.state.fc.weight.exp_avg`; nullptr if there is none.
+RenamedNames* rename_of_parameter(const std::map<std::string, RenamedNames*>& matched,
+                                  const std::string& fqn) {
+  const auto prefix = optimizer_prefix(fqn);
+  if (!prefix) return nullptr;
+  const std::size_t begin = fqn.find('.', prefix->size()) + 1;
+  const std::size_t end = std::max(begin, fqn.rfind('.'));
+  const std::string name = fqn.substr(begin, end - begin);
+  for (const std::string& each : {std::string(kModel) + name, name}) {
+    if (const auto found = matched.find(each); found != matched.end()) return found->second;
+  }
+  return nullptr;
+}
+
 /// Returns whether the renames of `matched` would fix a problem: of a name, or of that parameter's
 /// optimizer state or group. Counts the optimizer's problems in the rename.
 bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   const std::string& fqn = problem.where.fqn;
   if (problem.rule == "missing") {
     if (matched.missing.contains(fqn)) return true;
+    if (rename_of_parameter(matched.missing, fqn) != nullptr) return true;
     const auto of_group = matched.missing.find(std::string(kModel) + fqn);
     if (of_group == matched.missing.end()) return false;
     ++of_group->second->num_optimizer_problems;  // the problem is a parameter that no group has
@@ -209,31 +239,41 @@ bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   }
   if (problem.rule != "unexpected") return false;
   if (matched.unexpected.contains(fqn)) return true;
-  for (const std::string_view prefix : {kState, kGroups}) {
-    if (!fqn.starts_with(prefix)) continue;
-    const std::string name = fqn.substr(prefix.size(), fqn.rfind('.') - prefix.size());
-    const auto of_parameter = matched.unexpected.find(std::string(kModel) + name);
-    if (of_parameter == matched.unexpected.end()) continue;
-    ++of_parameter->second->num_optimizer_problems;
-    return true;
-  }
-  return false;
+  RenamedNames* const of_parameter = rename_of_parameter(matched.unexpected, fqn);
+  if (of_parameter == nullptr) return false;
+  ++of_parameter->num_optimizer_problems;
+  return true;
 }
 
 }  // namespace
 
+std::set<std::string> optimizer_prefixes(const CheckpointContents& contents) {
+  std::set<std::string> prefixes;
+  const auto add = [&](const std::string& name) {
+    if (auto prefix = optimizer_prefix(name)) prefixes.insert(std::move(*prefix));
+  };
+  for (const formats::TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) add(value.name);
+  return prefixes;
+}
+
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
                                            const CheckpointContents& source) {
   std::vector<Rename> all = renames;
-  const bool has_numbered_groups = has_name_below(source, std::string(kGroups) + "0.params");
-  for (const Rename& rename : renames) {
-    if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-    for (const std::string_view prefix : {kState, kGroups}) {
-      const std::string from = std::string(prefix) + rename.from.substr(kModel.size());
-      const std::string to = std::string(prefix) + rename.to.substr(kModel.size());
-      // If groups have numbers, the names of their fields contain no parameter names.
-      if (prefix == kGroups && has_numbered_groups) continue;
-      if (has_name_below(source, from)) all.push_back({from, to});
+  if (renames.empty()) return all;
+  for (const std::string& optimizer : optimizer_prefixes(source)) {
+    // If groups have numbers, the names of their fields contain no parameter names.
+    const bool has_numbered_groups =
+        has_name_below(source, optimizer + std::string(kGroups) + "0.params");
+    for (const Rename& rename : renames) {
+      if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
+      for (const std::string_view part : {kState, kGroups}) {
+        const std::string prefix = optimizer + std::string(part);
+        if (part == kGroups && has_numbered_groups) continue;
+        const std::string from = prefix + rename.from.substr(kModel.size());
+        if (!has_name_below(source, from)) continue;
+        all.push_back({from, prefix + rename.to.substr(kModel.size())});
+      }
     }
   }
   return all;
@@ -241,22 +281,24 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames) {
-  constexpr std::string_view kGroupsComponent = "param_groups.";
-  const std::size_t groups = name.find(kGroupsComponent);
+  const std::string new_list = renamed(name, renames);
+  const std::size_t groups = name.find(kGroups);
+  const std::size_t new_groups = new_list.find(kGroups);
   auto* const members = value.get_if<Value::List>();
   if (renames.empty() || members == nullptr || groups == std::string::npos ||
-      !name.ends_with(".params")) {
+      new_groups == std::string::npos || !name.ends_with(".params")) {
     return value;
   }
-  const std::string state = name.substr(0, groups) + "state.";
+  const std::string state = name.substr(0, groups) + std::string(kState);
+  const std::string new_state = new_list.substr(0, new_groups) + std::string(kState);
   const std::vector<Rename> of_parameters = [&] {
     // `with_optimizer_renames` adds no rename for state that the checkpoint lacks. The list
     // also names parameters without state, so each rename of the model also renames state here.
     std::vector<Rename> all = renames;
     for (const Rename& rename : renames) {
       if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-      all.push_back({state + rename.from.substr(kModel.size()),
-                     std::string(kState) + rename.to.substr(kModel.size())});
+      all.push_back(
+          {state + rename.from.substr(kModel.size()), new_state + rename.to.substr(kModel.size())});
     }
     return all;
   }();
@@ -264,7 +306,7 @@ Value with_renamed_members(const std::string& name, Value value,
     const auto* const member = each.get_if<std::string>();
     if (member == nullptr) continue;
     const std::string new_name = renamed(state + *member, of_parameters);
-    if (new_name.starts_with(kState)) each = new_name.substr(kState.size());
+    if (new_name.starts_with(new_state)) each = new_name.substr(new_state.size());
   }
   return value;
 }
@@ -285,4 +327,4 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
   return found;
 }
 
-}  // namespace tessera::state
+}  // namespace tessera::reshard
