@@ -1116,15 +1116,121 @@ def test_values_fill_empty_containers(tmp_path):
     tessera.load({"w": torch.zeros(1), "none": {}, "nothing": []}, tmp_path / "of_dcp")
 
 
-def test_a_dict_that_is_one_value_of_the_checkpoint_is_asked_for_by_its_own_name(tmp_path):
-    state = {"args": {"lr": 0.5, "betas": [0.9, 0.95]}, "w": torch.ones(1)}
-    dcp.save(state, checkpoint_id=tmp_path / "s", planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
-    with pytest.raises(tessera.Error, match="(?s)args: unexpected: .*args.lr: missing: "):
-        tessera.load({"args": {"lr": 0.0, "betas": []}, "w": torch.zeros(1)}, tmp_path / "s")
+def state_of_dicts(scale):
+    weight = torch.full((2,), float(scale))
+    return {"args": {"lr": 0.5 * scale, "betas": [0.9 * scale, 0.95], "nested": {"x": [scale, {"y": scale}]}},
+            "w": weight, "model": {"v": weight.clone(), "steps": scale, "config": {"depth": scale}},
+            "optim": {"state": {"v": {"step": scale}}, "param_groups": [{"lr": 0.1 * scale, "params": ["v"] * scale}]}}
+
+
+def test_a_dict_that_is_one_value_of_the_checkpoint_fills_a_nested_state_dict(tmp_path):
+    import tessera.dcp
+
+    state, path = state_of_dicts(1), tmp_path / "s"
+    dcp.save(state, checkpoint_id=path, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    assert {"args", "optim", "model.config.depth"} <= set(tessera.open(path))
+    loaded, read = state_of_dicts(0), state_of_dicts(0)
+    tessera.load(loaded, path)
+    dcp.load(read, storage_reader=tessera.dcp.StorageReader(path))
+    assert_equal(state, loaded)
+    assert_equal(state, read)
+    assert_equal(state, tessera.open(path).state_dict(like=state_of_dicts(0)))
     for asked in (None, {}):
-        into = {"args": asked, "w": torch.zeros(1)}
-        tessera.load(into, tmp_path / "s")
+        into = state_of_dicts(0) | {"args": asked}
+        tessera.load(into, path)
         assert_equal(state, into)
+    renamed = state_of_dicts(0)
+    renamed["config"] = renamed.pop("args")
+    tessera.load(renamed, path, rename={"args": "config"})
+    assert_equal(state["args"], renamed["config"])
+    part = {"args": {"lr": 0.0}}
+    tessera.load(part, path, only="args.lr")
+    assert part == {"args": {"lr": 0.5}}
+
+
+def test_items_of_a_dict_that_is_one_value_are_missing_and_unexpected_by_their_names(tmp_path):
+    import tessera.dcp
+
+    path = tmp_path / "s"
+    dcp.save(state_of_dicts(1), checkpoint_id=path, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
+    other = state_of_dicts(0)
+    other["args"]["rate"] = other["args"].pop("lr")
+    with pytest.raises(tessera.Error, match="args.lr: unexpected: (?s:.*)args.rate: missing: ") as caught:
+        tessera.load(other, path)
+    assert {(problem.rule, problem.tensor) for problem in caught.value.problems} == {("unexpected", "args.lr"), ("missing", "args.rate")}
+    found = tessera.load(other, path, strict=False)
+    assert (found.missing, found.unexpected) == (["args.rate"], ["args.lr"]) and other["args"]["betas"] == [0.9, 0.95]
+    with pytest.raises(dcp.api.CheckpointException, match="args.rate"):
+        dcp.load(other, storage_reader=tessera.dcp.StorageReader(path))
+    with pytest.raises(tessera.Error, match="args.rate: missing"):
+        tessera.open(path).state_dict(like=other)
+
+
+def layers(name, dtype=torch.float32):
+    names = [f"{i}.{name}.{part}" for i in range(2) for part in ("weight", "bias")] + ["out.weight"]
+    tensors = {each: torch.full((3, 2) if "weight" in each else (3,), i + 1.0, dtype=dtype) for i, each in enumerate(names)}
+    return {"model": tensors, "optim": {"state": {each: {"exp_avg": 10 * tensor} for each, tensor in tensors.items()},
+                                        "param_groups": [{"lr": 0.1, "params": names}]}}
+
+
+def refusal_of(state, path, **options):
+    with pytest.raises(tessera.Error) as caught:
+        tessera.load(state, path, **options)
+    return caught.value
+
+
+@pytest.mark.parametrize("optimizer", ["optim", "optimizer"])
+def test_renamed_layers_are_a_line_each_and_a_hint(tmp_path, optimizer):
+    """Shows E7. The optimizer's state and groups follow the rename that the hint shows."""
+    saved, state = layers("fc"), zeroed(layers("up"))
+    for each in (saved, state):
+        each[optimizer] = each.pop("optim")
+    tessera.save(saved, tmp_path / "s")
+    state[optimizer]["param_groups"][0]["params"] = list(state["model"])
+    error = refusal_of(state, tmp_path / "s")
+    head, *lines = str(error).split("\n  ")
+    assert head == f"{tmp_path / 's'}: {len(error.problems)} entries do not fit the state dict:" and len(error.problems) == 16
+    assert [line.split(":")[0] for line in lines[:-1]] == [
+        f"'model.{i}.fc.' in the checkpoint, 'model.{i}.up.' in the state dict" for i in range(2)]
+    hint = "hint: rename={'model.0.fc.': 'model.0.up.', 'model.1.fc.': 'model.1.up.'} loads them under the names of the state dict"
+    assert lines[-1] == hint
+    tessera.load(state, tmp_path / "s", rename={"model.0.fc.": "model.0.up.", "model.1.fc.": "model.1.up."})
+    expected = layers("up")
+    expected[optimizer] = expected.pop("optim")
+    assert_equal(expected, state)
+
+
+def test_a_refused_load_ends_with_hints(tmp_path):
+    """Shows E7."""
+    saved = layers("fc")
+    tessera.save(saved | {"step": 3, "rng": torch.zeros(4)}, tmp_path / "s")
+    error = refusal_of(zeroed(saved) | {"step": 0}, tmp_path / "s")
+    assert str(error).endswith("found a tensor\n  hint: only=['model', 'optim', 'step'] loads only what the state dict has")
+    only_model = zeroed({"model": saved["model"]})
+    assert "hint: only=['model'] loads" in str(refusal_of(only_model, tmp_path / "s"))
+    tessera.load(only_model, tmp_path / "s", only=["model"])
+    assert_equal(saved["model"], only_model["model"])
+
+    halves = {"model": {name: tensor.bfloat16() for name, tensor in saved["model"].items()}}
+    error = refusal_of(halves, tmp_path / "s", only="model")
+    assert str(error).endswith("hint: allow_cast=True converts tensors to the dtypes of the state dict") and "only=" not in str(error)
+    assert "hint: only=['model'] loads" in str(refusal_of(halves, tmp_path / "s")) and "allow_cast" in str(refusal_of(halves, tmp_path / "s"))
+
+    typed = zeroed(saved) | {"stop": 0, "rng": torch.zeros(4)}
+    assert "hint: the name in the checkpoint that is nearest to 'stop' is 'step'" in str(refusal_of(typed, tmp_path / "s"))
+
+    flat = {f"weight{i}": torch.zeros(i + 1) for i in range(20)}
+    tessera.save(flat | {"more": torch.zeros(50)}, tmp_path / "flat")
+    assert "hint: strict=False loads only what the state dict has" in str(refusal_of(flat, tmp_path / "flat"))
+
+
+def test_state_by_numbers_is_refused_with_a_hint(tmp_path):
+    """Shows E7."""
+    named = layers("fc")
+    by_number = {"state": dict(enumerate(named["optim"]["state"].values())), "param_groups": [{"lr": 0.1, "params": list(range(5))}]}
+    tessera.save({"model": named["model"], "optim": by_number}, tmp_path / "s")
+    error = refusal_of(zeroed(named), tmp_path / "s")
+    assert "hint: the checkpoint has numbers instead of parameter names" in str(error)
 
 
 def test_flat_vectors_are_loaded_with_their_layout(tmp_path):
@@ -1134,11 +1240,14 @@ def test_flat_vectors_are_loaded_with_their_layout(tmp_path):
     layout = f"{source}.flat-layout.json"
     with tessera.open(source, flat_layout=layout) as checkpoint:
         state = checkpoint.state_dict()
-    with pytest.raises(tessera.Error, match="model.emb.weight: missing: "):
+    told = r"(?s)model.emb.weight: missing: .*model\.\S*_flat_param: flat vector: [^\n]* \(give it with flat_layout=FILE\)"
+    with pytest.raises(tessera.Error, match=told):
         tessera.load(zeroed(state), source)
     tessera.reshard(source, tmp_path / "moved", flat_layout=layout)
-    moved, read = zeroed(state), zeroed(state)
+    moved, read, loaded = zeroed(state), zeroed(state), zeroed(state)
     tessera.load(moved, tmp_path / "moved")
+    tessera.load(loaded, source, flat_layout=layout)
+    assert_equal(state, loaded)
     dcp.load(read, storage_reader=tessera.dcp.StorageReader(source, flat_layout=layout))
     assert_equal(state, moved)
     assert_equal(state, read)

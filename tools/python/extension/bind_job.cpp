@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bind_jobs.h"
@@ -25,6 +28,8 @@
 #include "object_store/files.h"
 #include "object_store/url.h"
 #include "python_value.h"
+#include "reshard/load_hints.h"
+#include "reshard/load_renames.h"
 #include "tessera/base/error.h"
 #include "tessera/base/name_rules.h"
 #include "tessera/formats/detect.h"
@@ -365,47 +370,112 @@ class Save {
   std::unique_ptr<formats::DirectoryLock> lock_;  // on rank 0, for keep_last
 };
 
+/// Returns the items of a list that become entries of their own, as in JobState (_job_state.py):
+/// all of them if one is a dict, or a list whose items do. Returns nullptr for any other value.
+const Value::List* split_items(const Value& value) {
+  const auto* const items = value.get_if<Value::List>();
+  if (items == nullptr) return nullptr;
+  const auto splits = [](const Value& item) {
+    return item.is<Value::Dict>() || split_items(item) != nullptr;
+  };
+  return std::ranges::any_of(*items, splits) ? items : nullptr;
+}
+
+/// Calls `add` for each entry that a state dict has in place of the value at `path`: for the items
+/// of its dicts and lists.
+void split_value(KeyPath& path, const Value& value,
+                 const std::function<void(const KeyPath&, const Value&)>& add) {
+  const auto below = [&](formats::Key key, const Value& item) {
+    path.push_back(std::move(key));
+    split_value(path, item, add);
+    path.pop_back();
+  };
+  const auto* const dict = value.get_if<Value::Dict>();
+  const auto has_key = [](const auto& item) { return formats::dict_key(item.first).has_value(); };
+  if (dict != nullptr && !dict->empty() && std::ranges::all_of(*dict, has_key)) {
+    for (const auto& [key, item] : *dict) below(*formats::dict_key(key), item);
+  } else if (const Value::List* const items = split_items(value)) {
+    for (std::size_t i = 0; i < items->size(); ++i)
+      below(static_cast<std::int64_t>(i), (*items)[i]);
+  } else {
+    add(path, value);
+  }
+}
+
 /// An open checkpoint, and the plan by which this rank loads from it.
 class Load {
  public:
-  explicit Load(const nb::bytes& path) {
+  Load(const nb::bytes& path, const nb::bytes& flat_layout, const Renames& renames) {
     const std::string opened = string_of(path);
     run_interruptibly([&] {
       object_store::forget(opened);
-      reader_ = formats::open_checkpoint(files_.file_system(), opened);
+      reader_ = formats::open_checkpoint(files_.file_system(), opened,
+                                         {.flat_layout_path = string_of(flat_layout)});
     });
+    options_.renames = reshard::with_optimizer_renames(rules_of(renames), reader_->contents());
   }
 
   std::string_view format() const { return reader_->format().name(); }
   int world_size() const { return reader_->contents().world_size; }
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
+  /// Takes each value apart of which the job has only items: `args` if the names of the job's
+  /// entries contain `args.lr`, but not `args`.
+  void split_values(const std::vector<nb::bytes>& names_of_job) {
+    split_.reset();
+    const std::vector<std::string> listed = strings_of(names_of_job);
+    const std::set<std::string> names(listed.begin(), listed.end());
+    Split split;
+    bool is_split = false;
+    const std::vector<formats::ValueEntry>& values = reader_->contents().values;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::string name = renamed_name(values[i].name);
+      const auto item = names.lower_bound(name + ".");
+      const bool has_items = item != names.end() && item->starts_with(name + ".");
+      std::optional<Value> value;
+      if (has_items && !names.contains(name)) value = value_to_split(i);
+      if (!value) {
+        split.entries.push_back({values[i], i});
+        continue;
+      }
+      is_split = true;
+      KeyPath path(values[i].key_path.begin(), values[i].key_path.end());
+      if (path.empty()) path.emplace_back(values[i].name);
+      split_value(path, *value, [&](const KeyPath& keys, const Value& part) {
+        split.entries.push_back({{formats::spell(keys), stored_path(keys)}, part});
+      });
+    }
+    if (!is_split) return;
+    std::ranges::stable_sort(split.entries, {},
+                             [](const SplitEntry& each) { return each.entry.name; });
+    split.contents = reader_->contents();
+    split.contents.values.clear();
+    for (const SplitEntry& each : split.entries) split.contents.values.push_back(each.entry);
+    split_ = std::move(split);
+  }
+
   /// Returns `(name, path)` of each value: its name after the renames, and its path before. Paths
   /// have the form that Python uses.
-  nb::list values(const Renames& renames) const {
-    const std::vector<Rename> rules = rules_of(renames);
+  nb::list values() const {
     nb::list list;
-    for (const formats::ValueEntry& value : reader_->contents().values) {
-      list.append(nb::make_tuple(text_to_python(formats::name_after_renames(value.name, rules)),
+    for (const formats::ValueEntry& value : contents().values) {
+      list.append(nb::make_tuple(text_to_python(renamed_name(value.name)),
                                  path_to_python(value.key_path, value.name)));
     }
     return list;
   }
   nb::object read_value(std::size_t value_index) const {
-    Value value;
-    run_short_read(reader_->path(), [&] { value = reader_->read_value(value_index); });
-    return value_to_python(value);
+    return value_to_python(reshard::with_renamed_members(contents().values[value_index].name,
+                                                         value_at(value_index), options_.renames));
   }
 
   /// Returns a digest by which ranks check that they load the same checkpoint, or copies of it.
-  std::string identity(const std::vector<nb::bytes>& only, const Renames& renames) const {
+  std::string identity(const std::vector<nb::bytes>& only) const {
     const formats::EntrySelection selection(NameSelection(strings_of(only)));
-    const std::vector<Rename> rules = rules_of(renames);
     std::string identity;
     run_short_read(reader_->path(), [&] {
-      identity = formats::identity_of(*reader_, [&](const std::string& fqn) {
-        return selection.selects(formats::name_after_renames(fqn, rules));
-      });
+      identity = formats::identity_of(
+          *reader_, [&](const std::string& fqn) { return selection.selects(renamed_name(fqn)); });
     });
     return identity;
   }
@@ -413,34 +483,65 @@ class Load {
   /// Plans the load of a job's tensors and of the values `value_names`. Returns problems and notes.
   nb::list plan(const Job& job, int rank, const HeldBoxes& held,
                 const std::vector<nb::bytes>& value_names, bool allow_missing,
-                bool allow_unexpected, bool allow_cast, const std::vector<nb::bytes>& only,
-                const Renames& renames) {
+                bool allow_unexpected, bool allow_cast, const std::vector<nb::bytes>& only) {
     std::vector<std::string> names = strings_of(value_names);
     std::ranges::sort(names);
-    reshard::LoadPlanOptions options;
     const auto allow = [](bool allowed) {
       return allowed ? reshard::Relaxation::allow : reshard::Relaxation::refuse;
     };
-    options.missing = allow(allow_missing);
-    options.unexpected = allow(allow_unexpected);
-    options.cast = allow(allow_cast);
-    options.only = NameSelection(strings_of(only));
-    options.renames = rules_of(renames);
+    options_.missing = allow(allow_missing);
+    options_.unexpected = allow(allow_unexpected);
+    options_.cast = allow(allow_cast);
+    options_.only = NameSelection(strings_of(only));
     {
       const nb::gil_scoped_release without_gil;
       // Looks at all files at once, so that read() notices those that another save replaces before
       // they are opened. One rank does, because there may be as many files as ranks.
       if (rank == 0) files_.states_of(*reader_);
-      const CheckpointContents contents = reshard::share_out(job.state(), {});
-      CheckpointContents wanted =
-          reshard::held_contents(contents, regions_of(contents, held), rank);
-      for (std::string& name : names) wanted.values.push_back({std::move(name), {}});
-      plan_ = reshard::plan_load(reader_->contents(), reader_->path(), wanted, rank, options);
+      const CheckpointContents of_job = reshard::share_out(job.state(), {});
+      wanted_ = reshard::held_contents(of_job, regions_of(of_job, held), rank);
+      for (std::string& name : names) wanted_.values.push_back({std::move(name), {}});
+      plan_ = reshard::plan_load(contents(), reader_->path(), wanted_, rank, options_);
       for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
     }
     nb::list found = findings_to_python(plan_.problems, python_remedy_of_load);
     found.extend(findings_to_python(plan_.notes, python_remedy_of_load));
     return found;
+  }
+
+  /// Returns what the user can do about the problems of `plan`, followed by `others`: problems that
+  /// Python has found, each as its rule and name. `held`: the first components of the job's names.
+  nb::dict hints(const std::vector<std::pair<std::string, nb::bytes>>& others,
+                 const std::vector<nb::bytes>& held) const {
+    std::vector<formats::Finding> problems = plan_.problems;
+    for (const auto& [rule, name] : others) {
+      problems.push_back(
+          {formats::Finding::Severity::error, rule, {.fqn = string_of(name)}, {}, {}});
+    }
+    const reshard::LoadHints found =
+        reshard::hints_for_load(problems, contents(), wanted_, options_, strings_of(held));
+    nb::list renames;
+    nb::list lines;
+    for (const reshard::RenamedNames& each : found.renames) {
+      lines.append(text_to_python(reshard::line_of(each, "the state dict")));
+      renames.append(
+          nb::make_tuple(text_to_python(each.rename.from), text_to_python(each.rename.to)));
+    }
+    nb::list is_renamed;
+    for (const bool each : found.is_renamed) is_renamed.append(each);
+    nb::dict hints;
+    hints["renames"] = renames;
+    hints["lines"] = lines;
+    hints["is_renamed"] = is_renamed;
+    hints["has_numbered_state"] = found.has_numbered_state;
+    hints["has_more"] = found.has_more;
+    hints["may_cast"] = found.may_cast;
+    hints["nearest"] = nb::none();
+    if (found.nearest) {
+      hints["nearest"] = nb::make_tuple(text_to_python(found.nearest->first),
+                                        text_to_python(found.nearest->second));
+    }
+    return hints;
   }
 
   /// Returns the names of the tensors that are loaded.
@@ -476,8 +577,48 @@ class Load {
   }
 
  private:
+  /// A value of the checkpoint, or an entry that was made from a part of one.
+  struct SplitEntry {
+    formats::ValueEntry entry;
+    std::variant<std::size_t, Value> value;  // a number: the value of that index in the checkpoint
+  };
+  struct Split {
+    std::vector<SplitEntry> entries;
+    CheckpointContents contents;  // of the checkpoint, but with the values of `entries`
+  };
+
+  const CheckpointContents& contents() const {
+    return split_ ? split_->contents : reader_->contents();
+  }
+  std::string renamed_name(const std::string& name) const {
+    return formats::name_after_renames(name, options_.renames);
+  }
+  Value stored_value(std::size_t index) const {
+    Value value;
+    run_short_read(reader_->path(), [&] { value = reader_->read_value(index); });
+    return value;
+  }
+  Value value_at(std::size_t index) const {
+    if (!split_) return stored_value(index);
+    const auto& value = split_->entries[index].value;
+    if (const auto* const stored = std::get_if<std::size_t>(&value)) return stored_value(*stored);
+    return std::get<Value>(value);
+  }
+  /// Returns nothing for a value that Tessera never reads, such as an object of a class.
+  std::optional<Value> value_to_split(std::size_t index) const {
+    try {
+      return stored_value(index);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::unsupported) throw;
+      return std::nullopt;
+    }
+  }
+
   reshard::SourceFiles files_;
   std::unique_ptr<formats::CheckpointReader> reader_;
+  std::optional<Split> split_;        // empty if no value is taken apart
+  CheckpointContents wanted_;         // with the pieces that this rank holds
+  reshard::LoadPlanOptions options_;  // its renames have those of optimizer state that they imply
   reshard::Plan plan_;
 };
 
@@ -518,16 +659,19 @@ void bind_job(nb::module_& module) {
       .def("finish", &Save::finish)
       .def("abandon", &Save::abandon);
   nb::class_<Load>(module, "Load")
-      .def(nb::init<const nb::bytes&>(), nb::arg("path"))
+      .def(nb::init<const nb::bytes&, const nb::bytes&, const Renames&>(), nb::arg("path"),
+           nb::arg("flat_layout"), nb::arg("rename"))
       .def_prop_ro("format", &Load::format)
       .def_prop_ro("world_size", &Load::world_size)
       .def_prop_ro("nbytes", &Load::nbytes)
-      .def("values", &Load::values, nb::arg("rename"))
+      .def("split_values", &Load::split_values, nb::arg("names_of_job"))
+      .def("values", &Load::values)
       .def("read_value", &Load::read_value, nb::arg("value_index"))
-      .def("identity", &Load::identity, nb::arg("only"), nb::arg("rename"))
+      .def("identity", &Load::identity, nb::arg("only"))
       .def("plan", &Load::plan, nb::arg("job"), nb::arg("rank"), nb::arg("held"),
            nb::arg("value_names"), nb::arg("allow_missing"), nb::arg("allow_unexpected"),
-           nb::arg("allow_cast"), nb::arg("only"), nb::arg("rename"))
+           nb::arg("allow_cast"), nb::arg("only"))
+      .def("hints", &Load::hints, nb::arg("others"), nb::arg("held"))
       .def("loaded", &Load::loaded)
       .def("read", &Load::read, nb::arg("addresses"), nb::arg("memory"), nb::arg("threads"),
            nb::arg("progress").none());

@@ -11,7 +11,7 @@ from . import _core
 from ._arguments import PathLike, flag, names_bytes, optional_path_bytes, refuse_type, settings, stored_path_bytes
 from ._errors import Error, MissingName, Refused
 from ._html import html_of
-from ._state_dict import Likeness, whole
+from ._state_dict import Likeness, item_of, whole
 from ._tensor import Tensor, TensorMeta
 
 
@@ -143,6 +143,23 @@ class Checkpoint(Mapping[str, Any]):
         if self._reader is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
         return self._reader
+
+    def _item(self, name: str) -> Any:
+        """Returns the item `args.lr` of a dict that the checkpoint has as one value, `args`. Raises KeyError if there is none."""
+        end = name.rfind(".")
+        while end > 0:
+            if name[:end] in self._values:
+                value = self._entry(name[:end])
+                return item_of({} if isinstance(value, Refused) else value, name[end + 1:])
+            end = name.rfind(".", 0, end)
+        raise KeyError(name)
+
+    def _has_item(self, name: str) -> bool:
+        try:
+            self._item(name)
+        except KeyError:
+            return False
+        return True
 
     def _missing(self, name: object) -> MissingName:
         if not isinstance(name, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MAX_LISTED = 100  # most problems in an Error's text; `problems` has all of them
@@ -70,12 +71,13 @@ class MissingName(Error, KeyError):
         return Exception.__str__(self)  # KeyError.__str__ would put the message into quotes
 
 
-def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "") -> Error:
-    """Returns the error that lists why these checkpoints are refused. If there is one problem, `where` comes before it."""
-    lines = [str(problem) for problem in problems[:MAX_LISTED]]
-    if len(problems) > MAX_LISTED:
-        lines.append(f"and {len(problems) - MAX_LISTED} more")
+def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "problems", where: str = "",
+            lines: Sequence[str] | None = None, hints: Sequence[str] = ()) -> Error:
+    """Returns the error that lists why these checkpoints are refused. If there is one problem, `where` comes before it. `lines`: the
+    text, if it is shorter than a line for each problem."""
+    lines = [str(problem) for problem in problems] if lines is None else lines
+    listed = [*lines[:MAX_LISTED], *([f"and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])]
     first = problems[0] if len(problems) == 1 else None
-    message = where + lines[0] if first else "\n  ".join([f"{' + '.join(paths)}: {len(problems)} {summary}:", *lines])
-    return Error(message, kind="mismatch", path=paths[0] if len(paths) == 1 else None,
-                 tensor=first.tensor if first else None, problems=problems)
+    head = [where + listed[0]] if first else [f"{' + '.join(paths)}: {len(problems)} {summary}:", *listed]
+    return Error("\n  ".join([*head, *(f"hint: {hint}" for hint in hints)]), kind="mismatch",
+                 path=paths[0] if len(paths) == 1 else None, tensor=first.tensor if first else None, problems=problems)

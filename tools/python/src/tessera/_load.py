@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, stored_path_bytes
+from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, optional_path_bytes, stored_path_bytes
 from ._errors import Error, Problem, refused
 from ._job_state import JobState, Nesting, fill
 from ._job_tensors import in_host_memory, is_in_host_memory
@@ -23,7 +23,7 @@ from ._symbol import with_constants
 if TYPE_CHECKING:
     import torch
 
-MAX_LISTED = 100  # problems in the text of an Error; its `problems` has all of them
+MAX_HELD = 8  # names in a hint
 MAX_SHORT = 500  # characters of arguments that are shown whole
 
 
@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
 
 def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group: Any = None, strict: bool = True,
          allow_cast: bool = False, only: str | Sequence[str] = (), rename: Mapping[str, str] | None = None,
-         memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
+         flat_layout: PathLike | None = None, memory: int | str = _core.DEFAULT_MEMORY_NBYTES, threads: int | None = None,
          endpoint: str | None = None, progress: Progress = None) -> Loaded:
     """Loads a checkpoint into a state dict, in place: fills its tensors and replaces its values. Collective.
 
@@ -55,7 +55,9 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     strict: the state dict and the checkpoint must have the same names. False: lists the differences in the result.
     allow_cast: cast floating-point tensors to the dtype of the state dict.
     only: a glob of names to load, or several; the others keep their values.
-    rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO.
+    rename: {FROM: TO} replaces FROM, at the start of names in the checkpoint, by TO. If several fit a name, the first counts.
+    {"model.fc.": "model.up."} also renames the optimizer state of these parameters, and their names in the optimizer's groups.
+    flat_layout: a JSON file that lists the parameters in the flat vectors of FSDP1, as for `open`.
     memory: bytes for the buffers of all threads of this rank. Copies in host memory of tensors on a GPU, and of tensors that
     are not contiguous, are not counted.
     threads: the number of threads of this rank; None: as many as there are cores for each rank on this machine, at most 16.
@@ -64,7 +66,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
 
     All ranks must load the same checkpoint with the same `strict`, `allow_cast`, `only` and `rename`, or all ranks raise an
     Error. Checkpoints are compared by the names, dtypes and shapes of tensors, and by a few elements of up to eight tensors.
-    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything that does not fit.
+    If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything that does not fit;
+    its text ends with hints at arguments that would help.
     After the load, raises Error on all ranks if names of one tensor or memory have different elements in the checkpoint, or if
     another program changes or replaces a local file that a rank reads: tensors may then mix both checkpoints.
     """
@@ -74,7 +77,7 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     with ranks.lock, ranks.holding_interrupts():
         _Background.finish(ranks)
         begun = ranks.gather(what, lambda: load.begin(state_dict, path, endpoint, flag("strict", strict), flag("allow_cast", allow_cast),
-                                                      names_bytes("only", only), rename))
+                                                      names_bytes("only", only), rename, flat_layout))
         require_same("arguments", [each.options for each in begun], load.path)
         require_same_checkpoint([each.opened for each in begun], load.path)
         if len({each.digests for each in begun}) > 1:
@@ -113,7 +116,7 @@ class _Load:
         self.unexpected: list[str] = []
 
     def begin(self, state_dict: MutableMapping[Any, Any], path: PathLike, endpoint: str | None, strict: bool, allow_cast: bool, only: list[bytes],
-              rename: Mapping[str, str] | None) -> _Begun:
+              rename: Mapping[str, str] | None, flat_layout: PathLike | None) -> _Begun:
         """Opens the checkpoint, and plans as if all ranks had the same tensors and names of values.
 
         In the usual case, all ranks have the same digests. Then no other exchange is needed.
@@ -121,18 +124,18 @@ class _Load:
         encoded = stored_path_bytes("path", path, endpoint)
         self.path = os.fsdecode(encoded)
         self.strict, self.allow_cast, self.only, self.rename = strict, allow_cast, only, rename or {}
-        self.renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
+        renames = [(name_bytes("rename", one), name_bytes("rename", other)) for one, other in self.rename.items()]
         self.state = JobState(state_dict, self.ranks)
         if self.state.values and not isinstance(state_dict, MutableMapping):
             raise TypeError(f"state_dict: expected a dict that can be changed, found {type(state_dict).__name__}")
         require_apart(self.state.local_tensors())
-        self.load = _core.Load(encoded)
+        self.load = _core.Load(encoded, optional_path_bytes("flat_layout", flat_layout), renames)
         try:
             # The checkpoint may store tied tensors of the job as separate tensors.
             self._plan(untied(describe_job(self.state)), set(self.state.values))
         except Exception as error:
             self.refusal = error
-        identity = self.load.identity(only, self.renames) if self.ranks.size > 1 else ""
+        identity = self.load.identity(only) if self.ranks.size > 1 else ""
         patterns = sorted(pattern.decode("utf-8", "surrogateescape") for pattern in only)  # their order means nothing
         options = _in_short(f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={dict(self.rename)}")
         return _Begun(opened=(last_part(self.path), identity), options=options,
@@ -154,10 +157,11 @@ class _Load:
         self._plan((tensors, {}), set(self.state.values).union(*(names for _, names in described if names is not None)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
-        self.saved = _SavedValues(self.load, self.renames, names)
+        self.load.split_values([name_bytes("name", name) for name in (*names, *tensors[0])])
+        self.saved = _SavedValues(self.load, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
                               [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
-                              self.allow_cast, self.only, self.renames)
+                              self.allow_cast, self.only)
         problems = [Problem(*row) for row in rows]
         selection = _core.Selection(self.only)
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
@@ -167,10 +171,35 @@ class _Load:
         self.of_ranks = self._values_of_ranks(problems)
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:
-            raise refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ")
+            raise self._refused(errors, num_planned=sum(Problem(*row).severity == "error" for row in rows))
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
         self.notes = [problem for problem in problems if problem.rule not in ("missing", "unexpected")]
+
+    def _refused(self, errors: tuple[Problem, ...], num_planned: int) -> Error:
+        """Returns the error that lists why the state dict does not fit, with hints. Problems that one rename would fix share a line.
+        `num_planned`: how many of the problems come first, from the core's plan."""
+        held = sorted({name.split(".", 1)[0] for name in self.state.paths})
+        hints = self.load.hints([(problem.rule, name_bytes("name", problem.tensor or "")) for problem in errors[num_planned:]],
+                                [name_bytes("name", name) for name in held])
+        texts = []
+        if hints["renames"]:
+            texts.append(f"rename={dict(hints['renames'])} loads them under the names of the state dict"
+                         + (", in addition to the given ones" if self.rename else ""))
+        if hints["has_numbered_state"]:
+            texts.append("the checkpoint has numbers instead of parameter names, as from an optimizer's own state_dict(): save it with "
+                         "get_state_dict, or load only the model")
+        if hints["has_more"] and len(held) <= MAX_HELD:
+            texts.append(f"only={held} loads only what the state dict has")
+        elif hints["has_more"]:
+            texts.append("strict=False loads only what the state dict has, and accepts that the checkpoint lacks names")
+        if hints["may_cast"]:
+            texts.append("allow_cast=True converts tensors to the dtypes of the state dict")
+        if hints["nearest"] is not None:
+            missing, nearest = hints["nearest"]
+            texts.append(f"the name in the checkpoint that is nearest to {missing!r} is {nearest!r}")
+        left = [str(problem) for problem, is_renamed in zip(errors, hints["is_renamed"], strict=True) if not is_renamed]
+        return refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ", [*hints["lines"], *left], texts)
 
     def _may_be_missing(self, name: str) -> bool:
         per_rank = self.state.per_rank.get(name)
@@ -287,14 +316,14 @@ class _SavedValues:
     The state dict may have one value where the checkpoint has several below that name, such as the items of a list.
     """
 
-    def __init__(self, load: _core.Load, renames: Sequence[tuple[bytes, bytes]], names: set[str]):
+    def __init__(self, load: _core.Load, names: set[str]):
         self._load = load
         self._index: dict[str, int] = {}
         self._paths: dict[str, list[Any]] = {}
         self._below: dict[str, list[str]] = {}  # by name of the state dict: the checkpoint's names below it
         self.wanted: list[str] = []  # names of the checkpoint that become values of the state dict, or items in them
         self.found: set[str] = set()
-        for i, (new, path) in enumerate(load.values(renames)):
+        for i, (new, path) in enumerate(load.values()):
             self._index[new] = i
             self._paths[new] = path
         for new in self._index:

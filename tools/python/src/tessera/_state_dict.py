@@ -32,6 +32,20 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
     return nesting.root
 
 
+def item_of(value: Any, name: str) -> Any:
+    """Returns the item of nested dicts and lists whose keys, joined by dots, are `name`. Raises KeyError if there is none."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, item in items:
+        if str(key) == name:
+            return item
+        if name.startswith(f"{key}."):
+            try:
+                return item_of(item, name[len(f"{key}."):])
+            except KeyError:
+                continue
+    raise KeyError(name)
+
+
 class Likeness:
     """Builds state dicts that have the structure of a given one and the contents of a checkpoint."""
 
@@ -64,7 +78,7 @@ class Likeness:
         return leaf(_core.spell_path(path), value)
 
     def _check(self, name: str, value: Any) -> None:
-        if name not in self._checkpoint:
+        if name not in self._checkpoint and not self._checkpoint._has_item(name):
             nearest = self._checkpoint._nearest(name)
             self._add("missing", name, "a tensor or a value of that name",
                       "none" if nearest is None else f"none (did you mean {nearest!r}?)")
@@ -90,6 +104,6 @@ class Likeness:
     def _take(self, name: str) -> Any:
         first = self._checkpoint.aliases.get(name, name)
         if first not in self._read:
-            entry = self._checkpoint[first]
+            entry = self._checkpoint[first] if first in self._checkpoint else self._checkpoint._item(first)
             self._read[first] = self._tensor(entry) if first in self._checkpoint._metas else with_constants(entry)
         return self._read[first]

@@ -27,7 +27,7 @@ from . import _core
 from ._arguments import MAX_COUNT, at_least_one, flag, nbytes, stored_path_bytes, text
 from ._checkpoint import Checkpoint
 from ._errors import Error, Problem, refused
-from ._job_state import JobState
+from ._job_state import JobState, is_split
 from ._job_tensors import check_plain, is_in_host_memory
 from ._position import Position
 from ._ranks import Ranks, last_part, require_same, require_same_checkpoint
@@ -83,14 +83,14 @@ class StorageReader(DcpStorageReader):
         for name in checkpoint:
             found = checkpoint._metas.get(checkpoint.aliases.get(name, name))
             if found is None:
-                entries[name] = BytesStorageMetadata()
+                entries.update(dict.fromkeys(_names_of_items(checkpoint, name), BytesStorageMetadata()))
                 continue
             size = torch.Size(found.shape)
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
             properties = TensorProperties(dtype=getattr(torch, found.dtype))
             entries[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole])
         storage = {MetadataIndex(name): name for name in entries}
-        return Metadata(state_dict_metadata=entries, storage_data=storage)
+        return Metadata(state_dict_metadata=_Entries(entries, checkpoint), storage_data=storage)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuses a part of a checkpoint, as `tessera.load` does. Not in `read_metadata`, because DCP discards its errors."""
@@ -117,7 +117,8 @@ class StorageReader(DcpStorageReader):
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 buffer = io.BytesIO()
-                torch.save(with_constants(checkpoint[item.storage_index.fqn]), buffer)
+                name = item.storage_index.fqn
+                torch.save(with_constants(checkpoint[name] if name in checkpoint else checkpoint._item(name)), buffer)
                 buffer.seek(0)
                 planner.load_bytes(item, buffer)
             else:
@@ -131,6 +132,44 @@ class StorageReader(DcpStorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+
+class _Entries(dict[str, Any]):
+    """The entries of a checkpoint. If the checkpoint has a dict as one value, `args`, as DCP saves it with flatten_state_dict=False,
+    the dict's items are entries, `args.lr`; other names of its parts, such as `args`, are answered too, but not listed. Otherwise DCP's
+    planner would take the checkpoint for one of torch 2.3, and ask for names that no checkpoint has."""
+
+    def __init__(self, entries: dict[str, Any], checkpoint: Checkpoint):
+        super().__init__(entries)
+        self._checkpoint = checkpoint
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and (name in self._checkpoint or self._checkpoint._has_item(name)))
+
+    def __missing__(self, name: str) -> BytesStorageMetadata:
+        if name not in self:
+            raise KeyError(name)
+        return BytesStorageMetadata()
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _names_of_items(checkpoint: Checkpoint, name: str) -> list[str]:
+    """Returns the names that DCP's planner gives to the items of a value that is a dict; the name of any other value."""
+    if "." in name:  # DCP saves only top-level dicts as one value
+        return [name]
+    try:
+        value = checkpoint._entry(name)
+    except Error:  # `read_data` raises it, if the value is asked for; DCP would discard it here
+        return [name]
+
+    def names_in(name: str, value: Any) -> list[str]:
+        is_list = isinstance(value, list) and is_split(value, torch.Tensor)
+        items = value.items() if isinstance(value, dict) else enumerate(value) if is_list else ()
+        return [each for key, item in items for each in names_in(f"{name}.{key}", item)] or [name]
+
+    return names_in(name, value)
 
 
 def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
