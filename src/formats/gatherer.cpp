@@ -27,9 +27,9 @@ void Gatherer::gather(std::span<const std::uint32_t> pieces, const Region& desti
 void Gatherer::add(const CopyRuns::Run& run) {
   if (!pending_.empty()) {
     const CopyRuns::Run& last = pending_.back();
-    const std::int64_t gap = run.source_begin - (last.source_begin + last.numel);
     const std::int64_t span = run.source_begin + run.numel - pending_.front().source_begin;
-    if (nbytes_of(gap) > kMaxGatherGapNbytes || nbytes_of(span) > kGatherNbytes) flush();
+    const bool is_near = is_small_gap(last.source_begin + last.numel, run.source_begin, itemsize_);
+    if (!is_near || nbytes_of(span) > kGatherNbytes) flush();
   }
   pending_.push_back(run);
 }

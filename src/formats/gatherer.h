@@ -16,6 +16,13 @@ inline constexpr std::uint64_t kGatherNbytes = std::uint64_t{4} << 20;
 /// because this is cheaper than two reads.
 inline constexpr std::uint64_t kMaxGatherGapNbytes = std::uint64_t{64} << 10;
 
+/// Whether one call reads two runs of a piece: elements up to `end`, and those from `next_begin`
+/// on. False if the second run is not behind the first.
+inline bool is_small_gap(std::int64_t end, std::int64_t next_begin, std::uint64_t element_nbytes) {
+  return end <= next_begin &&
+         static_cast<std::uint64_t>(next_begin - end) * element_nbytes <= kMaxGatherGapNbytes;
+}
+
 /// Reads elements of one tensor from several of its pieces, and puts them into the order of a
 /// region. If ranges of a piece are close together, reads them in one call. `source` and `scratch`
 /// must outlive the Gatherer. Not thread-safe.

@@ -34,7 +34,9 @@ void ReadAnnouncement::add_tensor(std::size_t tensor_index) {
   std::set<Region> seen;
   for (std::size_t p = 0; p < tensor.pieces.size(); ++p) {
     const Region& region = tensor.pieces[p].region;
-    if (seen.insert(region).second) add(tensor_index, p, {0, numel_of(region)});
+    if (numel_of(region) == 0 || !seen.insert(region).second) continue;
+    const FlatRange whole{0, numel_of(region)};
+    add(tensor_index, p, std::span(&whole, 1));
   }
 }
 
@@ -42,24 +44,22 @@ void ReadAnnouncement::add_gathered(std::size_t tensor_index, std::span<const st
                                     const Region& destination, FlatRange window) {
   if (!is_useful()) return;
   const TensorEntry& tensor = source_.contents().tensors[tensor_index];
-  const auto item_nbytes = static_cast<std::int64_t>(itemsize(tensor.meta.dtype));
+  const std::uint64_t item_nbytes = itemsize(tensor.meta.dtype);
   for (const std::uint32_t piece : pieces) {
-    FlatRange pending;
+    std::vector<FlatRange> reads;
     const CopyRuns runs(tensor.meta.shape, tensor.pieces[piece].region, destination);
     runs.for_each_in(window, [&](const CopyRuns::Run& run) {
-      const FlatRange range{run.source_begin, run.source_begin + run.numel};
-      const std::int64_t gap = range.begin - pending.end;
+      if (reads.size() > kMaxRanges) return;  // `add` refuses them
+      const std::int64_t end = run.source_begin + run.numel;
       const bool continues =
-          pending.numel() > 0 && gap >= 0 &&
-          static_cast<std::uint64_t>(gap * item_nbytes) <= detail::kMaxGatherGapNbytes;
+          !reads.empty() && detail::is_small_gap(reads.back().end, run.source_begin, item_nbytes);
       if (continues) {
-        pending.end = range.end;
-        return;
+        reads.back().end = end;
+      } else {
+        reads.push_back({run.source_begin, end});
       }
-      add(tensor_index, piece, pending);
-      pending = range;
     });
-    add(tensor_index, piece, pending);
+    add(tensor_index, piece, reads);
   }
 }
 
@@ -70,8 +70,9 @@ void ReadAnnouncement::leave_out(std::size_t tensor_index, std::size_t piece_ind
   }
 }
 
-void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index, FlatRange range) {
-  if (range.numel() == 0) return;
+void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index,
+                           std::span<const FlatRange> reads) {
+  if (reads.empty()) return;
   const auto known = known_->known_range(tensor_index, piece_index);
   if (!known || !object_store::is_url(known->path) || left_out_.contains(known->path)) return;
   const TensorEntry& tensor = source_.contents().tensors[tensor_index];
@@ -84,14 +85,17 @@ void ReadAnnouncement::add(std::size_t tensor_index, std::size_t piece_index, Fl
     return;
   }
   std::vector<ByteRange>& ranges = ranges_[known->path];
-  if (ranges.size() == kMaxRanges) {
+  if (reads.size() > kMaxRanges - ranges.size()) {
     left_out_.insert(known->path);
     return;
   }
   const std::uint64_t begin = known->bytes->begin;
   const std::uint64_t envelope_nbytes = known->bytes->nbytes() - nbytes;
-  ranges.push_back({begin + static_cast<std::uint64_t>(range.begin) * item_nbytes,
-                    begin + static_cast<std::uint64_t>(range.end) * item_nbytes + envelope_nbytes});
+  for (const FlatRange read : reads) {
+    ranges.push_back(
+        {begin + static_cast<std::uint64_t>(read.begin) * item_nbytes,
+         begin + static_cast<std::uint64_t>(read.end) * item_nbytes + envelope_nbytes});
+  }
 }
 
 std::unique_ptr<object_store::AnnouncedReads> ReadAnnouncement::announce() {

@@ -38,7 +38,7 @@ class ReadAnnouncement {
   std::unique_ptr<object_store::AnnouncedReads> announce();
 
  private:
-  void add(std::size_t tensor_index, std::size_t piece_index, FlatRange range);
+  void add(std::size_t tensor_index, std::size_t piece_index, std::span<const FlatRange> reads);
 
   const TensorSource& source_;
   const KnownRanges* known_ = nullptr;

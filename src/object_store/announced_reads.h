@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ namespace tessera::object_store {
 class ByteSet {
  public:
   void add(ByteRange range);
+  void remove(ByteRange range);
   /// Returns the parts of `range` that are not in the set, in ascending order.
   std::vector<ByteRange> missing(ByteRange range) const;
 
@@ -41,18 +43,25 @@ class ReadList {
   bool is_of_this_process() const { return process_ == ::getpid(); }
 
   void note_requested(ByteRange range);
-  /// Returns the next bytes to read ahead after a read of `read`: those that the job will read next
-  /// and that were not requested yet. Empty if `read` begins outside of the list.
+  /// Says that requested bytes are no longer in memory, although not all of them were read. If the
+  /// job reads much of the file several times, such as for the pieces of each rank, these are
+  /// requested again, ahead of the next time.
+  void note_dropped(ByteRange range);
+  /// Returns the next bytes to read ahead for a read of `read`: those that the job will read next
+  /// and that were not requested yet; also those of the read itself, if they and some around them
+  /// can share a request. Empty if `read` begins outside of the list.
   std::vector<ByteRange> next_after(ByteRange read, const ReadAheadSizes& sizes) const;
 
  private:
-  std::uint64_t end_with_neighbours(std::size_t run) const;
+  std::optional<std::size_t> run_with(std::uint64_t offset) const;
+  ByteRange with_neighbours(std::size_t run) const;
 
   const pid_t process_ = ::getpid();
   mutable std::mutex mutex_;
   std::vector<ByteRange> runs_;        // in the order of the reads
   std::vector<std::size_t> by_begin_;  // indices into runs_
   std::vector<std::size_t> places_;    // of each run in by_begin_
+  bool is_read_again_ = false;         // many bytes are read several times, or lie between others
   ByteSet requested_;
 };
 

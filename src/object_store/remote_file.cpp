@@ -96,13 +96,18 @@ void RemoteFile::read_ahead(ByteRange read) const {
     const std::scoped_lock lock(mutex_);
     std::vector<ByteRange> ahead;
     if (announced) {
-      announced->note_requested(read);
+      std::erase_if(windows_, [&](const WindowPointer& window) {
+        const bool is_dropped = window->is_dropped();
+        if (is_dropped) announced->note_dropped(window->range());
+        return is_dropped;
+      });
       ahead = announced->next_after(read, sizes_);
+      announced->note_requested(read);
     } else if (const auto range = streams_.note(read, nbytes())) {
       ahead = in_parts(*range, sizes_.window_nbytes);
     }
     for (const ByteRange part : ahead) {
-      if (windows_.size() >= kMaxWindows && !(announced && forget_unneeded())) break;
+      if (windows_.size() >= kMaxWindows && !(announced && forget_unneeded(announced.get()))) break;
       WindowPointer window = WindowMemory::of_process().make(part, announced);
       if (!window) break;
       if (announced) announced->note_requested(part);
@@ -169,12 +174,13 @@ void RemoteFile::forget(const WindowPointer& window) const {
   std::erase(windows_, window);
 }
 
-/// Forgets the oldest window that no job needs. Returns whether there was one. Requires: the
-/// caller holds `mutex_`.
-bool RemoteFile::forget_unneeded() const {
+/// Forgets the oldest window that no job needs. Returns whether there was one. `announced`: may be
+/// null. Requires: the caller holds `mutex_`.
+bool RemoteFile::forget_unneeded(ReadList* announced) const {
   const auto oldest = std::ranges::find_if(
       windows_, [](const WindowPointer& window) { return !window->is_needed(); });
   if (oldest == windows_.end()) return false;
+  if (announced != nullptr) announced->note_dropped((*oldest)->range());
   windows_.erase(oldest);
   return true;
 }
@@ -182,6 +188,7 @@ bool RemoteFile::forget_unneeded() const {
 /// Fetches a new window that contains the read, so that later reads nearby need no request.
 void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   const bool is_small_file = nbytes() <= sizes_.whole_nbytes;
+  const auto announced = AnnouncedReads::of(object_->url);
   const std::uint64_t wanted = is_small_file ? nbytes() : read.begin + sizes_.first_nbytes;
   const std::uint64_t limit = std::max(read.end, next_window(read.begin));
   const ByteRange range{read.begin, std::clamp(wanted, read.end, std::min(limit, nbytes()))};
@@ -189,10 +196,10 @@ void RemoteFile::read_small(ByteRange read, std::span<std::byte> out) const {
   if (!window) return read_parts(read, out);
   {
     const std::scoped_lock lock(mutex_);
-    if (windows_.size() >= kMaxWindows) forget_unneeded();
+    if (windows_.size() >= kMaxWindows) forget_unneeded(announced.get());
     windows_.push_back(window);
   }
-  if (const auto announced = AnnouncedReads::of(object_->url)) announced->note_requested(range);
+  if (announced) announced->note_requested(range);
   window->fill([&](std::span<std::byte> room) {
     object_->server.read(object_->url, object_->version, range.begin, room);
   });

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "object_store/announced_reads.h"
 #include "object_store/read_ahead.h"
 #include "object_store/server.h"
 #include "object_store/window.h"
@@ -45,7 +46,7 @@ class RemoteFile final : public ReadableFile {
   WindowPointer window_with(std::uint64_t offset) const;
   std::uint64_t next_window(std::uint64_t offset) const;
   void forget(const WindowPointer& window) const;
-  bool forget_unneeded() const;
+  bool forget_unneeded(ReadList* announced) const;
   void read_small(ByteRange read, std::span<std::byte> out) const;
   void read_parts(ByteRange range, std::span<std::byte> out) const;
 

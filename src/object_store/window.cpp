@@ -73,6 +73,11 @@ bool Window::drop() {
   return true;
 }
 
+bool Window::is_dropped() const {
+  const std::scoped_lock lock(mutex_);
+  return is_dropped_;
+}
+
 WindowMemory& WindowMemory::of_process() {
   static auto& memory = []() -> WindowMemory& {
     tessera::detail::lock_while_forking<mutex_of_process>();

@@ -51,6 +51,7 @@ class Window {
   /// Frees the bytes and returns true. If they are being fetched or needed, does nothing and
   /// returns false.
   bool drop();
+  bool is_dropped() const;
 
  private:
   const ByteRange range_;

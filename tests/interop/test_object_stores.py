@@ -234,6 +234,33 @@ def test_no_more_bytes_are_fetched_than_are_needed(proxy, large, tmp_path, name,
     assert sum(served) <= 1.05 * (64 << 20) / parts + (256 << 10), (sum(served), len(served))
 
 
+@pytest.mark.parametrize("options", [DCP_4, ("--to", "native", "--world-size", "4"), ("--to", "native", "--threads", "2")], ids=" ".join)
+def test_small_tensors_in_another_order_than_their_file_are_fetched_once(proxy, bucket, tmp_path, options):
+    """Their names' order, in which they are written, is far from that of the file."""
+    served = []
+
+    def change(request, answer):
+        if not request.is_list:
+            served.append(len(answer.body))
+        return answer
+
+    number, nbytes = 4096, 16 << 10
+    header = {
+        f"layers.{i * 1237 % 65536:05}.weight": {"dtype": "BF16", "shape": [64, 128], "data_offsets": [i * nbytes, (i + 1) * nbytes]}
+        for i in range(number)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    source = tmp_path / "small.safetensors"
+    source.write_bytes(struct.pack("<Q", len(text)) + text + os.urandom(number * nbytes))
+    upload(bucket, source, "small/model.safetensors")
+    proxy.change, proxy.latency_s = change, 0.02
+    succeed(proxy, "ckpt-reshard", "s3://checkpoints/small/model.safetensors", tmp_path / "moved", "--quiet", *options)
+    assert sum(served) <= 1.05 * number * nbytes, (sum(served), len(served))
+    assert len(served) <= 50
+    succeed(proxy, "ckpt-inspect", "diff", tmp_path / "moved", source)
+
+
 @pytest.mark.parametrize("name", ["dcp", "native"])
 def test_to_list_takes_two_data_requests(proxy, name):
     succeed(proxy, "ckpt-inspect", "ls", url_of(name))

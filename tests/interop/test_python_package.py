@@ -650,6 +650,16 @@ def test_the_tool_and_the_package_share_a_move(tmp_path):
     moved_alike(tmp_path, by_both, ADAMW, "moved")
 
 
+def test_the_tool_completes_a_move_that_the_package_began(tmp_path):
+    options = ("--to", "dcp", "--world-size", 2, "--cast", "bfloat16")
+    began = tessera.reshard(ADAMW, tmp_path / "moved", to="dcp", ranks=2, cast="bfloat16", part=1, parts=2)
+    assert began.missing_parts == [0]
+    assert "part 0 was never begun" in run("ckpt-reshard", "finish", "moved", cwd=tmp_path).stderr
+    succeed("ckpt-reshard", ADAMW, "moved", *options, "--part", "0/2", "--resume", cwd=tmp_path)
+    succeed("ckpt-reshard", ADAMW, "expected", *options, cwd=tmp_path)
+    assert files_of(tmp_path / "moved") == files_of(tmp_path / "expected")
+
+
 def test_numbers_of_an_optimizer_get_names_as_with_the_tool(tmp_path):
     source = FIXTURES / "torch_zip" / "valid" / "training_state.pt"
     names = tmp_path / "names.json"

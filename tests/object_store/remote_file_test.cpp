@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "object_store/announced_reads.h"
 #include "object_store/http_server.h"
 #include "object_store/web_server.h"
 
@@ -74,6 +76,41 @@ TEST(RemoteFileTest, ThreadsThatReadTheSameBlocksAllGetTheirBytes) {
     }
     ASSERT_EQ(num_wrong, std::vector<int>(kNumThreads)) << "round " << round;
   }
+}
+
+// A move to several ranks reads a part of each small tensor for the first rank, then for the next.
+TEST(RemoteFileTest, BytesThatAreNeededAgainAfterTheirWindowIsForgottenAreReadAheadAgain) {
+  constexpr std::uint64_t kTensor = 16 * kKib;
+  constexpr std::uint64_t kPart = kTensor / 4;
+  constexpr std::uint64_t kNumTensors = 512;
+  const std::vector<std::byte> bytes = numbered_bytes(kNumTensors * kTensor);
+  std::atomic<int> num_requests = 0;
+  const WebServer site([&](const std::string& header) {
+    ++num_requests;
+    return range_of(bytes, header);
+  });
+  std::vector<ByteRange> reads;
+  for (std::uint64_t rank = 0; rank < 4; ++rank) {
+    for (std::uint64_t i = 0; i < kNumTensors; ++i) {
+      const std::uint64_t begin = i * kTensor + rank * kPart;
+      reads.push_back({begin, begin + kPart});
+    }
+  }
+  const AnnouncedReads announced({{site.url(), reads}});
+  HttpServer server;
+  const RemoteFile file(server, site.url(), {.nbytes = bytes.size()}, {},
+                        {.whole_nbytes = 0,
+                         .first_nbytes = kPart,
+                         .window_nbytes = 64 * kKib,
+                         .ahead_nbytes = 1024 * kKib});
+  std::vector<std::byte> part(kPart);
+  for (const ByteRange read : reads) {
+    file.read_at(read.begin, part);
+    ASSERT_EQ(std::memcmp(part.data(), bytes.data() + read.begin, kPart), 0) << read.begin;
+  }
+  // The file remembers 64 windows of the 128, so each rank needs new ones.
+  constexpr int kNumWindows = static_cast<int>(kNumTensors * kTensor / (64 * kKib));
+  EXPECT_LE(num_requests, 4 * (kNumWindows + 2));
 }
 
 }  // namespace

@@ -56,7 +56,10 @@ ExitCode run_finish(const FinishOptions& options, Terminal& terminal) {
     }
     throw Error::expected(ErrorKind::unsupported, {.path = work.path()}, "workers",
                           "workers that ran ckpt-reshard", "workers of a Python or C++ program",
-                          "run any worker again with resume set; it completes DST");
+                          "run any worker again with resume set, or the same move with "
+                          "ckpt-reshard --part 0/" +
+                              std::to_string(work.num_shares()) +
+                              " --resume; either completes DST");
   }
   const std::string folder = fs.resolve_links(work.path());
   std::error_code error;
