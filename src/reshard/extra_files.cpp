@@ -136,14 +136,18 @@ class Sorter {
  public:
   /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast.
   /// `changes_rows`: whether a recipe gave rows another order than Megatron's arguments say.
+  /// `loses_common_state`: whether a recipe left out the object that replaces `common.pt`, or there
+  /// was none.
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
-         const ExtraFilesOptions& options, bool changes_tensors, bool changes_rows)
+         const ExtraFilesOptions& options, bool changes_tensors, bool changes_rows,
+         bool loses_common_state)
       : fs_(fs),
         driver_(formats::driver_of(format)),
         is_directory_(driver_.destination_kind(destination) == DestinationKind::directory),
         options_(options),
         changes_tensors_(changes_tensors),
-        changes_rows_(changes_rows) {}
+        changes_rows_(changes_rows),
+        loses_common_state_(loses_common_state) {}
 
   void sort(const Found& found) {
     for (const auto& [name, places] : found) sort(name, places);
@@ -194,6 +198,11 @@ class Sorter {
     // A later recipe would put the rows in order once more, and Megatron would read them so.
     if (changes_rows_ && is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "says that rows of experts take turns, which a recipe changed");
+    }
+    if (loses_common_state_ && name == formats::megatron::kConfigFile &&
+        is_of_torch_dist(fs_, directory, name) &&
+        !fs_.kind_of(join_path(directory, formats::megatron::kCommonFile))) {
+      return leave(name, "describes Megatron's common state, which a recipe left out");
     }
     if (changes_tensors_ && formats::holds_tensors(name)) {
       return leave(name, "belongs to the tensors before the change");
@@ -270,6 +279,7 @@ class Sorter {
   const ExtraFilesOptions& options_;
   const bool changes_tensors_;
   const bool changes_rows_;
+  const bool loses_common_state_;
   // Names of files that differ between the sources, and of which the preference chose one.
   std::vector<std::string> preferred_;
   ExtraFilesPlan result_;
@@ -444,7 +454,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   Sorter sorter(fs, format, destination, options,
                 options.changes_tensors || options.removes_quantization || options.is_converted ||
                     cast.has_value(),
-                changes_rows);
+                changes_rows,
+                options.is_converted && !formats::megatron::has_common_object(plan.destination));
   if (options.folder.empty()) {
     sorter.sort(beside);
   } else {
