@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <variant>
@@ -49,19 +50,51 @@ std::optional<std::string> text_before(std::string_view name, std::string_view k
   return std::string(name);
 }
 
-/// Returns the arguments `names` that are numbers. The key is the text before `args.`: the names of
-/// the tensors that they are about begin with it.
+/// Returns the arguments in the content of Megatron's common object: a dict, in newer versions in a
+/// list. Null if there are none.
+const Value* arguments_in_object(const Value& object) {
+  const auto* const items = object.get_if<Value::List>();
+  const Value& state = items != nullptr && items->size() == 1 ? items->front() : object;
+  const Value* const args = state.is<Value::Dict>() ? state.find("args") : nullptr;
+  return args != nullptr && args->is<Value::Dict>() ? args : nullptr;
+}
+
+std::optional<Value> value_unless_refused(const CheckpointReader& reader, std::size_t value) {
+  try {
+    return reader.read_value(value);
+  } catch (const Error& error) {
+    if (tessera::detail::is_outside_failure(error)) throw;
+    return std::nullopt;
+  }
+}
+
+/// Returns the arguments `names` that are numbers, from values such as `args.<name>` and from the
+/// objects that replace `common.pt`. The key is the text before `args.` or the object: the names of
+/// the tensors that they are about begin with it. Leaves out an object that cannot be read as a
+/// value: `arguments_in_common_object` has read it.
 std::map<std::string, Numbers> arguments_in_values(const CheckpointReader& reader,
                                                    std::span<const std::string_view> names) {
   std::map<std::string, Numbers> arguments;
   const auto& values = reader.contents().values;
   for (std::size_t v = 0; v < values.size(); ++v) {
+    const std::string& value_name = values[v].name;
+    const auto before_object = formats::megatron::before_common_object(value_name);
     for (const std::string_view name : names) {
-      const auto before = text_before(values[v].name, std::string(kArgs) + std::string(name));
+      auto before = text_before(value_name, std::string(kArgs) + std::string(name));
       if (!before) continue;
+      if (before_object) before = *before_object;
       if (const auto number = number_in(reader.read_value(v))) {
         arguments[*before].emplace(name, *number);
       }
+    }
+    if (!before_object) continue;
+    const auto object = value_unless_refused(reader, v);
+    const Value* const args = object ? arguments_in_object(*object) : nullptr;
+    if (args == nullptr) continue;
+    for (const std::string_view name : names) {
+      const Value* const value = args->find(name);
+      const auto number = value == nullptr ? std::nullopt : number_in(*value);
+      if (number) arguments[std::string(*before_object)].emplace(name, *number);
     }
   }
   return arguments;
@@ -92,8 +125,8 @@ std::vector<Operation> operations_for_rows(const std::string& name, const RowOrd
                                            const std::string& path) {
   if (!order.unread.empty()) {
     throw Error::expected(ErrorKind::unsupported, {.path = path, .fqn = name}, "order of rows",
-                          "arguments in common.pt that say whether rows of the gate and of the up "
-                          "projection take turns",
+                          "arguments in common.pt, or in the object common_state, that say whether "
+                          "rows of the gate and of the up projection take turns",
                           order.unread);
   }
   const std::int64_t turns = order.turns;
@@ -116,13 +149,39 @@ std::string in_words(const RowOrder& order) {
   return "rows that take turns every " + std::to_string(order.turns);
 }
 
-/// Adds rules that drop the values that say that rows take turns.
-void drop_sizes_of_turns(const CheckpointContents& contents, Rules& rules) {
+/// Throws if sources of a combination, which have the same names, have rows in different orders.
+/// Sources without arguments, such as an adapter, follow the first.
+void require_equal_orders(const CheckpointReader& reader,
+                          const std::vector<MegatronArguments>& of_sources) {
+  for (std::size_t s = 1; s < of_sources.size(); ++s) {
+    if (of_sources[s].numbers.empty() && of_sources[s].unread.empty()) continue;
+    const RowOrders first = row_orders_in(of_sources.front());
+    const RowOrders other = row_orders_in(of_sources[s]);
+    const bool is_of_experts = first.experts != other.experts;
+    if (!is_of_experts && first.shared_experts == other.shared_experts) continue;
+    throw Error::expected(
+        ErrorKind::unsupported, {.path = reader.path()}, "order of rows",
+        in_words(is_of_experts ? first.experts : first.shared_experts) + ", as in the first source",
+        in_words(is_of_experts ? other.experts : other.shared_experts) + " in source " +
+            std::to_string(s + 1),
+        "apply the recipe to each source by itself, then combine the results");
+  }
+}
+
+/// Adds rules that drop the values that say that rows of `tensors` take turns, also the whole
+/// object that replaces `common.pt`.
+void drop_sizes_of_turns(const CheckpointContents& contents,
+                         const std::vector<std::string>& tensors, Rules& rules) {
   for (const ValueEntry& value : contents.values) {
     const bool is_size = std::ranges::any_of(kTurns, [&](std::string_view name) {
       return text_before(value.name, std::string(kArgs) + std::string(name)).has_value();
     });
-    if (!is_size) continue;
+    const auto before_object = formats::megatron::before_common_object(value.name);
+    const bool is_object =
+        before_object && std::ranges::any_of(tensors, [&](const std::string& tensor) {
+          return tensor.starts_with(*before_object);
+        });
+    if (!is_size && !is_object) continue;
     auto name = NameTemplate::parse(value.name);
     if (auto* const parsed = std::get_if<NameTemplate>(&name)) {
       rules.rules.push_back({.number = kMegatronRule, .from = {std::move(*parsed)}});
@@ -157,6 +216,30 @@ std::map<std::string, double> versions_in_values(const CheckpointReader& reader)
   return versions;
 }
 
+/// Reads the arguments from the object that replaces `common.pt` in newer versions; nothing if the
+/// checkpoint has none.
+std::optional<MegatronArguments> arguments_in_common_object(const FileSystem& fs,
+                                                            const std::string& path) {
+  const auto reader = formats::megatron::open_common_object(fs, path);
+  if (!reader) return std::nullopt;
+  MegatronArguments arguments;
+  const auto& values = reader->contents().values;
+  try {
+    for (std::size_t v = 0; v < values.size(); ++v) {
+      const std::string& name = values[v].name;
+      if (!formats::megatron::before_common_object(name)) continue;
+      // An object that is read item by item holds more than values. Only its arguments matter.
+      const bool is_item = name.find('.') != std::string::npos;
+      if (!is_item || name.ends_with(".args")) reader->read_value(v);
+    }
+    arguments.numbers = std::move(arguments_in_values(*reader, kTurnsAndRanks)[""]);
+  } catch (const Error& error) {
+    if (tessera::detail::is_outside_failure(error)) throw;
+    arguments.unread = "an object that cannot be read: " + std::string(error.what());
+  }
+  return arguments;
+}
+
 void require_new_order_in(const CheckpointReader& reader) {
   std::optional<std::map<std::string, double>> read;
   for (const formats::TensorEntry& tensor : reader.contents().tensors) {
@@ -189,9 +272,10 @@ bool may_take_turns(std::string_view name) {
          (formats::megatron::is_of_expert(name) || formats::megatron::is_of_shared_expert(name));
 }
 
-MegatronArguments arguments_in_common_file(const FileSystem& fs, const std::string& folder) {
+std::optional<MegatronArguments> arguments_in_common_file(const FileSystem& fs,
+                                                          const std::string& folder) {
   const std::string path = join_path(folder, formats::megatron::kCommonFile);
-  if (fs.kind_of(path) != FileKind::regular) return {};
+  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
   MegatronArguments arguments;
   try {
     const auto file = formats::open_torch_zip_with_classes(fs, path, {"argparse.Namespace"});
@@ -211,6 +295,23 @@ MegatronArguments arguments_in_common_file(const FileSystem& fs, const std::stri
     }
   }
   return arguments;
+}
+
+MegatronArguments arguments_of_checkpoint(const FileSystem& fs, const std::string& path) {
+  auto in_file = arguments_in_common_file(fs, path);
+  auto in_object = arguments_in_common_object(fs, path);
+  if (!in_file || !in_object) return in_file ? *in_file : in_object.value_or(MegatronArguments());
+  if (!in_file->unread.empty()) return *in_file;
+  if (!in_object->unread.empty()) return *in_object;
+  for (const std::string_view name : kTurnsAndRanks) {
+    const std::int64_t of_file = argument(in_file->numbers, name);
+    const std::int64_t of_object = argument(in_object->numbers, name);
+    if (of_file == of_object) continue;
+    in_file->unread = std::string(name) + " " + std::to_string(of_file) + " in common.pt and " +
+                      std::to_string(of_object) + " in the object";
+    break;
+  }
+  return *in_file;
 }
 
 RowOrders row_orders_in(const MegatronArguments& arguments) {
@@ -262,7 +363,10 @@ RowOrders row_orders_of(const CheckpointReader& reader, const RecipeOptions& opt
   for (const bool are_states : {false, true}) {
     // State follows its parameter, which may be in another source than the state.
     if (!stated.empty()) break;
-    if (merged.empty()) add_source(reader, 0, are_states);
+    if (merged.empty()) {
+      add_source(reader, 0, are_states);
+      require_equal_orders(reader, options.megatron_arguments);
+    }
     for (std::size_t s = 0; s < merged.size(); ++s) add_source(*merged[s].reader, s, are_states);
   }
   RowOrders orders;
@@ -322,7 +426,7 @@ std::optional<RulesWithNote> rules_for_rows(const std::string& recipe_path,
     rules.rules.push_back({kMegatronRule, {both}, {both}, std::move(operations)});
   }
   if (names.empty()) return std::nullopt;
-  drop_sizes_of_turns(contents, rules);
+  drop_sizes_of_turns(contents, names, rules);
   return RulesWithNote{
       std::move(rules),
       note_of(path, "rows in the order of the source",
@@ -353,7 +457,7 @@ std::optional<RulesWithNote> rules_for_made_rows(const std::string& recipe_path,
   }
   if (names.empty()) return std::nullopt;
   Rules rules{.path = recipe_path, .rest = Rest::keep};
-  drop_sizes_of_turns(made.contents(), rules);
+  drop_sizes_of_turns(made.contents(), names, rules);
   return RulesWithNote{
       std::move(rules),
       note_of(made.path(),

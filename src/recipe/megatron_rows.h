@@ -34,8 +34,13 @@ struct RowOrders {
 bool may_take_turns(std::string_view name);
 
 /// Reads the arguments from the `common.pt` of a torch_dist checkpoint. Returns nothing if the
-/// folder has no such file, or an unreadable one of another program.
-MegatronArguments arguments_in_common_file(const FileSystem& fs, const std::string& folder);
+/// folder has no such file, and an empty set if another program's file cannot be read.
+std::optional<MegatronArguments> arguments_in_common_file(const FileSystem& fs,
+                                                          const std::string& folder);
+/// Reads the arguments from the `common.pt` of a torch_dist checkpoint, and from the object that
+/// replaces it in newer versions of Megatron. If both have arguments and they differ, neither
+/// counts as read.
+MegatronArguments arguments_of_checkpoint(const FileSystem& fs, const std::string& path);
 
 /// Returns the order of rows of a checkpoint with these arguments.
 RowOrders row_orders_in(const MegatronArguments& arguments);

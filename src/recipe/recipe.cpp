@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -681,17 +682,76 @@ std::string identity_text(const Recipe& recipe, const RecipeOptions& options) {
   return text;
 }
 
+namespace {
+
+struct Config {
+  Value content;
+  std::string path;
+};
+
+/// Returns the `config.json` in the folder of a checkpoint, which may be a file; nothing without
+/// such a file, or if `place` is empty.
+std::optional<Config> config_beside(const FileSystem& fs, const std::string& place) {
+  constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
+  if (place.empty()) return std::nullopt;
+  const bool is_directory = fs.kind_of(place) == FileKind::directory;
+  const std::size_t slash = place.rfind('/');
+  const std::string folder = is_directory                 ? place
+                             : slash == std::string::npos ? "."
+                                                          : place.substr(0, slash + 1);
+  const std::string path = join_path(folder, "config.json");
+  if (fs.kind_of(path) != FileKind::regular) return std::nullopt;
+  return Config{parse_python_json(read_file(fs, path, kMaxConfigNbytes), path), path};
+}
+
+/// Returns the value of a variable; nothing if `config` does not give it.
+std::optional<std::int64_t> value_in(const Recipe& recipe, const RecipeOptions& options,
+                                     const Config& config, const std::string& name) {
+  const auto& parsed = RecipeAccess::parsed(recipe);
+  try {
+    Variables variables(parsed.path, parsed.variables, options.variables, config.content,
+                        config.path);
+    return variables.evaluate({name, "variable " + name});
+  } catch (const Error&) {
+    return std::nullopt;  // if the recipe needs it, applying the recipe reports this
+  }
+}
+
+/// Returns the first variable that `own` gives another value than `options.config`.
+std::optional<Error> find_difference(const Recipe& recipe, const RecipeOptions& options,
+                                     const std::optional<Config>& own) {
+  if (!own || own->path == options.config_path) return std::nullopt;
+  for (const auto& [name, rule] : RecipeAccess::parsed(recipe).variables) {
+    if (rule.config_keys.empty() || options.variables.contains(name)) continue;
+    const auto expected = value_in(recipe, options, {options.config, options.config_path}, name);
+    const auto found = value_in(recipe, options, *own, name);
+    if (!expected || !found || *expected == *found) continue;
+    return Error::expected(ErrorKind::mismatch, {.path = own->path}, "variable " + name,
+                           std::to_string(*expected) + ", as in " + printable(options.config_path),
+                           std::to_string(*found),
+                           "apply the recipe to each source by itself, or give " + name +
+                               "=N as a variable of the recipe");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void read_config(const FileSystem& fs, const Recipe& recipe,
                  const std::vector<std::string>& checkpoints, const std::string& model_folder,
                  RecipeOptions& options) {
-  constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
   const std::string& checkpoint = checkpoints.front();
   const bool is_to = is_to_megatron(recipe, options.direction);
   if (is_to || is_from_megatron(recipe, options.direction)) {
-    const bool is_given = is_to && !model_folder.empty();
-    for (const std::string& folder : is_given ? std::vector{model_folder} : checkpoints) {
-      options.megatron_arguments.push_back(folder.empty() ? MegatronArguments()
-                                                          : arguments_in_common_file(fs, folder));
+    // Only files are copied from there, so an object in its DCP files does not count.
+    if (is_to && !model_folder.empty()) {
+      options.megatron_arguments = {
+          arguments_in_common_file(fs, model_folder).value_or(MegatronArguments())};
+    } else {
+      for (const std::string& path : checkpoints) {
+        options.megatron_arguments.push_back(path.empty() ? MegatronArguments()
+                                                          : arguments_of_checkpoint(fs, path));
+      }
     }
   }
   const auto& variables = RecipeAccess::parsed(recipe).variables;
@@ -700,17 +760,15 @@ void read_config(const FileSystem& fs, const Recipe& recipe,
     return;
   }
   for (const std::string& place : {checkpoint, model_folder}) {
-    if (place.empty()) continue;
-    const bool is_directory = fs.kind_of(place) == FileKind::directory;
-    const std::size_t slash = place.rfind('/');
-    const std::string folder = is_directory                 ? place
-                               : slash == std::string::npos ? "."
-                                                            : place.substr(0, slash + 1);
-    const std::string path = join_path(folder, "config.json");
-    if (fs.kind_of(path) != FileKind::regular) continue;
-    options.config = parse_python_json(read_file(fs, path, kMaxConfigNbytes), path);
-    options.config_path = path;
-    return;
+    auto config = config_beside(fs, place);
+    if (!config) continue;
+    options.config = std::move(config->content);
+    options.config_path = std::move(config->path);
+    break;
+  }
+  if (checkpoints.size() == 1) return;
+  for (const std::string& each : checkpoints) {
+    options.config_differences.push_back(find_difference(recipe, options, config_beside(fs, each)));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/once.h"
 #include "base/value_bits.h"
 #include "formats/derived_reader.h"
+#include "formats/merged_sources.h"
 #include "formats/renamed_units.h"
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
@@ -421,6 +422,22 @@ formats::MissingData TransformedReader::find_missing_data() const {
   return missing;
 }
 
+/// Throws if a source has another value of a variable in its config.json. The sources of a
+/// combination have the same names. Those of a merge do not matter if their names begin with
+/// another prefix than the recipe's.
+void require_equal_variables(const CheckpointReader& reader, const RecipeOptions& options) {
+  const auto merged = formats::sources_of_merge(reader);
+  for (std::size_t s = 0; s < options.config_differences.size(); ++s) {
+    const auto& difference = options.config_differences[s];
+    if (!difference) continue;
+    const std::string prefix =
+        s < merged.size() && !merged[s].prefix.empty() ? merged[s].prefix + "." : "";
+    if (options.prefix.starts_with(prefix) || prefix.starts_with(options.prefix)) {
+      throw Error(*difference);
+    }
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointReader> reader,
@@ -429,6 +446,8 @@ std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointRea
   const bool is_from = is_from_megatron(recipe, options.direction);
   const bool is_to = is_to_megatron(recipe, options.direction);
   const std::string path = reader->path();
+  const CheckpointReader& source = *reader;  // a transformed reader owns it
+  require_equal_variables(source, options);
   const Rules rules = rules_of(recipe, options);
   if (is_from) require_new_order_of_rows(*reader);
   if (const auto named = rules_for_megatron(recipe, options.direction, reader->contents(), path)) {
@@ -440,8 +459,9 @@ std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointRea
                                                  std::move(further->note));
   };
   if (is_from && use_rows(rules, options.prefix, reader->contents())) {
+    // The rules for Megatron's names drop the object with the arguments.
     add_rules(
-        rules_for_rows(recipe.path(), reader->contents(), row_orders_of(*reader, options), path));
+        rules_for_rows(recipe.path(), reader->contents(), row_orders_of(source, options), path));
   }
   const auto before = is_to ? names_with_rows(reader->contents()) : std::set<std::string>();
   reader = std::make_unique<TransformedReader>(std::move(reader), rules, options.prefix);

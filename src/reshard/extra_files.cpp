@@ -10,6 +10,7 @@
 #include "base/size_text.h"
 #include "formats/extra_entries.h"
 #include "formats/megatron/torch_dist_files.h"
+#include "formats/safetensors/shard_names.h"
 #include "formats/staging/extra_copies.h"
 #include "object_store/stored_objects.h"
 #include "reshard/config_dtype.h"
@@ -136,14 +137,18 @@ class Sorter {
  public:
   /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast.
   /// `changes_rows`: whether a recipe gave rows another order than Megatron's arguments say.
+  /// `loses_common_state`: whether a recipe left out the object that replaces `common.pt`, or there
+  /// was none.
   Sorter(const FileSystem& fs, formats::Format format, const std::string& destination,
-         const ExtraFilesOptions& options, bool changes_tensors, bool changes_rows)
+         const ExtraFilesOptions& options, bool changes_tensors, bool changes_rows,
+         bool loses_common_state)
       : fs_(fs),
         driver_(formats::driver_of(format)),
         is_directory_(driver_.destination_kind(destination) == DestinationKind::directory),
         options_(options),
         changes_tensors_(changes_tensors),
-        changes_rows_(changes_rows) {}
+        changes_rows_(changes_rows),
+        loses_common_state_(loses_common_state) {}
 
   void sort(const Found& found) {
     for (const auto& [name, places] : found) sort(name, places);
@@ -194,6 +199,11 @@ class Sorter {
     // A later recipe would put the rows in order once more, and Megatron would read them so.
     if (changes_rows_ && is_of_torch_dist(fs_, directory, name)) {
       return leave(name, "says that rows of experts take turns, which a recipe changed");
+    }
+    if (loses_common_state_ && name == formats::megatron::kConfigFile &&
+        is_of_torch_dist(fs_, directory, name) &&
+        !fs_.kind_of(join_path(directory, formats::megatron::kCommonFile))) {
+      return leave(name, "describes Megatron's common state, which a recipe left out");
     }
     if (changes_tensors_ && formats::holds_tensors(name)) {
       return leave(name, "belongs to the tensors before the change");
@@ -270,6 +280,7 @@ class Sorter {
   const ExtraFilesOptions& options_;
   const bool changes_tensors_;
   const bool changes_rows_;
+  const bool loses_common_state_;
   // Names of files that differ between the sources, and of which the preference chose one.
   std::vector<std::string> preferred_;
   ExtraFilesPlan result_;
@@ -356,10 +367,24 @@ void compare_config(const FileSystem& fs, const Plan& plan, ExtraFilesPlan& file
                                   ", to which loaders round them (copied unchanged)"});
 }
 
-/// Notes that files of whole tensors in a folder get other names than those in the source's folder,
-/// such as those by which diffusers finds a model.
-void note_lost_names(const CheckpointReader& reader, const std::string& destination,
-                     formats::Format format, ExtraFilesPlan& files) {
+/// Returns the data files that lie in the sources' folders themselves.
+std::vector<std::string> files_in_sources(const CheckpointReader& reader,
+                                          const std::vector<std::string>& sources) {
+  std::vector<std::string> files = reader.data_files();
+  std::erase_if(files, [&](const std::string& path) {
+    return std::ranges::none_of(sources, [&](const std::string& source) {
+      return join_path(source, last_component(path)) == path;
+    });
+  });
+  return files;
+}
+
+/// Keeps the stem of the files if the source and the new checkpoint are folders of one format.
+/// Otherwise notes that files get other names than those by which loaders find the source. Files of
+/// a recipe (`is_converted`) are of another framework, which looks for the usual names.
+void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
+               const std::vector<std::string>& sources, const std::string& destination,
+               formats::Format format, bool is_converted, ExtraFilesPlan& files) {
   const formats::FormatDriver& driver = formats::driver_of(format);
   const std::vector<std::string> old = reader.data_files();
   const bool has_new_files = format == reader.format() && formats::holds_whole_tensors(format) &&
@@ -367,7 +392,11 @@ void note_lost_names(const CheckpointReader& reader, const std::string& destinat
   const auto is_kept = [&](const std::string& path) {
     return driver.writes_file(last_component(path));
   };
-  if (!has_new_files || old.empty() || std::ranges::any_of(old, is_kept)) return;
+  if (!has_new_files || old.empty()) return;
+  if (!is_converted) {
+    files.stem = formats::detail::common_stem(fs, files_in_sources(reader, sources));
+  }
+  if (!files.stem.empty() || std::ranges::any_of(old, is_kept)) return;
   files.notes.push_back({.severity = Finding::Severity::note,
                          .rule = std::string(kExtraFilesRule),
                          .where = {.path = destination},
@@ -375,6 +404,20 @@ void note_lost_names(const CheckpointReader& reader, const std::string& destinat
                                      printable(last_component(old.front())) +
                                      ", if a loader looks for them",
                          .found = "other names (rename the files, or write a single file)"});
+}
+
+/// Leaves out the configuration of an adapter whose file lies beside the model and is not copied.
+/// Loaders would take the copy of the model for an adapter.
+void leave_config_of_adapter(ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name);
+  if (config == files.carried.end()) return;
+  const auto is_adapter = [](const ExtraFilesPlan::Left& file) {
+    return file.name.starts_with("adapter_model");
+  };
+  const auto adapter = std::ranges::find_if(files.left, is_adapter);
+  if (adapter == files.left.end()) return;
+  files.left.insert(adapter, {config->name, "describes an adapter, which is not copied"});
+  files.carried.erase(config);
 }
 
 /// Removes `quantization_config` from the copy of `config.json`, or notes why not.
@@ -444,7 +487,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   Sorter sorter(fs, format, destination, options,
                 options.changes_tensors || options.removes_quantization || options.is_converted ||
                     cast.has_value(),
-                changes_rows);
+                changes_rows,
+                options.is_converted && !formats::megatron::has_common_object(plan.destination));
   if (options.folder.empty()) {
     sorter.sort(beside);
   } else {
@@ -459,13 +503,14 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   }
   ExtraFilesPlan files = sorter.take();
   // Only checkpoints of whole tensors have files named as a model's. For another checkpoint, such
-  // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::is_base_model).
+  // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::stem).
   const bool has_names_of_models =
       formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
-  files.is_base_model =
+  const bool is_base_model =
       has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
         return path.substr(path.rfind('/') + 1).starts_with("adapter");
       });
+  if (is_base_model) leave_config_of_adapter(files);
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);
@@ -473,8 +518,9 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     compare_config(fs, plan, files);
   }
   if (fs.kind_of(sources.front()) == FileKind::directory) {
-    note_lost_names(reader, destination, format, files);
+    keep_stem(fs, reader, sources, destination, format, options.is_converted, files);
   }
+  if (files.stem.empty() && is_base_model) files.stem = "model";
   return files;
 }
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ckpt_tools import reshard, succeed
+from ckpt_tools import reshard, run, succeed
 from safetensors.torch import load_file, save_file
 
 SEEDS = range(4)
@@ -132,3 +132,39 @@ def test_an_adapter_that_changes_a_tied_weight_says_that_both_names_change(kind,
     merged = torch.load(tmp_path / "merged.pt")
     assert torch.equal(merged["embed.weight"], merged["head.weight"]) and not torch.equal(merged["embed.weight"], weight)
     assert notes("--only", "!embed") == []
+
+
+def save_model(folder, heads):
+    folder.mkdir()
+    save_file({"q": torch.arange(8.0).reshape(4, 2)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"heads": heads}))
+    return folder
+
+
+SWAP = {"schema": 1, "rest": "keep", "variables": {"heads": {"config": "heads"}},
+        "rules": [{"from": "q", "to": "wq", "ops": [{"unflatten": {"dim": 0, "sizes": ["heads", -1]}}, {"transpose": [0, 1]}, {"flatten": {"dim": 0, "sizes": [-1, "heads"]}}]}]}
+
+
+@pytest.mark.parametrize("verb", ["combine", "merge"])
+@pytest.mark.parametrize("other, given, code", [(2, [], 0), (1, [], 3), (1, ["--set", "heads=2"], 0)])
+def test_a_recipe_does_not_take_the_numbers_of_one_source_for_another(verb, other, given, code, tmp_path):
+    """The numbers of a recipe come from config.json. The sources' files may differ in what the recipe does not need."""
+    first, second = save_model(tmp_path / "a", 2), save_model(tmp_path / "b", other)
+    if verb == "merge":
+        save_file({"k": torch.ones(2)}, second / "model.safetensors")
+    config = json.loads((second / "config.json").read_text())
+    (second / "config.json").write_text(json.dumps(config | {"note": "of no rule"}))
+    (tmp_path / "recipe.json").write_text(json.dumps(SWAP))
+    sources = [first, second, tmp_path / "sum"] if verb == "merge" else [tmp_path / "sum", "--linear", f"1={first}", "--linear", f"1={second}"]
+    moved = run("ckpt-reshard", verb, *sources, "--recipe", tmp_path / "recipe.json", *given)
+    assert moved.returncode == code, moved.stderr
+    refusal = f"{second}/config.json: variable heads: expected 2, as in {first}/config.json, found 1"
+    assert (refusal in moved.stderr) == (code == 3), moved.stderr
+
+
+@pytest.mark.parametrize("prefix, code", [("a.", 0), ("b.", 3)])
+def test_a_source_that_a_recipe_does_not_change_may_have_other_numbers(prefix, code, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(SWAP))
+    sources = [f"{name}={save_model(tmp_path / name, heads)}" for name, heads in (("a", 2), ("b", 1))]
+    moved = run("ckpt-reshard", "merge", *sources, tmp_path / "both", "--recipe", tmp_path / "recipe.json", "--set", f"prefix={prefix}")
+    assert moved.returncode == code, moved.stderr

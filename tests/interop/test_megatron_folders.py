@@ -144,13 +144,40 @@ def test_recipes_put_rows_that_take_turns_in_order(owner, arg, via_torch_dist, t
 
 def test_rows_that_take_turns_on_several_ranks_of_torch_dist_are_refused_by_a_recipe(tmp_path):
     """Shows F3. Megatron cuts each rank's rows in halves, and stores the first halves of all ranks first."""
-    fc1 = "decoder.layers.0.mlp.experts.linear_fc1.weight0"
-    models = [EMBEDDING | {fc1: part.clone(), fc1.replace("fc1", "fc2"): torch.ones(2, 4)} for part in torch.arange(32.0).reshape(16, 2).chunk(2)]
-    folder = save(tmp_path / "run", models, num_experts=1, moe_mlp_glu_interleave_size=2)
-    torch_dist = reshard(folder, tmp_path / "torch_dist", "--to", "megatron")
+    torch_dist = tmp_path / "torch_dist"
+    dcp.save({"decoder.layers.mlp.experts.experts.linear_fc1.weight": torch.ones(1, 1, 16, 2)}, checkpoint_id=torch_dist, no_dist=True)
+    torch.save({"args": argparse.Namespace(tensor_model_parallel_size=2, moe_mlp_glu_interleave_size=2)}, torch_dist / "common.pt")
+    (torch_dist / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
     (tmp_path / "recipe.json").write_text(json.dumps(SPLIT))
     moved = run("ckpt-reshard", torch_dist, tmp_path / "moved", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse")
     assert moved.returncode == 3 and "one tensor rank" in moved.stderr and "linear_fc1" in moved.stderr, moved.stderr
+
+
+@pytest.mark.parametrize("owner, arg", [("experts", "moe_mlp_glu_interleave_size"), ("shared_experts", "moe_shared_expert_glu_interleave_size")])
+def test_rows_that_take_turns_on_several_ranks(owner, arg, tmp_path):
+    """Shows F3. Megatron would read the whole rows as the first halves of all ranks, then the second ones. A recipe and the
+    order of one rank are as they were before."""
+    gate, up = torch.arange(16.0).reshape(8, 2), torch.arange(16.0).reshape(8, 2) + 100
+    number, one = ("0", "0") if owner == "experts" else ("", "shared")
+    fc1 = f"decoder.layers.0.mlp.{owner}.linear_fc1.weight{number}"
+    whole = in_turns(gate, up, 2)
+    models = [EMBEDDING | {fc1: part.clone(), fc1.replace("fc1", "fc2"): torch.ones(2, 4)} for part in whole.chunk(2)]
+    folder = save(tmp_path / "run", models, num_experts=1, **{arg: 2})
+    moved = run("ckpt-reshard", folder, tmp_path / "torch_dist", "--to", "megatron")
+    assert moved.returncode == 3 and f"{fc1}: order of rows: expected one tensor rank" in moved.stderr, moved.stderr
+    one_rank = reshard(folder, tmp_path / "one_rank", "--to", "megatron", "--only", "!args.tensor_model_parallel_size")
+    names = [name for name in names_of(one_rank) if name.endswith("linear_fc1.weight")]
+    state = {names[0]: torch.empty(1, 1, 16, 2) if owner == "experts" else torch.empty(1, 16, 2)}
+    dcp.load(state, checkpoint_id=one_rank)
+    assert torch.equal(state[names[0]].reshape(16, 2), whole)
+    (tmp_path / "recipe.json").write_text(json.dumps(SPLIT))
+    for source in (folder, one_rank):
+        prefix = "model." if source == folder else ""
+        setting = ["--set", f"prefix={prefix}"] if prefix else []
+        halves = reshard(source, tmp_path / f"halves{prefix}", "--to", "dcp", "--recipe", tmp_path / "recipe.json", "--inverse", *setting)
+        state = {f"{prefix}layers.0.{one}.{part}": torch.empty(8, 2) for part in ("gate", "up")}
+        dcp.load(state, checkpoint_id=halves)
+        assert torch.equal(state[f"{prefix}layers.0.{one}.gate"], gate) and torch.equal(state[f"{prefix}layers.0.{one}.up"], up)
 
 
 @pytest.mark.parametrize("name", ["tp2_pp2", "tp2_pp2_distributed_bf16"])

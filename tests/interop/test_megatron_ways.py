@@ -5,6 +5,7 @@ layers, or neither.
 """
 
 import argparse
+import io
 import json
 import shutil
 
@@ -185,6 +186,18 @@ def test_sources_with_rows_in_other_orders_are_refused(tmp_path):
     assert run("ckpt-reshard", "merge", f"a={turns}", f"b={alike}", tmp_path / "moved", *recipe).returncode == 0
 
 
+@pytest.mark.parametrize("kinds, code", [(("turns", "plain"), 3), (("plain", "turns"), 3), (("turns", "turns"), 0)])
+def test_a_combination_of_rows_in_other_orders_is_refused_by_a_recipe(kinds, code, tmp_path):
+    sources = [f"--linear=0.5={save_torch_dist(tmp_path / str(i), kind)}" for i, kind in enumerate(kinds)]
+    options = ["--to", "dcp", "--drop-optimizer", "--only", "!optimizer", *save_recipe(tmp_path), "--inverse"]
+    moved = run("ckpt-reshard", "combine", tmp_path / "moved", *sources, *options)
+    assert moved.returncode == code, moved.stderr
+    assert (" in source 2" in moved.stderr) == (code == 3), moved.stderr
+    if code == 0:
+        found = flat_in(tmp_path / "moved", tmp_path)
+        assert_equal({name: found[name] for name in halves()}, halves())
+
+
 class Arguments:
     """As another program may save them."""
 
@@ -240,3 +253,93 @@ def test_the_version_counts_for_the_source_that_states_it(is_first, prefix, vers
     sources = [f"{prefix}={tmp_path / 'run'}" if prefix else tmp_path / "run", save_other(tmp_path)]
     moved = run("ckpt-reshard", "merge", *(sources if is_first else sources[::-1]), tmp_path / "moved", "--to", "dcp", *recipe)
     assert moved.returncode == code and ("expected checkpoint_version 2 or later" in moved.stderr) == (code == 3), moved.stderr
+
+
+OBJECT = "common_state/shard_0_1"
+
+
+class MegatronPlanner(dcp.DefaultSavePlanner):
+    """Megatron saves the objects itself, so a buffer is written as it is."""
+
+    def transform_object(self, write_item, object):
+        return object if isinstance(object, io.BytesIO) else super().transform_object(write_item, object)
+
+
+def save_with_object(folder, kind="turns", common=None, is_flattened=False):
+    """Saves torch_dist as newer versions of Megatron do: with an object in place of `common.pt`."""
+    saved = io.BytesIO()
+    torch.save([common or {"iteration": 5, "args": argparse.Namespace(tensor_model_parallel_size=1, moe_mlp_glu_interleave_size=2)}], saved)
+    planner = MegatronPlanner(flatten_state_dict=is_flattened)
+    dcp.save(tensors_of(kind, 2 if kind == "turns" else 0) | {OBJECT: saved}, checkpoint_id=folder, no_dist=True, planner=planner)
+    (folder / "metadata.json").write_text(TORCH_DIST)
+    return folder
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+def test_the_object_in_place_of_common_says_whether_rows_take_turns(is_flattened, tmp_path):
+    source = save_with_object(tmp_path / "source", is_flattened=is_flattened)
+    moved = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", *save_recipe(tmp_path), "--inverse")
+    assert moved.returncode == 0 and f"{LAYERS * EXPERTS} tensors in which rows of gate and up took turns every 2" in moved.stderr, moved.stderr
+    assert_halves(tmp_path / "moved", tmp_path)
+    assert "1 extra file not copied: metadata.json" in moved.stdout and not (tmp_path / "moved" / "metadata.json").exists()
+    checked = run("ckpt-inspect", "verify", tmp_path / "moved")
+    assert checked.returncode == 0, checked.stdout
+    checked = run("ckpt-inspect", "recipe", "check", save_recipe(tmp_path)[1], source, "--inverse")
+    assert "tensors in which rows of gate and up took turns" in checked.stdout + checked.stderr
+
+
+def test_an_object_of_plain_values_says_so_in_other_formats(tmp_path):
+    source = save_with_object(tmp_path / "source", common={"args": {"moe_mlp_glu_interleave_size": 2}})
+    native = reshard(source, tmp_path / "native", "--to", "native")
+    for prefix in ("", "run."):
+        sources = [f"run={native}", save_other(tmp_path)] if prefix else [native]
+        options = ["--to", "dcp", *save_recipe(tmp_path), "--inverse", *(["--set", f"prefix={prefix}"] if prefix else [])]
+        moved = run("ckpt-reshard", *(["merge"] if prefix else []), *sources, tmp_path / f"moved{prefix}", *options)
+        assert moved.returncode == 0, moved.stderr
+        found = flat_in(tmp_path / f"moved{prefix}", tmp_path)
+        assert_equal({name: each for name, each in found.items() if name.startswith(f"{prefix}layers.")},
+                     {prefix + name: half for name, half in halves().items()})
+
+
+def test_a_recipe_that_leaves_out_the_object_leaves_out_the_file_that_describes_it(tmp_path):
+    source = save_with_object(tmp_path / "source", "plain", {"args": argparse.Namespace(tensor_model_parallel_size=1)})
+    moved = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", *save_recipe(tmp_path), "--inverse")
+    assert moved.returncode == 0 and "metadata.json (describes Megatron's common state, which a recipe left out)" in moved.stdout, moved.stdout
+    assert_halves(tmp_path / "moved", tmp_path)
+
+
+@pytest.mark.parametrize("is_flattened", [False, True])
+@pytest.mark.parametrize("damage", ["other class", "bytes"])
+def test_rows_are_refused_if_the_object_cannot_be_read(damage, is_flattened, tmp_path):
+    common = {"args": Arguments()} if damage == "other class" else None
+    source = save_with_object(tmp_path / "source", common=common, is_flattened=is_flattened)
+    if damage == "bytes":
+        data = (source / "__0_0.distcp").read_bytes()
+        (source / "__0_0.distcp").write_bytes(data.replace(b"moe_mlp_glu_interleave_size", b"moe_mlp_glu_interleave_sizE"))
+    moved = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", *save_recipe(tmp_path), "--inverse")
+    assert moved.returncode == 3 and "or in the object common_state" in moved.stderr and "an object that cannot be read" in moved.stderr, moved.stderr
+
+
+@pytest.mark.parametrize("size, code", [(2, 0), (4, 3)])
+def test_both_common_and_the_object_must_say_the_same(size, code, tmp_path):
+    source = save_with_object(tmp_path / "source")
+    torch.save({"args": argparse.Namespace(tensor_model_parallel_size=1, moe_mlp_glu_interleave_size=size)}, source / "common.pt")
+    moved = run("ckpt-reshard", source, tmp_path / "moved", "--to", "dcp", *save_recipe(tmp_path), "--inverse")
+    assert moved.returncode == code, moved.stderr
+    assert ("moe_mlp_glu_interleave_size 4 in common.pt and 2 in the object" in moved.stderr) == (code == 3), moved.stderr
+
+
+def test_an_object_that_is_wrong_after_a_recipe_does_not_stay(tmp_path):
+    """It is beside tensors of other names, as an older version moved them."""
+    saved = io.BytesIO()
+    torch.save([{"args": {"moe_mlp_glu_interleave_size": 2}}], saved)
+    dcp.save(ALL_HALVES | {"embedding.word_embeddings.weight": torch.ones(4, 2), OBJECT: saved}, checkpoint_id=tmp_path / "halved",
+             no_dist=True, planner=MegatronPlanner())
+    moved = run("ckpt-reshard", tmp_path / "halved", tmp_path / "moved", "--to", "megatron", *save_recipe(tmp_path))
+    assert moved.returncode == 0 and "rows of experts: expected rows of gate and up that take turns every 2" in moved.stderr, moved.stderr
+    assert OBJECT not in dcp.FileSystemReader(tmp_path / "moved").read_metadata().state_dict_metadata
+
+
+def test_verify_knows_the_object_with_arguments(tmp_path):
+    checked = run("ckpt-inspect", "verify", save_with_object(tmp_path / "source"))
+    assert checked.returncode == 0 and "incomplete" not in checked.stdout, checked.stdout

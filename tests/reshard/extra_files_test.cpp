@@ -321,9 +321,31 @@ TEST_F(ExtraFilesTest, ALostNameByWhichLoadersFindTheFileIsNoted) {
     return count;
   };
   EXPECT_EQ(notes_of("diffusion_pytorch_model.fp16.safetensors", "moved"), 1U);
-  EXPECT_EQ(notes_of("pytorch_lora_weights.safetensors", "moved"), 1U);
+  EXPECT_EQ(notes_of("pytorch_lora_weights.safetensors", "moved"), 0U);
   EXPECT_EQ(notes_of("pytorch_lora_weights.safetensors", "moved.safetensors"), 0U);
   EXPECT_TRUE(plan({}, Format::safetensors, {"unet"}).notes.empty());
+}
+
+TEST_F(ExtraFilesTest, FilesKeepTheStemByWhichLoadersFindThem) {
+  write("unet", Format::safetensors);
+  const std::string usual = tmp_ / "unet/model.safetensors";
+  const auto stem_of = [&](const std::string& name, const ExtraFilesOptions& options = {}) {
+    const std::string path = tmp_ / ("unet/" + name + ".safetensors");
+    fs_.rename(usual, path);
+    const std::string stem = plan(options, Format::safetensors, {"unet"}).stem;
+    EXPECT_EQ(plan(options, Format::safetensors, {"unet/" + name + ".safetensors"}).stem,
+              name.starts_with("adapter") ? "" : "model");
+    EXPECT_EQ(plan(options, Format::safetensors, {"unet"}, "moved.safetensors").stem,
+              name.starts_with("adapter") ? "" : "model");
+    fs_.rename(path, usual);
+    return stem;
+  };
+  EXPECT_EQ(stem_of("diffusion_pytorch_model"), "diffusion_pytorch_model");
+  EXPECT_EQ(stem_of("adapter_model"), "adapter_model");
+  EXPECT_EQ(stem_of("diffusion_pytorch_model.fp16"), "model");
+  EXPECT_EQ(stem_of("model-00001-of-00001"), "model");  // without an index
+  EXPECT_EQ(stem_of("shard-00001-model-00001-of-00001"), "model");
+  EXPECT_EQ(stem_of("diffusion_pytorch_model", {.is_converted = true}), "model");
 }
 
 TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {

@@ -511,7 +511,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   const auto start = std::chrono::steady_clock::now();
   formats::CreateOptions create = create_options(options, files, wanted);
   create.extra_files = outcome.extra_files.carried;
-  create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  create.safetensors.stem = outcome.extra_files.stem;
   write_destination(options, part, std::move(create), outcome, reader, terminal, signals.token());
   add_losses(*source.losses, reader, outcome);
   if (options.dry_run) {

@@ -30,15 +30,16 @@ std::uint64_t safetensors_nbytes(const ReadableFile& file);
 struct SafetensorsWriteOptions {
   /// The most tensor bytes in one file; a larger tensor gets its own file. Empty: only one file.
   std::optional<std::uint64_t> max_shard_nbytes{};
-  /// False: if `adapter_config.json` is one of CreateOptions::extra_files, the files are named
-  /// `adapter_model…`, as PEFT expects; otherwise `model…`. True: they are always named `model…`.
-  bool is_base_model = false;
+  /// The files in a directory are named `<stem>.safetensors` or
+  /// `<stem>-00001-of-0000N.safetensors`. Empty: `adapter_model` if `adapter_config.json` is one of
+  /// CreateOptions::extra_files, as PEFT expects; otherwise `model`.
+  std::string stem{};
 };
 
 /// Starts a checkpoint that Python's safetensors can load. A destination whose name ends in
 /// `.safetensors` is a single file. Any other destination is a directory with `model.safetensors`,
 /// or with `model-00001-of-0000N.safetensors` files and `model.safetensors.index.json`. (Only
-/// `create_checkpoint`, which copies extra files, may name them `adapter_model…`, as PEFT does.)
+/// `create_checkpoint`, which copies extra files, heeds `options.stem`.)
 ///
 /// safetensors has no place for values, key paths, kinds of state and flat units. They go to a file
 /// `<model>.safetensors.values.json`; if there are no values, to `__metadata__` or the index.

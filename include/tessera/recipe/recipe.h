@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/base/file_system.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
@@ -47,8 +49,8 @@ enum class Direction {
   inverse,  // each rule's `to` becomes its `from`
 };
 
-/// What the `common.pt` of a torch_dist checkpoint says about the order of rows of experts
-/// (docs/from/megatron.md).
+/// What the `common.pt` of a torch_dist checkpoint, or the object that replaces it, says about the
+/// order of rows of experts (docs/from/megatron.md).
 struct MegatronArguments {
   std::map<std::string, std::int64_t> numbers{};  ///< by the name of the argument
   std::string unread{};  ///< why the arguments cannot be read; empty: they were, or there are none
@@ -62,6 +64,8 @@ struct RecipeOptions {
   std::string config_path{};  ///< of config.json, for messages
   std::string prefix{};       ///< that the checkpoint's names have and the recipe's names lack
   std::vector<MegatronArguments> megatron_arguments{};  ///< of each source, in their order
+  /// Of each source, in their order: that its config.json gives a variable another value.
+  std::vector<std::optional<Error>> config_differences{};
 };
 
 /// Parses `NAME=NUMBER` (a variable) or `prefix=TEXT`, and sets it in `options`, also if it is
@@ -71,10 +75,13 @@ void add_setting(RecipeOptions& options, std::string_view text);
 /// If the recipe takes a variable from `config.json`, reads this file into `options.config`: from
 /// the first checkpoint's folder, or else from `model_folder` (may be empty). Without such a file,
 /// changes nothing. `Infinity` and `NaN` become None. If a side of the recipe has Megatron's names,
-/// also reads `options.megatron_arguments` from a `common.pt` in the folder of each checkpoint. If
-/// the new names are Megatron's, a file in `model_folder` goes before these.
-/// `checkpoints`: the sources of a merge; otherwise one. Requires: at least one checkpoint, and
-/// `options.direction` is set. Throws: Error(corruption) if `config.json` is not JSON.
+/// also reads `options.megatron_arguments` from a `common.pt` in the folder of each checkpoint, and
+/// from the object that replaces it in newer versions. If the new names are Megatron's, a file in
+/// `model_folder` goes before these. If a further checkpoint's `config.json` gives a variable
+/// another value, which the user has not given, `options.config_differences` says so.
+/// `checkpoints`: the sources of a merge or of a combination; otherwise one. Requires: at least one
+/// checkpoint, and `options.direction` is set. Throws: Error(corruption) if `config.json` is not
+/// JSON.
 void read_config(const FileSystem& fs, const Recipe& recipe,
                  const std::vector<std::string>& checkpoints, const std::string& model_folder,
                  RecipeOptions& options);

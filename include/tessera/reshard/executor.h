@@ -93,9 +93,8 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
-  /// Whether the source is a model, not an adapter: its format holds whole tensors, and no data
-  /// file's name begins with `adapter`. For SafetensorsWriteOptions::is_base_model.
-  bool is_base_model = false;
+  /// For SafetensorsWriteOptions::stem: that of the source's own files, if they have one.
+  std::string stem{};
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes
 };

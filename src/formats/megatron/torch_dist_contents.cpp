@@ -99,6 +99,7 @@ class Sorter {
     if (is_torch_dist_) return std::move(*this).sort_torch_dist();
     if (is_renamed_) read_copied_arguments();
     for (const std::size_t v : values_in_order()) add_value(v);
+    require_known_order_of_rows();
     const bool are_numbered = are_layers_numbered();
     const TorchDistNames names(weights_, destination_,
                                are_numbered ? LayerNames::numbered : LayerNames::stacked_if_alike);
@@ -206,6 +207,35 @@ class Sorter {
     return std::ranges::any_of(contents_.values, [](const ValueEntry& value) {
       return value.name.find(kShard) != std::string::npos && has_layer_number(value.name);
     });
+  }
+
+  std::int64_t number_in_args(std::string_view name) const {
+    const Value* const value = sorted_.common.find_arg(name);
+    const auto* const number = value == nullptr ? nullptr : value->get_if<std::int64_t>();
+    return number == nullptr ? 0 : *number;
+  }
+
+  /// Throws if rows of the gate and of the up projection take turns in a weight, and the run has
+  /// several tensor ranks. Each rank cuts its rows into halves, and finds the first halves of all
+  /// ranks before the second ones. The weight, which has all rows in their own order, would be read
+  /// as another one.
+  void require_known_order_of_rows() const {
+    const std::int64_t num_ranks = number_in_args("tensor_model_parallel_size");
+    if (num_ranks <= 1) return;
+    for (const auto& [name, meta] : weights_) {
+      const bool is_of_experts = is_of_expert(name);
+      if (!second_of_perceptron(name) || (!is_of_experts && !is_of_shared_expert(name))) continue;
+      const std::int64_t turns = number_in_args(
+          is_of_experts ? "moe_mlp_glu_interleave_size" : "moe_shared_expert_glu_interleave_size");
+      if (turns <= 0) continue;
+      throw Error::expected(
+          ErrorKind::unsupported, {.path = destination_, .fqn = meta.fqn}, "order of rows",
+          "one tensor rank, where rows of the gate and of the up projection take turns every " +
+              std::to_string(turns) + " rows",
+          "args.tensor_model_parallel_size " + std::to_string(num_ranks) +
+              ", for which Megatron stores the rows in another order",
+          "for a run with one tensor rank leave this argument out; a recipe puts the gate first");
+    }
   }
 
   void find_stacked_unasked() {

@@ -8,9 +8,11 @@
 
 #include "base/json.h"
 #include "base/outside_failure.h"
+#include "formats/dcp.h"
 #include "formats/megatron/torch_dist_names.h"
 #include "formats/torch_zip.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
 
 namespace tessera::formats::megatron {
 namespace {
@@ -48,18 +50,24 @@ std::optional<Finding> check_config(const FileSystem& fs, const std::string& pat
   }
 }
 
-bool is_object(std::string_view name) {
-  const std::size_t at = name.find(kShard);
-  if (at == std::string_view::npos) return false;
-  const std::string_view place = name.substr(at + kShard.size());
-  return !place.empty() && place.find_first_not_of("0123456789._") == std::string_view::npos;
+/// Returns whether a place such as `0_1` begins `text`. The name of an item of the object may
+/// follow.
+bool begins_with_place(std::string_view text) {
+  const std::size_t end = text.find_first_not_of("0123456789._");
+  if (text.empty() || end == 0) return false;
+  return end == std::string_view::npos || text[end - 1] == '.';
 }
 
-/// Whether an entry is the object that replaces `common.pt`: `common_state/shard_0_1`. In a
-/// checkpoint of Megatron, `common_state` alone is also such an object.
+/// Whether an entry is an object of Megatron's, or an item of one that is read item by item.
+bool is_object(std::string_view name) {
+  const std::size_t at = name.find(kShard);
+  return at != std::string_view::npos && begins_with_place(name.substr(at + kShard.size()));
+}
+
+/// Whether an entry is the object that replaces `common.pt`, or an item of it. In a checkpoint of
+/// Megatron, `common_state` alone is also such an object.
 bool is_common_object(std::string_view name) {
-  return name == kCommonObject || (is_object(name) && name.starts_with(kCommonObject) &&
-                                   name.find(kShard) == kCommonObject.size());
+  return name == kCommonObject || before_common_object(name) == "";
 }
 
 bool has_value(const CheckpointContents& contents, bool (*matches)(std::string_view)) {
@@ -89,9 +97,9 @@ void check_files(const FileSystem& fs, const std::string& directory,
   const std::string common_path = join_path(directory, kCommonFile);
   const bool is_there = has_file(fs, directory, kConfigFile);
   const bool has_common = has_file(fs, directory, kCommonFile);
-  const bool has_common_object = has_value(contents, is_common_object);
+  const bool has_object = has_common_object(contents);
   auto config_finding = is_there ? check_config(fs, config_path) : std::nullopt;
-  if (has_common || has_common_object) {
+  if (has_common || has_object) {
     if (!is_there) {
       sink(finding(config_path, "the file that Megatron writes last",
                    "none (an interrupted save, or an incomplete copy?)"));
@@ -133,6 +141,30 @@ void verify_common(const FileSystem& fs, const std::string& path, const FindingS
 }
 
 }  // namespace
+
+std::optional<std::string_view> before_common_object(std::string_view name) {
+  const std::string text = std::string(kCommonObject) + std::string(kShard);
+  const std::size_t at = name.find(text);
+  if (at == std::string_view::npos || (at > 0 && name[at - 1] != '.')) return std::nullopt;
+  if (!begins_with_place(name.substr(at + text.size()))) return std::nullopt;
+  return name.substr(0, at);
+}
+
+bool has_common_object(const CheckpointContents& contents) {
+  return has_value(contents, is_common_object);
+}
+
+std::unique_ptr<CheckpointReader> open_common_object(const FileSystem& fs,
+                                                     const std::string& path) {
+  try {
+    if (detect_format(fs, path) != Format("dcp")) return nullptr;
+    if (!has_common_object(open_dcp(fs, path)->contents())) return nullptr;
+    return open_dcp_with_classes(fs, path, {"argparse.Namespace"});
+  } catch (const Error& error) {
+    if (tessera::detail::is_outside_failure(error)) throw;
+    return nullptr;
+  }
+}
 
 bool is_torch_dist(const FileSystem& fs, const std::string& directory) {
   try {

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "formats/part_of_check.h"
 #include "tessera/base/file_system.h"
@@ -18,6 +21,16 @@ inline constexpr const char* kConfigFile = "metadata.json";
 /// The rule of the note of a recipe that gives rows of experts another order than the arguments in
 /// `common.pt` say. A move then leaves out the two files.
 inline constexpr const char* kRowsRule = "rows of experts";
+
+/// If `name` is of the object that replaces `common.pt` (`run.common_state/shard_0_1`), or of an
+/// item of this object, returns the text before it (`run.`).
+std::optional<std::string_view> before_common_object(std::string_view name);
+/// Whether a checkpoint of Megatron has that object.
+bool has_common_object(const CheckpointContents& contents);
+
+/// Opens the DCP checkpoint at `path` if there is one, with arguments as a dict, and if it has that
+/// object. Null otherwise, also if it cannot be opened: the caller's own reader reports this.
+std::unique_ptr<CheckpointReader> open_common_object(const FileSystem& fs, const std::string& path);
 
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
 bool is_torch_dist(const FileSystem& fs, const std::string& directory);

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/shard_files.h"
+#include "tessera/base/file_system.h"
 
 namespace tessera::formats::detail {
 
@@ -14,5 +17,10 @@ inline constexpr ShardNaming kShardNaming{"model", ".safetensors", kIndexSuffix}
 
 /// Returns the place that a file's name states, such as 2 of 3; nothing if the name has no place.
 std::optional<PlaceInSeries> place_in_series(std::string_view name);
+
+/// Returns the stem that all tensor files among `paths` have, such as `diffusion_pytorch_model`, by
+/// which loaders find them. Empty if there is none that new files can have: indexes of variants
+/// (`model.fp16`) have names of their own, and files of ranks (`shard-00001-model`) have no index.
+std::string common_stem(const FileSystem& fs, const std::vector<std::string>& paths);
 
 }  // namespace tessera::formats::detail

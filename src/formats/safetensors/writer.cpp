@@ -27,14 +27,15 @@ namespace {
 
 constexpr std::uint64_t kBlockNbytes = std::uint64_t{8} << 20;
 
-/// The names of the files that are written: `model…`, or for an adapter `adapter_model…`, because
-/// PEFT looks for these names. The checkpoint is an adapter if `adapter_config.json` is copied
-/// beside it, and the options do not say that it is the adapter's base model.
+/// The names of the files that are written, as SafetensorsWriteOptions::stem says.
 class ShardNames {
  public:
   ShardNames() = default;
   explicit ShardNames(const CreateOptions& options) {
-    if (options.safetensors.is_base_model) return;
+    if (!options.safetensors.stem.empty()) {
+      stem_ = options.safetensors.stem;
+      return;
+    }
     const bool is_adapter = std::ranges::any_of(options.extra_files, [](const ExtraFile& file) {
       return file.name == "adapter_config.json";
     });

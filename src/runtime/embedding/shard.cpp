@@ -43,7 +43,8 @@ ShardedEmbeddingBagCollection::ShardedEmbeddingBagCollection(
     const StateTensor whole = sharded_->weight_entry(table);
     registry::note_shard(table.weight,
                          {{"embedding_bags." + table.name + ".weight", whole.dtype, whole.shape},
-                          table.is_replicated() ? nullptr : mesh.world()});
+                          table.is_replicated() ? nullptr : mesh.world(),
+                          !table.state.slots.empty()});
   }
 }
 ShardedEmbeddingBagCollection::~ShardedEmbeddingBagCollection() = default;

@@ -16,6 +16,8 @@ struct ParameterShard {
   TensorMeta whole;  // the name is relative to the module; the dtype is that of state dicts
   /// The ranks that together hold each element once; null if each rank holds all elements.
   std::shared_ptr<dist::Group> group;
+  /// Whether the module that updates the parameter in the backward has optimizer state for it.
+  bool has_fused_state = false;
 };
 
 /// Stores or replaces a shard. Some calls also remove entries of destroyed parameters. Thread-safe.

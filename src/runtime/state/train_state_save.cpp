@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/format_driver.h"
+#include "tessera/runtime/registry/fused_updates.h"
 #include "tessera/runtime/state/optim_state_dict.h"
 
 namespace tessera {
@@ -86,6 +87,28 @@ void add_tensors_of_rank0(const std::string& json, StateDict& all) {
   }
 }
 
+/// Throws if the model is a part of a sharded collection whose fused optimizer has state for its
+/// tables: only the whole collection gives this state, so it would be lost.
+void refuse_part_with_fused_state(const torch::nn::Module& model) {
+  std::set<std::string> without_state;
+  for (const auto& each : model.named_parameters()) {
+    const auto shard = each.value().defined() ? registry::find_shard(each.value()) : std::nullopt;
+    if (shard && shard->has_fused_state) without_state.insert(each.key());
+  }
+  if (without_state.empty()) return;
+  for (const auto& found : registry::find_fused_updates(model)) {
+    for (const auto& parameter : found.updates->parameters()) {
+      without_state.erase(found.prefix + parameter.name);
+    }
+  }
+  if (without_state.empty()) return;
+  throw Error::expected(ErrorKind::unsupported, {.fqn = *without_state.begin()},
+                        "state of a fused optimizer",
+                        "the collection of tables that has it, in the model of the TrainState",
+                        "a part of the collection, without this state",
+                        "save the whole collection, or only weights with state_dict");
+}
+
 }  // namespace
 
 /// The message that each rank sends to the others before a save.
@@ -152,6 +175,7 @@ struct TrainState::Impl::SaveMessage {
 
 /// Returns all tensors and the fields of the optimizer's groups, with the checkpoint's keys.
 StateDict TrainState::Impl::tensors_and_fields(const SaveOptions& options) const {
+  refuse_part_with_fused_state(*model_);
   StateDict all;
   state::add_under(state::kModelName, state::sharded_state_dict(*model_), all);
   if (!has_optimizer_state()) return all;

@@ -210,5 +210,24 @@ TEST(TableCheckpointTest, TablesWithoutAnotherOptimizerAreSavedToo) {
   });
 }
 
+// The state of fused Sgd is empty, so nothing is lost.
+TEST(TableCheckpointTest, APartIsRefusedIfTheCollectionHasStateForIt) {
+  const test::TemporaryDirectory directory;
+  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+    const auto save_part = [&](const FusedOptimizer& fused, const std::string& name) {
+      const auto tables =
+          shard(test::small_collection(), test::plan_of(test::plan_kind("row_wise"), 2), mesh,
+                {.kernel = {{"days", Kernel::dense}}, .optimizer = fused});
+      TrainState state(tables->named_modules()[name]);
+      save(state, directory.path() + "/" + name);
+    };
+    EXPECT_THAT([&] { save_part(embedding::RowWiseAdagrad{}, "embedding_bags.users"); },
+                testing::ThrowsMessage<Error>(testing::HasSubstr(
+                    "weight: state of a fused optimizer: expected the collection")));
+    save_part(embedding::RowWiseAdagrad{}, "embedding_bags.days");  // dense
+    save_part(embedding::Sgd{}, "embedding_bags.users");
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -217,7 +217,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   if (!outcome.plan.problems.empty()) return outcome;
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
-  create.safetensors.is_base_model = outcome.extra_files.is_base_model;
+  create.safetensors.stem = outcome.extra_files.stem;
   reshard::add_notes_of_writer(outcome.plan, reader, request.destination, create);
   if (is_on_store) {
     execute_to_store(request, reader, outcome, std::move(create), watch);
