@@ -57,6 +57,19 @@ class MarkdownPagesTest(unittest.TestCase):
         self.assertEqual(markdown_pages.replace_links(text, lambda text, target: f"<{text}|{target}>", images=True),
                          "[a](a.md) <b|b.png> `![c](c.png)`\n")
 
+    def test_code_with_an_apostrophe_gets_two_backticks(self):
+        self.assertEqual(markdown_pages.double_backticks(page("""
+            `--only '!args'`, `plain`, ``it's``, don't, `x.<a's b>`
+            ```
+            `'in a block'`
+            ```
+            """)), page("""
+            ``--only '!args'``, `plain`, ``it's``, don't, ``x.<a's b>``
+            ```
+            `'in a block'`
+            ```
+            """))
+
     def test_links_that_lead_nowhere_are_told_with_page_and_line(self):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
@@ -94,6 +107,42 @@ class ReferenceTest(unittest.TestCase):
                       rank */
             // nothing
             """))
+
+    def test_friends_are_left_out_with_their_bodies(self):
+        header = page("""
+            class A {
+              friend class B;
+              friend bool operator==(const A& a, const A& b) {
+                if (a.c == b.c) return true;
+                return false;
+              }
+             private:
+              int c;
+            };
+            """)
+        self.assertEqual(docs.prepared_header(header), page("""
+            class A {
+
+
+
+
+
+             private:
+              int c;
+            };
+            """))
+
+    def test_members_of_private_classes_need_no_comment(self):
+        for prot, expected in (("private", []), ("public", ["include/a.h:1: A::B: expected a comment, found none",
+                                                            "include/a.h:1: A::B::f: expected a comment, found none"])):
+            with self.subTest(prot), tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "a.h").write_text("void f();\n")
+                (Path(folder) / "structA_1_1B.xml").write_text(page(f"""
+                    <doxygen><compounddef kind="struct" prot="{prot}"><compoundname>A::B</compoundname>
+                    <memberdef kind="function" prot="public"><name>f</name><location file="a.h" line="1"/></memberdef>
+                    <location file="a.h" line="1"/></compounddef></doxygen>
+                    """))
+                self.assertEqual(docs.undescribed(Path(folder), Path(folder)), expected)
 
     @unittest.skipUnless(shutil.which("doxygen"), "needs doxygen")
     def test_every_public_symbol_has_a_comment(self):

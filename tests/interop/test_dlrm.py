@@ -16,8 +16,8 @@ from loss_curve import read_stretches  # noqa: E402
 MOVED_AT, STEPS = 100, 200
 
 
-def train(ranks: int, *arguments) -> None:
-    run_program([BIN / "dlrm", *arguments], ranks)
+def train(ranks: int, *arguments) -> list[str]:
+    return run_program([BIN / "dlrm", *arguments], ranks)
 
 
 def losses_in(path: Path) -> list[float]:
@@ -31,7 +31,10 @@ def test_a_new_plan_changes_no_loss(tmp_path):
     succeed("ckpt-inspect", "plan", tmp_path / "moved" / f"step-{MOVED_AT}", "--world-size", 3,
             "--memory-per-rank", "4500KiB", "--output", plan)
     assert len({rule["sharding"] for rule in json.loads(plan.read_text())["tables"].values()}) > 1
-    train(3, tmp_path / "moved", "--steps", STEPS, "--plan", plan, "--losses", moved)
+    partial = tmp_path / "moved" / f"step-{STEPS}.partial"  # as if a save had died
+    partial.mkdir()
+    said = train(3, tmp_path / "moved", "--steps", STEPS, "--plan", plan, "--losses", moved)
+    assert f"skipped {partial}: an unfinished save" in said[0]
 
     expected = losses_in(in_one_go)
     assert len(expected) == STEPS

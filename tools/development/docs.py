@@ -33,6 +33,7 @@ LABELS = re.compile(r"(^\s*///(?: @brief)?|(?<=[.;:)`])(?: @details)?) (Shapes?|
                     r"|Writes|Optimizers)(?: [a-z][a-z ]*)?: ")
 OF_CONTAINERS = {"value_type", "size_type", "difference_type", "reference", "const_reference", "iterator", "const_iterator",
                  "data", "begin", "end", "size", "empty", "front", "back", "clear", "reserve", "resize", "push_back",
+                 "emplace_back",
                  "erase", "swap"}
 BEHIND = re.compile(r"^(?P<code>\s*(?!//)\S.*?\s+)// (?P<text>[^\"]*)$")
 COMMENT = re.compile(r"^(?P<indentation>\s+)// (?P<text>.*)$")
@@ -42,7 +43,7 @@ def prepared_header(text: str) -> str:
     """Returns a header in the form that Doxygen reads, with the same lines."""
     lines: list[str] = []
     block: list[str] = []
-    is_friend = False  # inside a friend declaration, which needs no comment
+    friend = ""  # a friend declaration so far: it needs no comment
     column = None  # column of a trailing comment that continues in the next line
     for line in text.splitlines() + [""]:
         if line.lstrip().startswith("///"):
@@ -50,8 +51,10 @@ def prepared_header(text: str) -> str:
             continue
         lines += prepared_comment(block)
         block = []
-        if is_friend := is_friend or line.lstrip().startswith("friend "):
-            is_friend = not line.endswith((";", "}"))
+        if friend or line.lstrip().startswith("friend "):
+            friend += line
+            if line.endswith((";", "}")) and friend.count("{") == friend.count("}"):
+                friend = ""
             lines.append("")
             continue
         if behind := BEHIND.match(line):
@@ -127,6 +130,7 @@ class Pages:
             lines[head.line - 1] = f"{'#' * head.level} {head.text} {{#{identity}}}"
         text = re.sub(r"(?m)^</?(?:details|summary).*$", r"@htmlonly \g<0> @endhtmlonly", "\n".join(lines))
         text = re.sub(r"\*\*(`[^`*]+`)\*\*", r"<b>\1</b>", text)  # Doxygen's Markdown does not support bold code
+        text = markdown_pages.double_backticks(text)  # in `a'`, Doxygen ends the code at the apostrophe
         text = markdown_pages.replace_links(text, lambda text, target: self.image(page, text, target), images=True)
         return markdown_pages.replace_links(text, lambda text, target: self.link(page, text, target))
 
@@ -206,7 +210,9 @@ def undescribed(xml: Path, include: Path) -> list[str]:
             continue
         compound = ElementTree.parse(file).getroot().find("compounddef")
         compound_name = compound.findtext("compoundname") or ""
-        if compound.get("kind") in ("class", "struct", "union") and compound.get("prot") != "private":
+        if compound.get("prot") == "private":
+            continue
+        if compound.get("kind") in ("class", "struct", "union"):
             if not is_described(compound):
                 note(compound, compound_name)
         described = {member.findtext("name") for member in compound.iter("memberdef") if is_described(member)}

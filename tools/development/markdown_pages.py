@@ -68,11 +68,15 @@ def headings(text: str) -> list[Heading]:
     return found
 
 
-def blanked(text: str) -> str:
-    """Returns the page with spaces in place of code, so that all other characters keep their positions."""
+def without_blocks(text: str) -> str:
+    """Returns the page with spaces in place of blocks of code, so that all other characters keep their positions."""
     kept = {number for number, _ in outside_code(text)}
-    lines = [line if number in kept else " " * len(line) for number, line in enumerate(text.split("\n"), 1)]
-    return CODE_SPAN.sub(lambda span: re.sub(r"[^\n]", " ", span[0]), "\n".join(lines))
+    return "\n".join(line if number in kept else " " * len(line) for number, line in enumerate(text.split("\n"), 1))
+
+
+def blanked(text: str) -> str:
+    """Returns the page with spaces in place of all code, so that all other characters keep their positions."""
+    return CODE_SPAN.sub(lambda span: re.sub(r"[^\n]", " ", span[0]), without_blocks(text))
 
 
 def links(text: str) -> list[Link]:
@@ -94,6 +98,18 @@ def replace_links(text: str, replacement: Callable[[str, str], str], *, images: 
             continue
         pieces += [text[end:link.start()], replacement(text[slice(*link.span("text"))], link["target"])]
         end = link.end()
+    return "".join(pieces) + text[end:]
+
+
+def double_backticks(text: str) -> str:
+    """Returns the page with two backticks around each code span that has one on each side and contains `'`."""
+    pieces = []
+    end = 0
+    for span in CODE_SPAN.finditer(without_blocks(text)):
+        if span[1] != "`" or "'" not in span[0]:
+            continue
+        pieces += [text[end:span.start()], f"`{span[0]}`"]
+        end = span.end()
     return "".join(pieces) + text[end:]
 
 

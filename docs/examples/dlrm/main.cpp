@@ -102,6 +102,9 @@ tessera::TablePlan plan_for(const std::vector<tessera::EmbeddingBagConfig>& tabl
 /// Loads the newest valid checkpoint of `directory` if there is one.
 void resume(tessera::TrainState& state, const std::string& directory, const Output& output) {
   const auto found = tessera::formats::latest_valid(directory);
+  for (const auto& skipped : found.skipped) {
+    output.say("skipped " + skipped.path + ": " + skipped.why);
+  }
   if (found.path.empty()) {
     output.say("begins at step 1");
     return;

@@ -76,6 +76,7 @@ void train(const Options& options) {
   };
   std::filesystem::create_directories(options.directory);
   const auto found = tessera::formats::latest_valid(options.directory);
+  for (const auto& skipped : found.skipped) say("skipped " + skipped.path + ": " + skipped.why);
   if (!found.path.empty()) tessera::load(state, found);
   say(std::to_string(tessera::fsdp_modules(*model).size()) + " units, begins after step " +
       std::to_string(step));

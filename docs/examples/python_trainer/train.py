@@ -46,10 +46,15 @@ def batch_of(text, step, rank, ranks):
 
 
 def newest(folder):
-    """Returns the newest valid checkpoint, the same on all ranks; None if there is none."""
-    found = [tessera.latest_valid(folder).path if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found)
-    return found[0]
+    """Returns the newest valid checkpoint, the same on all ranks; None if there is none. Prints what it skips."""
+    path = [None]
+    if dist.get_rank() == 0:
+        found = tessera.latest_valid(folder)
+        path = [found.path]
+        for skipped in found.skipped:
+            print(f"skipped {skipped.path}: {skipped.why}", flush=True)
+    dist.broadcast_object_list(path)
+    return path[0]
 
 
 def main():

@@ -20,7 +20,7 @@ class SharedText {
   }
   SharedText(std::string_view text) : SharedText(std::string(text)) {}
   SharedText(const char* text) : SharedText(std::string(text)) {}
-
+  /// Returns the text. Do not use the result after this object was assigned, moved or cleared.
   const std::string& str() const {
     static const std::string empty;
     return text_.empty() ? empty : text_.front();

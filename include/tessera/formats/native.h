@@ -46,9 +46,9 @@ struct NativeWriteOptions {
   std::uint64_t plain_block_nbytes = std::uint64_t{4} << 20;
 
   /// Whether `index.h5` has a virtual dataset for every tensor, for other HDF5 programs to read.
-  /// Costs about 0.1 ms and 0.2 kB per tensor and piece. Tessera never reads virtual datasets.
+  /// Costs about 0.1 ms and 0.2 kB per tensor and piece.
   enum class VirtualDatasets { write, omit };
-  VirtualDatasets virtual_datasets = VirtualDatasets::write;
+  VirtualDatasets virtual_datasets = VirtualDatasets::write;  // Tessera never reads them
 
   /// Pieces that an older checkpoint has with the same bytes, or with only a few changed rows
   /// (link_pieces of base_checkpoint.h); null: none. They keep the compression of that checkpoint.

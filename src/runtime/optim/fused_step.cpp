@@ -18,7 +18,7 @@
 #include <string>
 #include <tuple>
 #include <typeinfo>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -144,14 +144,24 @@ bool fits(const at::Tensor& tensor, const at::Tensor& parameter) {
          tensor.sizes() == parameter.sizes() && are_in_same_order(tensor, parameter);
 }
 
-bool holds_a_parameter_twice(const optim::Optimizer& optimizer) {
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) return true;
+/// Throws if a step would update a parameter twice.
+void refuse_repeated_parameters(const optim::Optimizer& optimizer) {
+  const auto name = [](std::size_t group, std::size_t number) {
+    return "parameter " + std::to_string(number) + " of group " + std::to_string(group);
+  };
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::size_t, std::size_t>> seen;
+  for (std::size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    const std::vector<at::Tensor>& parameters = optimizer.param_groups()[group].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto [first, is_new] = seen.try_emplace(parameters[i].unsafeGetTensorImpl(), group, i);
+      if (is_new) continue;
+      throw Error::expected(
+          ErrorKind::invalid_argument, {}, "optimizer of fused_step", "each parameter once",
+          name(group, i) + ", which is also " + name(first->second.first, first->second.second),
+          "Module::parameters() lists a tied weight once for each of its names; "
+          "tessera::parameters(model) lists it once");
     }
   }
-  return false;
 }
 
 /// Lets the optimizer's own step update these parameters (a list for each group) and no other ones.
@@ -288,11 +298,8 @@ class FusedStep {
 template <class Optimizer, class Rule>
 bool step_as(optim::Optimizer& optimizer) {
   if (typeid(optimizer) != typeid(Optimizer)) return false;
-  if (holds_a_parameter_twice(optimizer)) {
-    optimizer.step();
-  } else {
-    FusedStep<Rule>(optimizer).run();
-  }
+  refuse_repeated_parameters(optimizer);
+  FusedStep<Rule>(optimizer).run();
   return true;
 }
 

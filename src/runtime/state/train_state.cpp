@@ -214,7 +214,15 @@ LoadSummary load(TrainState& state, const formats::LatestValid& found, const Loa
             (skipped.empty() ? "" : "; skipped:"),
         skipped);
   }
-  return load(state, found.path, options);
+  LoadSummary summary = load(state, found.path, options);
+  for (const formats::SkippedCheckpoint& each : found.skipped) {
+    summary.notes.push_back({formats::Finding::Severity::note,
+                             "skipped checkpoint",
+                             {.path = each.path},
+                             "a valid checkpoint",
+                             each.why});
+  }
+  return summary;
 }
 
 }  // namespace tessera

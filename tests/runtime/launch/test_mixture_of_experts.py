@@ -44,7 +44,12 @@ def test_two_ranks_then_four(expected, tmp_path):
     said = train(2, tmp_path / "run", 10)
     [line] = [line for line in said.splitlines() if "step 10" in line]
     assert "ranks used" in line
-    assert "begins after step 10" in train(4, tmp_path / "run", 20)
+    partial = tmp_path / "run" / "step-20.partial"  # as if a save had died
+    partial.mkdir()
+    said = train(4, tmp_path / "run", 20)
+    assert f"skipped {partial}: an unfinished save" in said
+    assert "begins after step 10" in said
+    assert not partial.exists(), "the next save to step-20 has taken it over"
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-3)
 
 

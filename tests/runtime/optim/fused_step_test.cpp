@@ -224,19 +224,23 @@ TEST(FusedStepTest, StateThatAnOptionNeedsIsRefusedAsByTheOptimizer) {
   EXPECT_TRUE(parameters[0].equal(before));
 }
 
-TEST(FusedStepTest, AParameterThatIsHeldTwiceIsUpdatedTwiceAsByTheOptimizer) {
-  const auto a = two_parameters();
-  const auto b = two_parameters();
-  set_ones_as_gradients(a);
-  set_ones_as_gradients(b);
-  optim::AdamW expected({a[0], a[1], a[0]}, 0.1);
-  optim::AdamW found({b[0], b[1], b[0]}, 0.1);
-  for (int step = 0; step < 2; ++step) {
-    expected.step();
-    fused_step(found);
-  }
-  EXPECT_TRUE(a[0].equal(b[0]));
-  EXPECT_TRUE(a[1].equal(b[1]));
+// As optim_state_dict does: `step()` would update it twice.
+TEST(FusedStepTest, AParameterThatIsHeldTwiceIsRefused) {
+  const auto parameters = two_parameters();
+  set_ones_as_gradients(parameters);
+  optim::AdamW same_group({parameters[0], parameters[1], parameters[0]}, 0.1);
+  EXPECT_THAT(error_of([&] { fused_step(same_group); }),
+              AllOf(HasSubstr("expected each parameter once, found parameter 2 of group 0, which "
+                              "is also parameter 0 of group 0"),
+                    HasSubstr("tessera::parameters(model) lists it once")));
+  optim::SGD other_group(std::vector{parameters[0]}, 0.1);
+  other_group.add_param_group(optim::OptimizerParamGroup({parameters[1]}));
+  // add_param_group refuses a parameter of another group.
+  other_group.param_groups()[1].params().push_back(parameters[0]);
+  EXPECT_THAT(error_of([&] { fused_step(other_group); }),
+              HasSubstr("parameter 1 of group 1, which is also parameter 0 of group 0"));
+  EXPECT_TRUE(parameters[0].equal(torch::ones({3})));
+  EXPECT_TRUE(parameters[1].equal(torch::ones({2, 2})));
 }
 
 struct OwnAdamW : optim::AdamW {

@@ -384,7 +384,12 @@ TEST(TrainStateTest, TheLatestValidIsFoundAndOldOnesGo) {
     EXPECT_EQ(latest.path, directory.path() + "/step-10");
     ASSERT_EQ(latest.skipped.size(), 1U);
     EXPECT_THAT(latest.skipped[0].path, HasSubstr("step-11"));
-    EXPECT_EQ(load(state, latest).path, latest.path);
+    const LoadSummary summary = load(state, latest);
+    EXPECT_EQ(summary.path, latest.path);
+    EXPECT_THAT(summary_to_string(summary), HasSubstr("\n" + latest.skipped[0].path +
+                                                      ": skipped checkpoint: expected a valid "
+                                                      "checkpoint, found " +
+                                                      latest.skipped[0].why));
   });
   EXPECT_EQ(FileSystem::posix().list_directory(directory.path()),
             (std::vector<std::string>{"step-10", "step-11", "step-9"}));

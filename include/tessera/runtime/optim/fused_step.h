@@ -17,12 +17,12 @@ namespace tessera {
 /// - on a device other than CPU and CUDA; with Adagrad, other than the CPU;
 /// - of a dtype other than float32, float64, float16, bfloat16; with SGD on the CPU, other than the
 ///   first two (PyTorch's kernel leaves elements of the others as they are);
-/// - with gaps in memory, or whose gradient or state has another dtype, shape or order in memory;
-/// - all parameters, if the optimizer holds one twice.
+/// - with gaps in memory, or whose gradient or state has another dtype, shape or order in memory.
 ///
 /// Optimizers: SGD, Adam, AdamW, Adagrad of torch::optim, not classes derived from them.
-/// Throws: Error(unsupported) naming an optimizer of another class; what `step()` throws, such as
-/// for a sparse gradient of Adam, before any parameter with a fused kernel is updated.
+/// Throws: Error(unsupported) naming an optimizer of another class; Error(invalid_argument) if the
+/// optimizer holds a parameter twice; what `step()` throws, such as for a sparse gradient of Adam.
+/// Parameters with a fused kernel are unchanged then.
 ///
 /// Source: torch/optim/adam.py, sgd.py, adagrad.py of PyTorch 2.11; ATen's `_fused_adamw_`, ….
 void fused_step(torch::optim::Optimizer& optimizer);

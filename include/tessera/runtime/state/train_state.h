@@ -101,11 +101,10 @@ struct LoadSummary {
   formats::Format format{};
   int saved_world_size = 1;
   std::uint64_t nbytes_loaded = 0;      // of tensors, to this rank
-  std::vector<formats::Finding> notes;  // differences that were accepted
+  std::vector<formats::Finding> notes;  // accepted differences, skipped checkpoints
 };
 
-/// Returns one line about what was loaded, and one line for each accepted difference, without a
-/// final line feed.
+/// Returns one line about what was loaded, and one line for each note, without a final line feed.
 std::string summary_to_string(const LoadSummary& summary);
 
 /// A trainer's state, to save and load as one: a model, an optimizer and named values. Shares the
@@ -223,7 +222,8 @@ inline LoadSummary load(TrainState&& state, const std::string& path,
   return load(state, path, options);
 }
 
-/// Loads the checkpoint that `latest_valid` found. Throws: Error(not_found) if it found none.
+/// Loads the checkpoint that `latest_valid` found. The summary has a note for each newer one that
+/// it skipped. Throws: Error(not_found) if it found none.
 LoadSummary load(TrainState& state, const formats::LatestValid& found,
                  const LoadOptions& options = {});
 
