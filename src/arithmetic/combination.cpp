@@ -72,6 +72,7 @@ class Combination {
     for (WeightedReader& source : sources) {
       entries_.emplace_back(source.reader->contents(), options.selection);
       steps_.push_back(source.step);
+      quantization_methods_.push_back(source.quantization_method);
       readers_.push_back(source.reader.get());
       sources_.push_back(std::move(source.reader));
     }
@@ -80,7 +81,7 @@ class Combination {
   }
 
   CombinedCheckpoint make() {
-    problems_ = match_sources(readers_, entries_, options_->selection);
+    problems_ = match_sources(readers_, entries_, quantization_methods_, options_->selection);
     if (!is_copy()) {
       const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
@@ -443,9 +444,10 @@ class Combination {
   }
 
   CombinedReader::Sources sources_;
-  std::vector<const CheckpointReader*> readers_;  // the sources
-  std::vector<Step> steps_;                       // parallel to the sources
-  std::vector<SelectedEntries> entries_;          // parallel to the sources
+  std::vector<const CheckpointReader*> readers_;   // the sources
+  std::vector<Step> steps_;                        // parallel to the sources
+  std::vector<SelectedEntries> entries_;           // parallel to the sources
+  std::vector<std::string> quantization_methods_;  // parallel to the sources
   std::vector<LoraAdapter> adapters_;
   std::unique_ptr<CombineOptions> options_;
   CheckpointContents contents_;

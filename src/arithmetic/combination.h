@@ -61,6 +61,9 @@ struct CombineOptions {
 struct WeightedReader {
   std::unique_ptr<formats::CheckpointReader> reader;
   Step step{};
+  /// What formats::read_quantization_method returned, unless the weights were dequantized. If it is
+  /// not empty, tensors that may be codes or scales are problems too.
+  std::string quantization_method{};
 };
 
 /// Counts of the tensors of the base model that an adapter changes.
