@@ -173,7 +173,7 @@ class Combination {
 
   bool is_cast(std::size_t index) const {
     const reshard::CastVerdict verdict = cast_rule_->verdict_of(index);
-    return verdict == reshard::CastVerdict::cast || verdict == reshard::CastVerdict::cast_outside;
+    return verdict != reshard::CastVerdict::keep && verdict != reshard::CastVerdict::keep_outside;
   }
 
   /// Takes a tensor that cannot be added up, such as one of integers, from one source. Reports a
