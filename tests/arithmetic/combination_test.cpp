@@ -457,6 +457,32 @@ TEST(CombinationTest, WhatMayBeCodesOfAQuantizedModelIsRefused) {
                                     "quantized weights (higgs in config.json) of a scheme")));
 }
 
+TEST(CombinationTest, StateOfATrainerIsTakenLikeIntegers) {
+  const auto source = [](const char* path, DType dtype, const test::Bytes& scale, float weight) {
+    MemoryCheckpoint checkpoint(path, 1);
+    checkpoint.add({"grad_scaler.scale", dtype, {}}, scale);
+    checkpoint.add({"progress.tokens", DType::float32, {1}}, bytes_of<float>({7}));
+    checkpoint.add({"w", DType::float32, {1}}, bytes_of<float>({weight}));
+    return checkpoint;
+  };
+  const auto of = [&](const CombineOptions& options) {
+    return combined({{source("a", DType::float32, bytes_of<float>({64}), 1)},
+                     {source("b", DType::float64, bytes_of<double>({32}), 2)}},
+                    options);
+  };
+  EXPECT_THAT(texts(of({}).problems),
+              ElementsAre(HasSubstr("grad_scaler.scale: combine: expected equal elements in all "
+                                    "sources, because state of the trainer is not added up")));
+  const auto first = of({.preference = MergePreference::first});
+  EXPECT_THAT(first.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*first.reader, "grad_scaler.scale"), ElementsAre(64));
+  EXPECT_THAT(elements<float>(*first.reader, "progress.tokens"), ElementsAre(7));  // not 14
+  EXPECT_THAT(elements<float>(*first.reader, "w"), ElementsAre(3));
+  const auto last = of({.preference = MergePreference::last});
+  EXPECT_THAT(elements<double>(*last.reader, "grad_scaler.scale"), ElementsAre(32));
+  EXPECT_EQ(last.reader->contents().find_tensor("grad_scaler.scale")->meta.dtype, DType::float64);
+}
+
 TEST(CombinationTest, AnIncompleteSourceIsRefused) {
   const std::vector<Piece> half{{Box{{0}, {1}}, 0}};
   MemoryCheckpoint b("b", 1);

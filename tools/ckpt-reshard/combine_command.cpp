@@ -282,7 +282,8 @@ void add_terms(Command& command, CombineCommandOptions& options) {
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
           },
-          "If values or integers differ between sources, take them from the first or the last");
+          "If values, integers or the state of a trainer differ between sources, take them from "
+          "the first or the last");
 }
 
 }  // namespace
