@@ -72,6 +72,7 @@ class Combination {
     for (WeightedReader& source : sources) {
       entries_.emplace_back(source.reader->contents(), options.selection);
       steps_.push_back(source.step);
+      quantization_methods_.push_back(source.quantization_method);
       readers_.push_back(source.reader.get());
       sources_.push_back(std::move(source.reader));
     }
@@ -80,16 +81,14 @@ class Combination {
   }
 
   CombinedCheckpoint make() {
-    problems_ = match_sources(readers_, entries_, options_->selection);
+    problems_ = match_sources(readers_, entries_, quantization_methods_, options_->selection);
     if (!is_copy()) {
       const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
     }
     counts_.num_sources = readers_.size();
-    if (options_->rounding == Rounding::later) {
-      roles_ = reshard::classify_state(contents_);
-      cast_rule_.emplace(contents_, roles_);
-    }
+    roles_ = reshard::classify_state(contents_);
+    cast_rule_.emplace(contents_, roles_);
     const std::set<std::size_t> refused = tensors_with_problems();
     for (const auto& [name, index] : entries_.front().tensors()) {
       if (!refused.contains(index)) add_tensor(name, index);
@@ -160,7 +159,13 @@ class Combination {
     std::vector<TensorReader> tensors = open_in_all(name);
     if (tensors.empty()) return;
     TensorMeta& meta = contents_.tensors[index].meta;
-    if (!can_be_summed(meta.dtype)) return take_tensor(name, index, std::move(tensors));
+    if (!can_be_summed(meta.dtype)) {
+      return take_tensor(name, index, std::move(tensors),
+                         std::string(dtype_name(meta.dtype)) + " tensors cannot be added up");
+    }
+    if (cast_rule_->is_of_trainer(index)) {
+      return take_tensor(name, index, std::move(tensors), "state of the trainer is not added up");
+    }
     TensorSum sum(meta, *options_);
     for (std::size_t s = 0; s < tensors.size(); ++s) sum.add({std::move(tensors[s]), steps_[s]});
     origins_[index].emplace<TensorSum>(std::move(sum));
@@ -172,27 +177,28 @@ class Combination {
 
   bool is_cast(std::size_t index) const {
     const reshard::CastVerdict verdict = cast_rule_->verdict_of(index);
-    return verdict == reshard::CastVerdict::cast || verdict == reshard::CastVerdict::cast_outside;
+    return verdict != reshard::CastVerdict::keep && verdict != reshard::CastVerdict::keep_outside;
   }
 
-  /// Takes a tensor that cannot be added up, such as one of integers, from one source. Reports a
-  /// problem if the sources have different elements and there is no preference.
-  void take_tensor(const std::string& name, std::size_t index, std::vector<TensorReader> tensors) {
+  /// Takes a tensor that is not added up, such as one of integers, from one source. Reports a
+  /// problem if the sources have different dtypes or elements and there is no preference. `reason`
+  /// says why there is no sum.
+  void take_tensor(const std::string& name, std::size_t index, std::vector<TensorReader> tensors,
+                   const std::string& reason) {
     bool are_equal = true;
     for (std::size_t s = 1; s < tensors.size() && are_equal; ++s) {
-      are_equal = have_equal_elements(tensors.front(), tensors[s]);
+      are_equal = tensors.front().meta().dtype == tensors[s].meta().dtype &&
+                  have_equal_elements(tensors.front(), tensors[s]);
     }
     if (!are_equal && options_->preference == MergePreference::none) {
-      problems_.push_back(
-          combine_problem(name,
-                          "equal elements in all sources, because " +
-                              std::string(dtype_name(contents_.tensors[index].meta.dtype)) +
-                              " tensors cannot be added up",
-                          "different elements", {Remedy::Action::prefer_source}));
+      problems_.push_back(combine_problem(name, "equal elements in all sources, because " + reason,
+                                          "different elements", {Remedy::Action::prefer_source}));
     }
     if (!are_equal) preferred_.push_back(name);
     const bool is_last = options_->preference == MergePreference::last;
-    origins_[index].emplace<TensorReader>(std::move(is_last ? tensors.back() : tensors.front()));
+    TensorReader& taken = is_last ? tensors.back() : tensors.front();
+    contents_.tensors[index].meta.dtype = taken.meta().dtype;
+    origins_[index].emplace<TensorReader>(std::move(taken));
   }
 
   void add_value(std::size_t index) {
@@ -322,7 +328,7 @@ class Combination {
   /// Adds a note about everything that a preference decided.
   void note_preferred() {
     if (preferred_.empty() || options_->preference == MergePreference::none) return;
-    add_note("equal values and equal tensors of integers in all sources",
+    add_note("equal values, integers and state of the trainer in all sources",
              "different entries (the preferred source's entry is taken): '" +
                  printable(preferred_.front()) + "'",
              preferred_.size());
@@ -443,14 +449,15 @@ class Combination {
   }
 
   CombinedReader::Sources sources_;
-  std::vector<const CheckpointReader*> readers_;  // the sources
-  std::vector<Step> steps_;                       // parallel to the sources
-  std::vector<SelectedEntries> entries_;          // parallel to the sources
+  std::vector<const CheckpointReader*> readers_;   // the sources
+  std::vector<Step> steps_;                        // parallel to the sources
+  std::vector<SelectedEntries> entries_;           // parallel to the sources
+  std::vector<std::string> quantization_methods_;  // parallel to the sources
   std::vector<LoraAdapter> adapters_;
   std::unique_ptr<CombineOptions> options_;
   CheckpointContents contents_;
-  std::vector<reshard::StateRole> roles_;       // of the tensors; only for Rounding::later
-  std::optional<reshard::CastRule> cast_rule_;  // only for Rounding::later
+  std::vector<reshard::StateRole> roles_;       // of the tensors of the first source
+  std::optional<reshard::CastRule> cast_rule_;  // of the first source
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
   std::set<std::size_t> replaced_;      // tensors that an adapter replaces

@@ -45,8 +45,8 @@ struct CombineOptions {
   Rounding rounding = Rounding::to_first_source;
   /// What to do with sums that are too large for the dtype.
   reshard::OnOverflow on_overflow = reshard::OnOverflow::refuse;
-  /// From which source an entry is taken if it cannot be added up (integers, values) and differs
-  /// between sources. `none`: such a difference is a problem.
+  /// From which source an entry is taken if it is not added up (integers, values, state of the
+  /// trainer) and differs between sources. `none`: such a difference is a problem.
   formats::MergePreference preference = formats::MergePreference::none;
   /// Counts, by tensor, the sums that rounding made zero or that were too large. Null: does not
   /// count. A shared_ptr, because the reader adds counts and the caller reads them later.
@@ -61,6 +61,9 @@ struct CombineOptions {
 struct WeightedReader {
   std::unique_ptr<formats::CheckpointReader> reader;
   Step step{};
+  /// What formats::read_quantization_method returned, unless the weights were dequantized. If it is
+  /// not empty, tensors that may be codes or scales are problems too.
+  std::string quantization_method{};
 };
 
 /// Counts of the tensors of the base model that an adapter changes.
@@ -92,10 +95,11 @@ struct CombinedCheckpoint {
 /// elements when they are read, in bounded memory. The result does not depend on how often or in
 /// which order they are read. Each number is rounded once.
 ///
-/// Floating-point and complex tensors are added up. Other tensors, and values, are taken from the
-/// first or the preferred source. This call reads and compares them: without a preference, each one
-/// that differs between sources is a problem. The selected names and their shapes must be equal in
-/// all sources, and no optimizer state may be selected. Requires: at least one source.
+/// Floating-point and complex tensors are added up, except for the state of a trainer (CastRule).
+/// Other tensors, and values, are taken from the first or the preferred source. This call reads and
+/// compares them: without a preference, each one that differs between sources is a problem. The
+/// selected names and their shapes must be equal in all sources, and no optimizer state may be
+/// selected. Requires: at least one source.
 CombinedCheckpoint combine_checkpoints(std::vector<WeightedReader> sources,
                                        std::vector<LoraAdapter> adapters,
                                        const CombineOptions& options);

@@ -115,17 +115,27 @@ void find_optimizer_state(const CheckpointReader& source, const NameSelection& o
   problems.push_back(std::move(problem));
 }
 
-/// Reports tensors of quantized weights, because their elements are codes, not numbers.
-void find_quantized_weights(const CheckpointReader& source, const SelectedEntries& entries,
-                            std::vector<Finding>& problems) {
-  const formats::QuantizedTensors quantized(source.contents());
-  if (quantized.empty()) return;
+/// Reports tensors of quantized weights, because their elements are codes, not numbers. Also
+/// reports what may be codes or scales, as a cast does.
+void find_quantized_weights(const CheckpointReader& source, const std::string& method,
+                            const SelectedEntries& entries, std::vector<Finding>& problems) {
+  const formats::QuantizedTensors quantized(source.contents(), method);
+  std::optional<std::string> unknown_codes = quantized.unknown_codes_in_words();
+  const auto add = [&](const std::string& name, std::string found) {
+    problems.push_back(combine_problem(name, "numbers to add up", std::move(found)));
+    problems.back().where.path = source.path();
+  };
   for (const auto& [name, index] : entries.tensors()) {
     const formats::QuantizedPart* const part = quantized.find(index);
-    if (part == nullptr) continue;
-    Finding problem = combine_problem(name, "numbers to add up", quantized.in_words(*part));
-    problem.where.path = source.path();
-    problems.push_back(std::move(problem));
+    const auto doubt = part == nullptr ? quantized.doubt_in_words(index) : std::nullopt;
+    if (part != nullptr) {
+      add(name, quantized.in_words(*part));
+    } else if (doubt) {
+      add(name, *doubt);
+    } else if (unknown_codes && can_be_summed(source.contents().tensors[index].meta.dtype)) {
+      add(name, *unknown_codes);
+      unknown_codes.reset();  // once is enough
+    }
   }
 }
 
@@ -174,13 +184,14 @@ std::optional<std::size_t> SelectedEntries::find_value(std::string_view name) co
 
 std::vector<Finding> match_sources(const std::vector<const CheckpointReader*>& sources,
                                    const std::vector<SelectedEntries>& entries,
+                                   const std::vector<std::string>& quantization_methods,
                                    const reshard::PlanOptions& selection) {
   std::vector<Finding> problems;
   for (std::size_t s = 0; s < sources.size(); ++s) {
     if (selection.optimizer == reshard::OptimizerSelection::keep) {
       find_optimizer_state(*sources[s], selection.only, problems);
     }
-    find_quantized_weights(*sources[s], entries[s], problems);
+    find_quantized_weights(*sources[s], quantization_methods[s], entries[s], problems);
     if (s > 0) Match(*sources[0], entries[0], *sources[s], entries[s], problems).run();
   }
   return problems;

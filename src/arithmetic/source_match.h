@@ -42,10 +42,12 @@ class SelectedEntries {
 };
 
 /// Lists what prevents a sum of the sources: optimizer state, quantized weights, names that a
-/// source lacks, other shapes or kinds of numbers, missing files. `entries[i]` is of `sources[i]`.
+/// source lacks, other shapes or kinds of numbers, missing files. `entries[i]` is of `sources[i]`,
+/// and `quantization_methods[i]` is as in WeightedReader.
 std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
-    const std::vector<SelectedEntries>& entries, const reshard::PlanOptions& selection);
+    const std::vector<SelectedEntries>& entries,
+    const std::vector<std::string>& quantization_methods, const reshard::PlanOptions& selection);
 
 /// Lists the floating-point tensors whose dtype cannot be added up, such as float8_e4m3fnuz. Leaves
 /// out codes, scales, … of quantized weights, because match_sources lists these.

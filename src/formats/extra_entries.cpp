@@ -63,8 +63,13 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 }  // namespace
 
 bool holds_tensors(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kNames = {{
-      {bin::kModelBegin, ".bin"},
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kBeginsAndEnds = {{
+      {"model", ".bin"},
+      {"model", ".pt"},
+      {"model", ".pth"},
+      {"model", ".ckpt"},
+      {"model", ".npz"},
+      {"weights", ".npz"},
       {"optimizer", ".bin"},
       {"optimizer", ".pt"},
       {"optimizer", ".pth"},
@@ -73,10 +78,15 @@ bool holds_tensors(std::string_view name) {
       {"flax_model", ".msgpack"},
       {"rust_model", ".ot"},
       {"", ".gguf"},
+      {"", ".onnx"},
+      {"", ".onnx_data"},
   }};
-  return std::ranges::any_of(kNames, [&](const auto& each) {
-    return name.starts_with(each.first) && name.ends_with(each.second);
-  });
+  // Others put their name before it, as open_clip and diffusers do.
+  const bool is_of_torch = name.find(bin::kModelBegin) != std::string_view::npos &&
+                           (name.ends_with(".bin") || name.ends_with(".pt"));
+  return is_of_torch || std::ranges::any_of(kBeginsAndEnds, [&](const auto& each) {
+           return name.starts_with(each.first) && name.ends_with(each.second);
+         });
 }
 
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,

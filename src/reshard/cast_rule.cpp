@@ -19,16 +19,23 @@ constexpr std::array<std::string_view, 8> kNeverOfModels = {
     "_extra_state",  "grad_scaler",         "loss_scaler", "lr_scheduler",
     "lr_schedulers", "opt_param_scheduler", "rng_state",   "rng_states"};
 
-// Dicts that trainers have beside a model's tensors at the top level.
+// Dicts that trainers have beside a model's tensors.
 constexpr std::array<std::string_view, 20> kOfTrainers = {
     "scheduler",   "schedulers",    "scaler",      "scalers",  "amp",
     "rng",         "random_states", "sampler",     "samplers", "dataloader",
     "dataloaders", "data_loader",   "train_state", "trainer",  "trainer_state",
     "progress",    "callbacks",     "loops",       "metrics",  "extra_state"};
 
+/// Returns whether a name, or its beginning before `_state` or `_state_dict`, is one of `names`.
 template <class Names>
 bool is_one_of(const Names& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
+  if (std::ranges::find(names, name) != names.end()) return true;
+  for (const std::string_view end : {"_state_dict", "_state"}) {
+    if (!name.ends_with(end)) continue;
+    name.remove_suffix(end.size());
+    return std::ranges::find(names, name) != names.end();
+  }
+  return false;
 }
 
 std::string_view first_component(std::string_view name) {
@@ -55,6 +62,29 @@ std::string_view through_model(std::string_view fqn) {
     if (count_model_components(fqn.substr(begin, end - begin)) == 1) return fqn.substr(0, end + 1);
     begin = end + 1;
   }
+}
+
+/// Returns whether `dict`, such as `app.model.`, is a dict on a key path.
+bool is_on_path(std::string_view dict, const formats::SharedKeyPath& path) {
+  std::string place;
+  for (std::size_t i = 0; i + 1 < path.size() && place.size() < dict.size(); ++i) {
+    place += formats::spell({path[i]}) + '.';
+  }
+  return place == dict;
+}
+
+/// Returns the dict that has a tensor as a key of its own: `policy` for the key path `policy`,
+/// `0.weight`. Empty at the top level, and without a key path.
+std::string_view dict_of(const TensorEntry& tensor) {
+  const std::string_view fqn = formats::name_without_rank(tensor.meta.fqn);
+  if (tensor.key_path.size() < 2) return {};
+  const std::size_t last = formats::spell({tensor.key_path.back()}).size() + 1;  // with the dot
+  return fqn.substr(0, fqn.size() - std::min(last, fqn.size()));
+}
+
+bool is_weight_or_bias(std::string_view fqn) {
+  const std::string_view key = fqn.substr(fqn.rfind('.') + 1);  // npos + 1 is 0
+  return key == "weight" || key == "bias";
 }
 
 /// Returns `app.` for `app.model.`.
@@ -96,7 +126,8 @@ CastRule::CastRule(const CheckpointContents& contents, std::span<const StateRole
 }
 
 void CastRule::find_models() {
-  std::optional<std::unordered_set<std::string_view>> optimizers;
+  const std::unordered_set<std::string_view> optimizers = find_optimizers(contents_);
+  places_ = optimizers;
   std::unordered_set<std::string_view> others;
   // A checkpoint that records key paths has none for `model.w` if that is a key of its own.
   const bool has_key_paths = std::ranges::any_of(
@@ -109,11 +140,11 @@ void CastRule::find_models() {
     bool is_model = before.empty() && first != nullptr && *first + '.' == dict;
     const bool is_flat_name = before.empty() && path.empty() && has_key_paths;
     if (!is_model && !is_flat_name && !others.contains(dict)) {
-      if (!optimizers) optimizers = find_optimizers(contents_);
-      is_model = std::ranges::any_of(*optimizers, [&](std::string_view root) {
+      is_model = std::ranges::any_of(optimizers, [&](std::string_view root) {
         return root.starts_with(before) && !root.starts_with(dict);
       });
     }
+    if (is_model || (!places_.contains(dict) && is_on_path(dict, path))) places_.insert(dict);
     if (is_model) {
       models_.insert(dict);
       besides_.insert(before);
@@ -132,8 +163,17 @@ void CastRule::index_outside() {
     const std::string_view fqn = formats::name_without_rank(contents_.tensors[i].meta.fqn);
     if (const std::string_view name = name_in_model(fqn); !name.empty()) {
       in_model_.emplace(name, i);
-    } else if (fqn.ends_with(".weight") || fqn.ends_with(".bias")) {
+      continue;
+    }
+    if (fqn.ends_with(".weight") || fqn.ends_with(".bias")) {
       modules_.insert(fqn.substr(0, fqn.rfind('.')));
+    }
+    if (!is_weight_or_bias(fqn) && !of_model_.contains(i)) continue;
+    std::string_view dict = dict_of(contents_.tensors[i]);
+    dicts_with_weights_.insert(dict);
+    for (std::size_t dot = dict.rfind('.'); dot != std::string_view::npos; dot = dict.rfind('.')) {
+      dict = dict.substr(0, dot);
+      dicts_with_weights_.insert(dict);
     }
   }
 }
@@ -166,23 +206,49 @@ bool CastRule::is_copy_or_module(std::string_view fqn, const Shape& shape) const
   return false;
 }
 
+bool CastRule::is_in_dict_of_trainer(std::string_view fqn) const {
+  std::size_t begin = 0;
+  for (std::size_t dot = fqn.find('.'); dot != std::string_view::npos; dot = fqn.find('.', begin)) {
+    const std::string_view before = fqn.substr(0, begin);
+    if (is_one_of(kOfTrainers, fqn.substr(begin, dot - begin)) &&
+        (before.empty() || std::ranges::any_of(places_, [&](std::string_view place) {
+           return place.starts_with(before);
+         }))) {
+      return true;
+    }
+    begin = dot + 1;
+  }
+  return false;
+}
+
+bool CastRule::looks_like_model(std::size_t tensor_index) const {
+  return (dicts_with_weights_.empty() && models_.empty()) ||
+         dicts_with_weights_.contains(dict_of(contents_.tensors[tensor_index]));
+}
+
+bool CastRule::is_of_trainer(std::size_t tensor_index) const {
+  if (roles_[tensor_index].kind != formats::StateKind::plain) return false;
+  const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+  const std::string_view fqn = formats::name_without_rank(meta.fqn);
+  if (any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
+    return true;
+  }
+  if (of_model_.contains(tensor_index) || !name_in_model(fqn).empty()) return false;
+  if (is_beside_model(fqn)) return !is_copy_or_module(fqn, meta.shape);
+  return is_in_dict_of_trainer(fqn) && !is_in_module(fqn);
+}
+
 CastVerdict CastRule::verdict_of(std::size_t tensor_index) const {
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
   if (meta.shape.empty() || before_component(meta.fqn, "param_groups")) return CastVerdict::keep;
-  if (roles_[tensor_index].kind != formats::StateKind::plain) return CastVerdict::cast;
+  if (is_of_trainer(tensor_index)) return CastVerdict::keep_outside;
   const std::string_view fqn = formats::name_without_rank(meta.fqn);
-  if (any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
-    return CastVerdict::keep_outside;
+  if (roles_[tensor_index].kind != formats::StateKind::plain || of_model_.contains(tensor_index) ||
+      !name_in_model(fqn).empty()) {
+    return CastVerdict::cast;
   }
-  if (of_model_.contains(tensor_index) || !name_in_model(fqn).empty()) return CastVerdict::cast;
-  if (is_beside_model(fqn)) {
-    return is_copy_or_module(fqn, meta.shape) ? CastVerdict::cast_outside
-                                              : CastVerdict::keep_outside;
-  }
-  const bool is_in_dict = fqn.find('.') != std::string_view::npos;
-  return is_in_dict && is_one_of(kOfTrainers, first_component(fqn)) && !is_in_module(fqn)
-             ? CastVerdict::keep_outside
-             : CastVerdict::cast;
+  if (is_beside_model(fqn)) return CastVerdict::cast_outside;
+  return looks_like_model(tensor_index) ? CastVerdict::cast : CastVerdict::cast_apart;
 }
 
 }  // namespace tessera::reshard

@@ -173,6 +173,7 @@ bool TensorPlanner::cast(const MovedTensor& moved, TensorEntry& entry) {
     return false;
   }
   if (verdict == CastVerdict::cast_outside) cast_outside_.push_back(entry.meta.fqn);
+  if (verdict == CastVerdict::cast_apart) cast_apart_.push_back(entry.meta.fqn);
   entry.meta.dtype = *options_.cast;
   return true;
 }
@@ -203,6 +204,8 @@ void TensorPlanner::finish() {
   };
   note(kept_outside_, "not cast: state of the trainer is not rounded");
   note(cast_outside_, "cast too: copies of the model's tensors, or tensors of other modules");
+  note(cast_apart_,
+       "cast too, though no weight or bias is in their dict, and no optimizer has them");
 }
 
 void TensorPlanner::place_pieces(const MovedTensor& moved, const TensorCopy& copy,

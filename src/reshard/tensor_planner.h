@@ -76,6 +76,7 @@ class TensorPlanner {
   std::optional<CastRule> cast_rule_;         // only for a cast
   std::vector<std::string> kept_outside_;     // tensors outside the model that a cast leaves alone
   std::vector<std::string> cast_outside_;     // tensors outside the model that are cast
+  std::vector<std::string> cast_apart_;       // tensors in dicts that look like no model's
   // The new names of tensors that are moved under the name of an alias only, by index.
   std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;

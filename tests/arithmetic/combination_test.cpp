@@ -33,14 +33,15 @@ using testing::SizeIs;
 struct Source {
   MemoryCheckpoint checkpoint;
   Step step{};
+  std::string quantization_method{};
 };
 
 CombinedCheckpoint combined(std::vector<Source> sources, const CombineOptions& options = {},
                             std::vector<LoraAdapter> adapters = {}) {
   std::vector<WeightedReader> readers;
   for (Source& source : sources) {
-    readers.push_back(
-        {std::make_unique<MemoryCheckpoint>(std::move(source.checkpoint)), source.step});
+    readers.push_back({std::make_unique<MemoryCheckpoint>(std::move(source.checkpoint)),
+                       source.step, source.quantization_method});
   }
   return combine_checkpoints(std::move(readers), std::move(adapters), options);
 }
@@ -427,6 +428,59 @@ TEST(CombinationTest, OptimizerStateMustBeLeftOut) {
         {{whole_box(Shape{1}), 0}});
   EXPECT_THAT(texts(combined({{b}}).problems),
               ElementsAre(HasSubstr("found 1 entries of optimizer state: opt.state.0.exp_avg")));
+}
+
+TEST(CombinationTest, WhatMayBeCodesOfAQuantizedModelIsRefused) {
+  const auto problems = [](const std::vector<TensorMeta>& tensors, const std::string& method) {
+    MemoryCheckpoint source("s", 1);
+    for (const TensorMeta& meta : tensors) source.add(meta, test::Bytes(meta.nbytes()));
+    std::vector<Source> sources;
+    sources.push_back({std::move(source), {.weight = 0.5}, method});
+    return texts(combined(std::move(sources)).problems);
+  };
+  const std::vector<TensorMeta> fp8 = {{"l.weight", DType::float8_e4m3fn, {2, 2}},
+                                       {"l.wscl", DType::float32, {2}}};
+  EXPECT_THAT(problems(fp8, ""), IsEmpty());
+  EXPECT_THAT(problems(fp8, "fp8"),
+              ElementsAre("s: l.weight: combine: expected numbers to add up, found float8_e4m3fn "
+                          "of a model that config.json calls quantized (fp8), which may be codes"));
+  const std::vector<TensorMeta> higgs = {{"l.tables", DType::float16, {4}},
+                                         {"l.weight", DType::int16, {2, 2}},
+                                         {"m.factors", DType::float16, {4}},
+                                         {"n.weight", DType::float16, {4}}};
+  EXPECT_THAT(problems(higgs, ""), IsEmpty());
+  EXPECT_THAT(problems(higgs, "higgs"),
+              ElementsAre(HasSubstr("l.tables: combine: expected numbers to add up, found float16 "
+                                    "of a model that config.json calls quantized (higgs), which "
+                                    "may be scales"),
+                          HasSubstr("m.factors: combine: expected numbers to add up, found "
+                                    "quantized weights (higgs in config.json) of a scheme")));
+}
+
+TEST(CombinationTest, StateOfATrainerIsTakenLikeIntegers) {
+  const auto source = [](const char* path, DType dtype, const test::Bytes& scale, float weight) {
+    MemoryCheckpoint checkpoint(path, 1);
+    checkpoint.add({"grad_scaler.scale", dtype, {}}, scale);
+    checkpoint.add({"progress.tokens", DType::float32, {1}}, bytes_of<float>({7}));
+    checkpoint.add({"w", DType::float32, {1}}, bytes_of<float>({weight}));
+    return checkpoint;
+  };
+  const auto of = [&](const CombineOptions& options) {
+    return combined({{source("a", DType::float32, bytes_of<float>({64}), 1)},
+                     {source("b", DType::float64, bytes_of<double>({32}), 2)}},
+                    options);
+  };
+  EXPECT_THAT(texts(of({}).problems),
+              ElementsAre(HasSubstr("grad_scaler.scale: combine: expected equal elements in all "
+                                    "sources, because state of the trainer is not added up")));
+  const auto first = of({.preference = MergePreference::first});
+  EXPECT_THAT(first.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*first.reader, "grad_scaler.scale"), ElementsAre(64));
+  EXPECT_THAT(elements<float>(*first.reader, "progress.tokens"), ElementsAre(7));  // not 14
+  EXPECT_THAT(elements<float>(*first.reader, "w"), ElementsAre(3));
+  const auto last = of({.preference = MergePreference::last});
+  EXPECT_THAT(elements<double>(*last.reader, "grad_scaler.scale"), ElementsAre(32));
+  EXPECT_EQ(last.reader->contents().find_tensor("grad_scaler.scale")->meta.dtype, DType::float64);
 }
 
 TEST(CombinationTest, AnIncompleteSourceIsRefused) {

@@ -816,6 +816,15 @@ def test_quantized_weights_are_not_cast(tmp_path):
     assert all(torch.equal(moved[name].view(torch.uint8), source[name].view(torch.uint8)) for name in source)
 
 
+def test_the_folder_of_extra_files_says_that_weights_are_quantized(tmp_path):
+    scales = tmp_path / "scales" / "model.safetensors"
+    scales.parent.mkdir()
+    tessera.reshard(FP8_BLOCKS, scales, only="*_scale_inv")
+    with pytest.raises(tessera.Error, match=r"config.json calls quantized \(fp8\), which may be scales"):
+        tessera.reshard(scales.parent, tmp_path / "moved", to="safetensors", cast="bfloat16", extra_files_from=FP8_BLOCKS)
+    tessera.reshard(scales.parent, tmp_path / "moved", to="safetensors", cast="bfloat16")
+
+
 def test_words_that_mean_nothing_are_refused(tmp_path):
     moved = tmp_path / "moved"
     refused = [

@@ -183,20 +183,31 @@ TEST_F(ExtraFilesTest, MegatronsFilesAreLeftWhereARecipeMadeOtherTensors) {
 // A trainer would resume from them, or a loader would take them, instead of the new weights.
 TEST_F(ExtraFilesTest, FilesWithTensorsAreLeftIfTheTensorsChange) {
   const FileNames resumed{"consolidated.00.pth",
+                          "diffusion_pytorch_model.bin",
                           "flax_model.msgpack",
                           "model-q4.gguf",
+                          "model.bin",
+                          "model.ckpt",
+                          "model.npz",
+                          "model.onnx",
+                          "model.onnx_data",
+                          "model.pt",
+                          "model.pth",
+                          "open_clip_pytorch_model.bin",
                           "optimizer.bin",
                           "optimizer.pt",
                           "optimizer.pth",
                           "optimizer_state.pt",
+                          "pytorch_model.pt",
                           "pytorch_model_1.bin",
                           "pytorch_model_fsdp.bin",
                           "pytorch_model_fsdp_1.bin",
-                          "tf_model.h5"};
+                          "tf_model.h5",
+                          "weights.npz"};
   for (const std::string& name : resumed) write_file(tmp_ / ("source/" + name), "mine");
   write_file(tmp_ / "source/scheduler.bin", "mine");
   FileNames all = resumed;
-  all.insert(all.end() - 1, "scheduler.bin");  // by name
+  all.insert(all.end() - 2, "scheduler.bin");  // by name
   EXPECT_EQ(carried(plan()), all);
   FileNames lines;
   for (const std::string& name : resumed) {

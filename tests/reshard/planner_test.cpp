@@ -901,6 +901,57 @@ TEST(PlannerTest, CastChangesEverythingInAModelOfItsOwn) {
               ElementsAre("progress.tokens", "tokens_seen"));
 }
 
+/// Returns a tensor of a nested dict. Its keys may have dots.
+TensorEntry tensor_in(formats::KeyPath path, Shape shape) {
+  TensorEntry entry = tensor(formats::spell(path), std::move(shape));
+  entry.key_path = std::move(path);
+  return entry;
+}
+
+TEST(PlannerTest, CastNamesWhatIsInNoDictOfAModel) {
+  CheckpointContents contents;
+  contents.tensors = {tensor_in({"agent", "model", "w"}, {4}),
+                      tensor_in({"agent", "optim", "state", std::int64_t{0}, "exp_avg"}, {4}),
+                      tensor_in({"obs_rms", "mean"}, {2}), tensor_in({"obs_rms", "var"}, {2})};
+  const std::string found =
+      ": cast: expected only tensors of the model and its optimizer, found 2 tensors beside them, "
+      "such as this (cast too, though no weight or bias is in their dict, and no optimizer has "
+      "them)";
+  const auto notes = [&] {
+    return lines_of(plan_reshard(contents, "src", {.cast = DType::bfloat16}).notes);
+  };
+  EXPECT_THAT(notes(), testing::Contains("src: obs_rms.mean" + found));
+  // Dicts with a weight or bias are a model's, also if their keys have dots.
+  contents.tensors = {tensor_in({"lr"}, {2}), tensor_in({"policy", "0.weight"}, {2}),
+                      tensor_in({"policy", "rope.freqs"}, {2}), tensor_in({"stats", "mean"}, {2})};
+  EXPECT_THAT(notes(), ElementsAre("src: lr" + found));
+  // A state dict alone has no other dict, nor have checkpoints without weights.
+  contents.tensors = {tensor("cls_token", {2}), tensor("head.weight", {2}),
+                      tensor("rope.freqs", {2})};
+  EXPECT_THAT(notes(), IsEmpty());
+  contents.tensors = {tensor_in({"a", "x"}, {2}), tensor_in({"b", "y"}, {2})};
+  EXPECT_THAT(notes(), IsEmpty());
+}
+
+TEST(PlannerTest, CastLeavesDictsOfTrainersBesideAnyModelAlone) {
+  CheckpointContents contents;
+  // The dict beside an optimizer.
+  contents.tensors = {tensor_in({"agent", "optim", "state", std::int64_t{0}, "exp_avg"}, {4}),
+                      tensor_in({"agent", "policy", "0.weight"}, {4}),
+                      tensor_in({"agent", "scheduler_state", "base_lrs"}, {4})};
+  const auto uncast = [&] {
+    return uncast_of(plan_reshard(contents, "src", {.cast = DType::bfloat16}));
+  };
+  EXPECT_THAT(uncast(), testing::Contains("agent.scheduler_state.base_lrs"));
+  // Weights alone of Composer, where `model` is not at the top level.
+  contents.tensors = {tensor_in({"state", "model", "w"}, {4}),
+                      tensor_in({"state", "schedulers", "t"}, {4})};
+  EXPECT_THAT(uncast(), ElementsAre("state.schedulers.t"));
+  // A module may have such a name.
+  contents.tensors = {tensor("net.sampler.scale", {4}), tensor("net.w", {4})};
+  EXPECT_THAT(uncast(), IsEmpty());
+}
+
 TEST(PlannerTest, CastOfAQuantizedModelOfAnUnknownSchemeIsRefused) {
   CheckpointContents contents;
   contents.tensors = {tensor("l.indices", {4, 4}), tensor("l.perm", {4}), tensor("norm", {4})};

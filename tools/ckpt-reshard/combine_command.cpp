@@ -229,9 +229,12 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   std::vector<arithmetic::WeightedReader> sources;
   for (const SourceStep& source : formula.sources) {
     auto reader = formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict});
-    sources.push_back({apply_dequantize(std::move(reader), fs, source.path, options.move, problems,
-                                        dequantized, losses),
-                       source.step});
+    const formats::CheckpointReader* const opened = reader.get();
+    reader = apply_dequantize(std::move(reader), fs, source.path, options.move, problems,
+                              dequantized, losses);
+    const bool is_as_stored = reader.get() == opened;
+    sources.push_back({std::move(reader), source.step,
+                       is_as_stored ? quantization_method(fs, source.path, options.move) : ""});
   }
   std::vector<arithmetic::LoraAdapter> adapters;
   for (const ScaledAdapter& adapter : formula.adapters) {
@@ -279,7 +282,8 @@ void add_terms(Command& command, CombineCommandOptions& options) {
           [&](const std::string& which) {
             options.preference = which == "first" ? MergePreference::first : MergePreference::last;
           },
-          "If values or integers differ between sources, take them from the first or the last");
+          "If values, integers or the state of a trainer differ between sources, take them from "
+          "the first or the last");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "arithmetic/dequantized_reader.h"
 #include "tessera/base/error.h"
+#include "tessera/formats/detect.h"
 
 namespace tessera::cli {
 
@@ -15,6 +16,15 @@ std::string dequantize_identity(const FileSystem& fs, const std::string& path,
     digest = arithmetic::model_config_digest(fs, options.extra_files_folder);
   }
   return digest;
+}
+
+std::string quantization_method(const FileSystem& fs, const std::string& path,
+                                const MoveOptions& options) {
+  std::string method = formats::read_quantization_method(fs, path);
+  if (method.empty() && !options.extra_files_folder.empty()) {
+    method = formats::read_quantization_method(fs, options.extra_files_folder);
+  }
+  return method;
 }
 
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(

@@ -28,6 +28,12 @@ struct Dequantized {
 std::string dequantize_identity(const FileSystem& fs, const std::string& path,
                                 const MoveOptions& options);
 
+/// Returns the quantization method that config.json names for the checkpoint at `path`; empty if
+/// none. Looks for config.json beside the checkpoint, then in the folder of `--extra-files-from`.
+/// Throws: as formats::read_quantization_method.
+std::string quantization_method(const FileSystem& fs, const std::string& path,
+                                const MoveOptions& options);
+
 /// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
 /// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
 /// of `--extra-files-from`. Adds to `problems` and `done`. Reading elements later adds to `losses`.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/incomplete_parts.h"
 #include "ckpt-reshard/move_summary.h"
 #include "ckpt-reshard/worker_options.h"
@@ -475,7 +476,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
   PlanOptions wanted = plan_options(options, files);
   for (const std::string& path : paths) {
     if (!wanted.cast || !wanted.quantization_method.empty()) break;
-    wanted.quantization_method = formats::read_quantization_method(object_store::files(), path);
+    wanted.quantization_method = quantization_method(object_store::files(), path, options);
   }
   StopSignals signals;
   const reshard::SourceFiles source_fs;

@@ -293,7 +293,7 @@ void print_combination(const arithmetic::CombinationCounts& counts, Terminal& te
   std::string line = "combined " + counted(counts.num_sources, "source") + ": " +
                      counted(counts.num_summed, "tensor") + " added up";
   if (counts.num_taken > 0)
-    line += ", " + std::to_string(counts.num_taken) + " copied (their dtype has no sum)";
+    line += ", " + std::to_string(counts.num_taken) + " copied (not added up)";
   if (counts.num_sources > 1 || counts.adapters.empty()) terminal.print(line + "\n");
   for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
     line = printable(adapter.path) + ": " + counted(adapter.num_changed, "tensor") + " changed";

@@ -174,15 +174,16 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   Outcome outcome;
   reshard::PlanOptions wanted = request.plan;
   wanted.num_unordered_dicts = source.num_unordered_dicts;
-  for (const MergePath& path : request.sources.paths) {
+  std::vector<std::string> paths;
+  for (const MergePath& path : request.sources.paths) paths.push_back(path.path);
+  std::vector<std::string> with_config = paths;
+  if (!request.extra_files.folder.empty()) with_config.push_back(request.extra_files.folder);
+  for (const std::string& path : with_config) {
     if (!wanted.cast || !wanted.quantization_method.empty()) break;
-    wanted.quantization_method =
-        formats::read_quantization_method(object_store::files(), path.path);
+    wanted.quantization_method = formats::read_quantization_method(object_store::files(), path);
   }
   outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                        reshard::find_gaps(reader, request.plan.only));
-  std::vector<std::string> paths;
-  for (const MergePath& path : request.sources.paths) paths.push_back(path.path);
   outcome.extra_files =
       reshard::plan_extra_files(object_store::files(), outcome.plan, reader, paths,
                                 request.destination, request.create.format, request.extra_files);
