@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "runtime/support/checks.h"
@@ -25,6 +26,13 @@ struct DeepImpl : torch::nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) x = torch::tanh(layer->forward(x));
+    return x;
+  }
+  /// Uses only the layers that `is_used` names.
+  at::Tensor forward(at::Tensor x, const std::function<bool(std::int64_t)>& is_used) {
+    for (std::int64_t i = 0; i < kNumLayers; ++i) {
+      if (is_used(i)) x = torch::tanh(layers[static_cast<std::size_t>(i)]->forward(x));
+    }
     return x;
   }
   std::vector<torch::nn::Linear> layers;
@@ -84,6 +92,40 @@ TEST(MemoryTest, AStepHoldsAFewUnitsAtATime) {
       }
     });
   }
+}
+
+/// Peaks of a step in which ranks use different layers. A rank joins the gathers of a layer that it
+/// does not use, and holds that one layer meanwhile. In the backward at most one layer's gradient
+/// waits for its turn.
+/// Shows B10, B14.
+TEST(MemoryTest, RanksThatUseDifferentUnitsHoldTwoUnitsMore) {
+  test::on_ranks(4, [](const dist::Mesh& mesh) {
+    Deep model = sharded_deep(mesh, {});
+    const at::Tensor x = torch::ones({1, DeepImpl::kWidth}, torch::requires_grad());
+    const std::int64_t layer = DeepImpl::kLayerNbytes;
+    const std::int64_t shard = DeepImpl::kNumLayers * layer / 4;
+    for (int step = 0; step < 8; ++step) {
+      // Each layer but the last is used by one or two of the ranks, by others in each step.
+      const auto is_used = [&](std::int64_t i) {
+        return i + 1 == DeepImpl::kNumLayers || (i + step) % 4 == mesh.rank() ||
+               (i * 3 + step) % 5 == mesh.rank();
+      };
+      for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+      const std::int64_t before = allocated_memory().now;
+      test::reset_peak();
+      const at::Tensor loss = forward(model, x, is_used).sum();
+      EXPECT_LE(allocated_memory().peak - before, 3 * layer + kActivationNbytes) << step;
+      test::reset_peak();
+      loss.backward();
+      EXPECT_LE(allocated_memory().peak - before,
+                3 * layer        // parameters: computing, prefetched, gathered for other ranks
+                    + 4 * layer  // gradients: autograd's, flat, waiting, in reduction
+                    + layer      // Gloo's copy of the one in reduction
+                    + shard      // reduced gradients
+                    + kActivationNbytes)
+          << step;
+    }
+  });
 }
 
 /// Peaks of a step that accumulates gradients. Under NoSyncScope parameters stay gathered until the

@@ -8,9 +8,9 @@
 #include "support/random.h"
 
 // Draws models, ways to shard and replicate them, and which parts each rank uses in each step.
-// Compares every gradient and loss with those of the unsharded model. `TESSERA_TEST_SEED` repeats a
-// run, `TESSERA_RANDOM_MODEL` one case of it; `TESSERA_RANDOM_MODELS` sets the number of cases per
-// world.
+// Compares every gradient, every loss, and the parameters after the last step with those of the
+// unsharded model. `TESSERA_TEST_SEED` repeats a run, `TESSERA_RANDOM_MODEL` one case of it;
+// `TESSERA_RANDOM_MODELS` sets the number of cases per world.
 
 namespace tessera {
 namespace {
@@ -284,6 +284,7 @@ class Case {
       SCOPED_TRACE("action " + std::to_string(i) + ": " + std::to_string(static_cast<int>(action)));
       act(action);
     }
+    if (!::testing::Test::HasFailure()) expect_parameters();
   }
 
  private:
@@ -461,6 +462,20 @@ class Case {
     }
   }
 
+  void expect_parameters() const {
+    // Each step adds the tolerance of a gradient, which may be larger than the parameter.
+    constexpr double kTolerance = 1e-3;
+    const StateDict found = state_dict(*sharded_.root());
+    for (const auto& expected : unsharded_.root()->named_parameters()) {
+      const at::Tensor value = expected.value().detach();
+      const at::Tensor whole = found.tensor(expected.key());
+      const double scale = 1 + value.abs().max().item<double>();
+      EXPECT_TRUE(torch::allclose(whole, value, 0, kTolerance * scale)) << expected.key() << "\n"
+                                                                        << whole << "\n"
+                                                                        << value;
+    }
+  }
+
   const dist::Mesh& mesh_;
   Drawn drawn_;
   ModelDraw unsharded_;
@@ -517,13 +532,18 @@ TEST_P(RandomModelsTest, TrainAsTheUnshardedModel) {
   }
 }
 
+std::string name_of_world(const ::testing::TestParamInfo<World>& info) {
+  return std::to_string(info.param.num_ranks) + (info.param.is_hybrid ? "_hybrid" : "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, RandomModelsTest,
-                         ::testing::Values(World{1, 100}, World{2, 100}, World{3, 75},
-                                           World{4, 50}, World{4, 25, true}),
-                         [](const auto& test) {
-                           return std::to_string(test.param.num_ranks) +
-                                  (test.param.is_hybrid ? "_hybrid" : "");
-                         });
+                         ::testing::Values(World{1, 200}, World{2, 200}, World{3, 75},
+                                           World{4, 200}, World{4, 25, true}),
+                         name_of_world);
+INSTANTIATE_TEST_SUITE_P(SlowWorlds, RandomModelsTest,
+                         ::testing::Values(World{1, 500}, World{2, 500}, World{3, 250},
+                                           World{4, 500}, World{4, 250, true}),
+                         name_of_world);
 
 }  // namespace
 }  // namespace tessera

@@ -3,6 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "runtime/support/checks.h"
 #include "support/temporary_directory.h"
 
@@ -29,14 +35,23 @@ struct NormsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Norms);
 
-enum class Wrapping { full_shard, shard_grad_op, no_shard, replicate };
+/// A strategy of fully_shard, or none: replicate.
+using Wrapping = std::optional<ShardingStrategy>;
+
+bool is_hybrid(Wrapping way) {
+  return way == HYBRID_SHARD || way == HYBRID_SHARD_ZERO2;
+}
 
 void apply(Wrapping way, Norms& model, const dist::Mesh& mesh) {
-  if (way == Wrapping::replicate) return replicate(*model, {.mesh = mesh});
-  const ShardingStrategy strategy = way == Wrapping::full_shard      ? FULL_SHARD
-                                    : way == Wrapping::shard_grad_op ? SHARD_GRAD_OP
-                                                                     : NO_SHARD;
-  fully_shard(*model, {.mesh = mesh, .strategy = strategy});
+  if (!way) return replicate(*model, {.mesh = mesh});
+  fully_shard(*model, {.mesh = mesh, .strategy = *way});
+}
+
+/// Runs `body` on `num_ranks` ranks; under a hybrid strategy on twice as many, in two replicas.
+void on_ranks_of(Wrapping way, int num_ranks, const std::function<void(const dist::Mesh&)>& body) {
+  dist::MeshOptions options;
+  if (is_hybrid(way)) options.axes = {{"replicate", 2}, {"shard", num_ranks}};
+  test::on_ranks(is_hybrid(way) ? 2 * num_ranks : num_ranks, body, options);
 }
 
 at::Tensor rows_of(int rank) {
@@ -57,7 +72,7 @@ class SyncBuffersTest : public ::testing::TestWithParam<Wrapping> {};
 // Shows C7.
 TEST_P(SyncBuffersTest, WhatIsSavedOfBuffersIsRankZeros) {
   const test::TemporaryDirectory directory;
-  test::on_ranks(2, [&](const dist::Mesh& mesh) {
+  on_ranks_of(GetParam(), 2, [&](const dist::Mesh& mesh) {
     Norms model = seeded<Norms>();
     apply(GetParam(), model, mesh);
     {
@@ -80,7 +95,7 @@ TEST_P(SyncBuffersTest, WhatIsSavedOfBuffersIsRankZeros) {
 
 // Shows C7.
 TEST_P(SyncBuffersTest, BuffersAreMadeEqual) {
-  test::on_ranks(3, [&](const dist::Mesh& mesh) {
+  on_ranks_of(GetParam(), 3, [&](const dist::Mesh& mesh) {
     for (const BufferSync how : {BufferSync::rank0, BufferSync::mean}) {
       Norms model = seeded<Norms>();
       apply(GetParam(), model, mesh);
@@ -89,37 +104,28 @@ TEST_P(SyncBuffersTest, BuffersAreMadeEqual) {
         forward(model, rows_of(mesh.rank()));
       }
       sync_buffers(*model, how);
-      const auto first = expected_buffers(0), second = expected_buffers(1),
-                 third = expected_buffers(2);
+      auto expected = expected_buffers(0);
+      for (auto& [name, buffer] : expected) {
+        if (how != BufferSync::mean || !buffer.is_floating_point()) continue;
+        for (int rank = 1; rank < mesh.world_size(); ++rank) {
+          buffer += expected_buffers(rank).at(name);
+        }
+        buffer /= mesh.world_size();
+      }
       for (const auto& each : model->named_buffers()) {
-        const std::string& name = each.key();
-        const bool is_mean = how == BufferSync::mean && each.value().is_floating_point();
-        const at::Tensor expected =
-            is_mean ? (first.at(name) + second.at(name) + third.at(name)) / 3 : first.at(name);
-        EXPECT_TRUE(torch::allclose(each.value(), expected)) << name;
+        EXPECT_TRUE(torch::allclose(each.value(), expected.at(each.key()))) << each.key();
       }
     }
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<Wrapping>& info) {
-  switch (info.param) {
-    case Wrapping::full_shard:
-      return "FULL_SHARD";
-    case Wrapping::shard_grad_op:
-      return "SHARD_GRAD_OP";
-    case Wrapping::no_shard:
-      return "NO_SHARD";
-    case Wrapping::replicate:
-      break;
-  }
-  return "replicate";
-}
-
 INSTANTIATE_TEST_SUITE_P(Ways, SyncBuffersTest,
-                         ::testing::Values(Wrapping::full_shard, Wrapping::shard_grad_op,
-                                           Wrapping::no_shard, Wrapping::replicate),
-                         name_of);
+                         ::testing::Values(Wrapping(FULL_SHARD), Wrapping(SHARD_GRAD_OP),
+                                           Wrapping(NO_SHARD), Wrapping(HYBRID_SHARD),
+                                           Wrapping(HYBRID_SHARD_ZERO2), Wrapping()),
+                         [](const auto& each) {
+                           return each.param ? std::string(to_string(*each.param)) : "replicate";
+                         });
 
 }  // namespace
 }  // namespace tessera
