@@ -374,7 +374,7 @@ TEST(TablePlannerTest, AThousandTablesOn128RanksAreBalanced) {
   const ProposedPlan proposed = propose_plan(tables, large);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   RecordProperty("seconds", std::to_string(seconds.count()));
-  EXPECT_LT(seconds.count(), 30);  // 0.6 s on an idle machine
+  EXPECT_LT(seconds.count(), 120);  // 0.6 s on an idle machine, 36 s seen with TSan
   double total = 0;
   for (const PlannedRank& rank : proposed.ranks) {
     EXPECT_LE(rank.nbytes, 24 * kGiB);

@@ -911,7 +911,11 @@ std::string refusal_of(const std::function<void()>& function) {
 // Shows E4.
 TEST_P(ResumableMoveTest, ACheckRefusesWhatTheDestinationCannotHold) {
   Value deep = 1;
-  for (int i = 0; i < 2000; ++i) deep = Value::List{std::move(deep)};
+  for (int i = 0; i < 2000; ++i) {
+    Value::List outer;
+    outer.push_back(std::move(deep));
+    deep = std::move(outer);
+  }
   const Value a_set = Value::Set{{1}};
   const std::map<std::string, Value> values{
       {"deep", deep},

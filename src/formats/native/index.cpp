@@ -769,13 +769,17 @@ StoredPiece StoredPieces::get(PieceId id, std::uint64_t nbytes) const {
   return stored;
 }
 
-void StoredPieces::set(PieceId id, const StoredPiece& stored) {
+void StoredPieces::set_place(PieceId id, Encoding encoding, std::uint64_t begin) {
   constexpr std::uint64_t kMaxBegin = (std::uint64_t{1} << kBeginBits) - 1;
-  TESSERA_CHECK(stored.begin <= kMaxBegin);
+  TESSERA_CHECK(begin <= kMaxBegin);
   Slot& slot = slots_[id.tensor_index][id.piece_index];
-  slot.begin = stored.begin & kMaxBegin;
-  slot.encoding = static_cast<std::uint8_t>(stored.encoding);
-  slot.checksum_or_table = stored.checksum_or_table;
+  slot.begin = begin & kMaxBegin;
+  slot.encoding = static_cast<std::uint8_t>(encoding);
+}
+
+void StoredPieces::set(PieceId id, const StoredPiece& stored) {
+  set_place(id, stored.encoding, stored.begin);
+  set_checksum(id, stored.checksum_or_table);
   const bool is_usual =
       stored.encoding != Encoding::zstd && stored.file == 0 && stored.position == id.piece_index;
   if (is_usual && rest_.empty()) return;

@@ -99,6 +99,8 @@ class StoredPieces {
   StoredPiece get(PieceId id, std::uint64_t nbytes) const;
   std::uint32_t file_of(PieceId id) const { return rest_.empty() ? 0 : rest_[number_of(id)].file; }
   void set(PieceId id, const StoredPiece& stored);
+  /// Sets the place of a piece in its rank's own file. Threads may call `file_of` for it meanwhile.
+  void set_place(PieceId id, Encoding encoding, std::uint64_t begin);
   void set_checksum(PieceId id, std::uint64_t checksum) {
     slots_[id.tensor_index][id.piece_index].checksum_or_table = checksum;
   }

@@ -238,9 +238,7 @@ void RankFileWriter::lay_out_plain(OwnDataset& own) {
       h5_file_, h5_file_.handle.id(), link_name_of(own.piece_number, own.tensor_number), dtype,
       static_cast<std::int64_t>(each.nbytes / itemsize(dtype)));
   describe(each.id, dataset.handle);
-  contents_.whole.storage.set(
-      each.id,
-      {.position = each.id.piece_index, .encoding = Encoding::plain, .begin = dataset.range.begin});
+  contents_.whole.storage.set_place(each.id, Encoding::plain, dataset.range.begin);
   own.blocks.resize((each.nbytes - 1) / kPlainBlockNbytes + 1);
 }
 
@@ -251,8 +249,7 @@ void RankFileWriter::lay_out_zstd(OwnDataset& own) {
   own.handle = h5::create_zstd_dataset(h5_file_, link_name_of(own.piece_number, own.tensor_number),
                                        dtype, numel, each.block_numel);
   describe(each.id, own.handle);
-  contents_.whole.storage.set(each.id,
-                              {.position = each.id.piece_index, .encoding = Encoding::zstd});
+  contents_.whole.storage.set_place(each.id, Encoding::zstd, 0);
 }
 
 void RankFileWriter::describe(PieceId id, const h5::Handle& dataset) {
