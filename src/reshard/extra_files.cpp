@@ -356,16 +356,89 @@ void compare_config(const FileSystem& fs, const Plan& plan, ExtraFilesPlan& file
                                   ", to which loaders round them (copied unchanged)"});
 }
 
+/// Returns whether a folder gets files of whole tensors, which loaders find by names such as
+/// `model`. Loaders of the files of ranks, such as DeepSpeed, find them by the ranks.
+bool has_files_of_models(const std::string& destination, formats::Format format) {
+  const formats::FormatDriver& driver = formats::driver_of(format);
+  return formats::holds_whole_tensors(format) && !driver.traits().has_ranks_when_read &&
+         driver.destination_kind(destination) == DestinationKind::directory;
+}
+
+bool has_config_of_adapter(const ExtraFilesPlan& files) {
+  return std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name) !=
+         files.carried.end();
+}
+
+/// Returns whether a part of the name is one that only the tensors of PEFT's adapters have.
+bool is_tensor_of_adapter(std::string_view fqn) {
+  constexpr std::array<std::string_view, 10> kBegins = {
+      "lora_", "ia3_",  "vera_",     "hada_",     "lokr_",
+      "oft_",  "boft_", "randlora_", "adaption_", "prompt_e"};
+  return std::ranges::any_of(kBegins, [&](std::string_view begin) {
+    return fqn.starts_with(begin) || fqn.find('.' + std::string(begin)) != std::string_view::npos;
+  });
+}
+
+/// Decides whether files of safetensors in a folder are named as an adapter's or as a model's
+/// (SafetensorsWriteOptions::is_base_model): the names of the source's files decide, or else the
+/// names of the tensors. Notes that `adapter_config.json` gets beside a model that was not beside
+/// it, or is not beside an adapter.
+void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
+                           const std::string& destination, formats::Format format,
+                           const ExtraFilesOptions& options, ExtraFilesPlan& files) {
+  const auto name_of = [](const formats::TensorEntry& tensor) -> const std::string& {
+    return tensor.meta.fqn;
+  };
+  const auto& tensors = plan.destination.tensors;
+  const auto is_of_peft = [](const std::string& fqn) { return fqn.starts_with("base_model."); };
+  const auto other = std::ranges::find_if_not(
+      tensors, [&](const std::string& fqn) { return is_of_peft(fqn) || is_tensor_of_adapter(fqn); },
+      name_of);
+  const std::vector<std::string> old = reader.data_files();
+  const auto is_such_file = [](const std::string& path) {
+    return path.substr(path.rfind('/') + 1).starts_with("adapter");
+  };
+  // Only checkpoints of whole tensors have files named as a model's or an adapter's.
+  const bool has_names = formats::holds_whole_tensors(reader.format()) && !old.empty();
+  const bool has_such_files = has_names && std::ranges::all_of(old, is_such_file);
+  const bool was_beside_model =
+      has_names && std::ranges::none_of(old, is_such_file) && options.folder.empty();
+  const bool has_config = has_config_of_adapter(files);
+  const bool has_such_tensors =
+      other == tensors.end() &&
+      (has_config || (std::ranges::all_of(tensors, is_of_peft, name_of) &&
+                      std::ranges::any_of(tensors, is_tensor_of_adapter, name_of)));
+  const bool is_adapter = has_such_files || has_such_tensors;
+  files.is_base_model = !is_adapter;
+  if (!has_files_of_models(destination, format)) return;
+  if (is_adapter == has_config || (!is_adapter && was_beside_model)) return;
+  files.notes.push_back(
+      {.severity = Finding::Severity::note,
+       .rule = std::string(kExtraFilesRule),
+       .where = {.path = destination},
+       .expected = is_adapter ? "adapter_config.json beside an adapter, for files called "
+                                "adapter_model, which PEFT looks for"
+                              : "only tensors of an adapter beside adapter_config.json",
+       .found = is_adapter ? "none: the files are called model (rename them, or copy "
+                             "adapter_config.json, too)"
+                           : "others, such as " + printable(other->meta.fqn) +
+                                 ": the files are called model, but loaders may take the folder "
+                                 "for an adapter (remove adapter_config.json if it is none)"});
+}
+
 /// Notes that files of whole tensors in a folder get other names than those in the source's folder,
 /// such as those by which diffusers finds a model.
 void note_lost_names(const CheckpointReader& reader, const std::string& destination,
                      formats::Format format, ExtraFilesPlan& files) {
   const formats::FormatDriver& driver = formats::driver_of(format);
   const std::vector<std::string> old = reader.data_files();
-  const bool has_new_files = format == reader.format() && formats::holds_whole_tensors(format) &&
-                             driver.destination_kind(destination) == DestinationKind::directory;
+  const bool has_new_files = format == reader.format() && has_files_of_models(destination, format);
+  // Whether a file of this name is written: an adapter has other names than a model.
+  const bool is_adapter = !files.is_base_model;
+  if (is_adapter && !has_config_of_adapter(files)) return;  // name_model_or_adapter says so
   const auto is_kept = [&](const std::string& path) {
-    return driver.writes_file(last_component(path));
+    const std::string name = last_component(path);
+    return driver.writes_file(name) && name.starts_with("adapter_model") == is_adapter;
   };
   if (!has_new_files || old.empty() || std::ranges::any_of(old, is_kept)) return;
   files.notes.push_back({.severity = Finding::Severity::note,
@@ -458,14 +531,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
-  // Only checkpoints of whole tensors have files named as a model's. For another checkpoint, such
-  // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::is_base_model).
-  const bool has_names_of_models =
-      formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
-  files.is_base_model =
-      has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
-        return path.substr(path.rfind('/') + 1).starts_with("adapter");
-      });
+  name_model_or_adapter(reader, plan, destination, format, options, files);
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);

@@ -93,8 +93,8 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
-  /// Whether the source is a model, not an adapter: its format holds whole tensors, and no data
-  /// file's name begins with `adapter`. For SafetensorsWriteOptions::is_base_model.
+  /// Whether the tensors are those of a model, not of an adapter, as the names of the source's
+  /// files or of the tensors tell. For SafetensorsWriteOptions::is_base_model.
   bool is_base_model = false;
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes
