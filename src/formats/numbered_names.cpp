@@ -18,6 +18,7 @@ using Unit = PartOfWhole::Unit;
 
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kSeparators = "_-.";
+constexpr std::string_view kAsOwnNameSays = ", as its name says";
 
 struct Mark {
   std::string_view word;
@@ -58,6 +59,13 @@ std::optional<Mark> mark_before(std::string_view before) {
     if (rest.empty() || is_separator(rest.back())) return mark;
   }
   return std::nullopt;
+}
+
+/// Returns whether a number says how far a run is (`epoch-3-of-10.pt`), and not which part it is.
+bool is_of_progress(std::string_view before) {
+  constexpr std::array<std::string_view, 4> kWords = {"epoch", "step", "iter", "iteration"};
+  if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
+  return std::ranges::any_of(kWords, [&](std::string_view word) { return before.ends_with(word); });
 }
 
 /// Returns 3 if the text after a number begins with `-of-3` or `_of_3`; nothing for any other text.
@@ -123,16 +131,18 @@ std::optional<PartOfWhole> part_of_series(const std::string& directory, const Nu
   }
   const bool is_of_ranks = is_series_of_ranks(own.series);
   if (is_of_ranks && numbers.size() > 1) numbers.insert(0);  // these numbers begin with 0
-  if (own.is_parallel_rank && !numbers.contains(0)) return std::nullopt;
+  const bool is_counted = own.count.value_or(0) > 1 && own.number <= *own.count;
+  if (own.is_parallel_rank && !numbers.contains(0) && !is_counted) return std::nullopt;
   const auto num_parts = num_parts_of(numbers, is_padded || own.count || is_of_ranks);
-  if (!num_parts && own.number > 0 && is_of_ranks) {
+  const std::string unit = own.unit == Unit::rank ? "rank " : "file ";
+  if (!num_parts && (is_counted || (own.number > 0 && is_of_ranks))) {
     return PartOfWhole{.unit = own.unit,
-                       .form = "rank " + std::to_string(own.number) + ", as its name says",
+                       .form = unit + std::to_string(own.number) + std::string(kAsOwnNameSays),
+                       .num_parts = own.count,
                        .series = join_path(directory, own.series),
                        .number = own.number};
   }
   if (!num_parts) return std::nullopt;
-  const std::string unit = own.unit == Unit::rank ? "rank " : "file ";
   return PartOfWhole{.unit = own.unit,
                      .form = unit + std::to_string(own.number) + ", as the names of the " +
                              std::string(beside) + " say",
@@ -182,7 +192,10 @@ std::optional<PartOfWhole> part_among(const FileSystem& fs, const std::string& d
     part.num_parts = part.num_parts && one.num_parts ? checked_mul(*part.num_parts, *one.num_parts)
                                                      : std::nullopt;
   }
-  part.form = "numbers " + numbers + ", as the names of the " + std::string(beside) + " say";
+  const bool is_alone = std::ranges::all_of(
+      parts, [](const PartOfWhole& one) { return one.form.ends_with(kAsOwnNameSays); });
+  part.form = "numbers " + numbers;
+  part.form += is_alone ? kAsOwnNameSays : ", as the names of the " + std::string(beside) + " say";
   part.series = part.num_parts ? join_path(directory, without_numbers(name, of_parts)) : "";
   part.number = 0;  // below: another one for each file of the series
   for (const PartOfWhole& one : parts) {
@@ -205,7 +218,7 @@ std::vector<NumberedName> numbered_names(std::string_view name) {
     } else if (const auto mark = mark_before(name.substr(0, run->begin))) {
       found.push_back(name_around(name, *run, mark->unit, *number));
       found.back().is_parallel_rank = mark->is_parallel_rank;
-    } else if (count_behind(name.substr(run->end))) {
+    } else if (count_behind(name.substr(run->end)) && !is_of_progress(name.substr(0, run->begin))) {
       of_count.push_back(name_around(name, *run, Unit::file, *number));
     }
   }

@@ -24,7 +24,7 @@ struct NumberedName {
 /// Returns the numbers in a name that follow the word `rank`, `shard`, `part` or `consolidated`, or
 /// one for a way to be parallel (`tp`, `pp`, `dp`, `wp` or `zo`, as in `model_tp0_pp1.pt`), and the
 /// number in DCP's `__1.metadata`, from last to first; then those before `-of-3` or
-/// `_of_3`. Empty if the name has none.
+/// `_of_3`, but not behind `epoch`, `step` or `iter`. Empty if the name has none.
 std::vector<NumberedName> numbered_names(std::string_view name);
 
 /// Returns the first of `numbered_names(name)`, or nothing if that list is empty.
@@ -35,11 +35,12 @@ std::optional<NumberedName> numbered_name(std::string_view name);
 /// finds (so `epoch_1.pt` is no part). If they differ in several such numbers, one at a time, the
 /// number of parts is the product: 4 for `tp_rank_0_pp_rank_0.pt` to `tp_rank_1_pp_rank_1.pt`. If
 /// no file beside it has such a name, and the folder of the file is named after a rank, looks in
-/// the same way at the folders beside that folder. `consolidated.01.pth` (not `00`) and
-/// `__1.metadata` (not `0`) are parts even without other files. Of other names, only numbers with
-/// leading zeros, with `-of-3` after them, or without a gap (0, 1, 2, … or 1, 2, 3, …) count as
-/// numbers of parts; so `lora_rank_8.pt` and `lora_rank_16.pt` are no parts. Numbers of parallel
-/// ranks must begin with 0: `model_tp1.pt` and `model_tp2.pt` may be trained on 1 and 2 ranks.
+/// the same way at the folders beside that folder. `consolidated.01.pth` (not `00`),
+/// `__1.metadata` (not `0`) and names with a count of at least 2, such as `model-1-of-3.pt`, are
+/// parts even without other files. Of other names, only numbers with leading zeros, or without a
+/// gap (0, 1, 2, … or 1, 2, 3, …) count as numbers of parts; so `lora_rank_8.pt` and
+/// `lora_rank_16.pt` are no parts. Numbers of parallel ranks must begin with 0: `model_tp1.pt` and
+/// `model_tp2.pt` may be trained on 1 and 2 ranks.
 std::optional<PartOfWhole> part_by_names_beside(const FileSystem& fs, const std::string& path);
 
 }  // namespace tessera::formats

@@ -1,3 +1,5 @@
+#include "formats/quantization_method.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -12,6 +14,7 @@ namespace {
 
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kMethodKey = "quant_method";
+constexpr std::string_view kNunchakuKey = "method";
 constexpr std::string_view kAlgorithmKey = "quant_algo";  // of ModelOpt, which may name no method
 
 /// Returns the quantization method that a configuration names for the model, or for a part of the
@@ -61,7 +64,31 @@ std::string method_of_text(const std::string& text) {
   }
 }
 
+std::string method_of_quantization_config(const std::string& text) {
+  try {
+    const Value config = parse_json(text, "quantization_config");
+    const auto* const members = config.get_if<Value::Dict>();
+    if (members == nullptr || members->empty()) return {};
+    for (const std::string_view key : {kMethodKey, kNunchakuKey, kAlgorithmKey}) {
+      const Value* const method = config.find(key);
+      if (method != nullptr && method->is<std::string>()) return method->get<std::string>();
+    }
+  } catch (const Error&) {
+    if (std::string method = method_in_text(text); !method.empty()) return method;
+  }
+  return "unknown";
+}
+
 }  // namespace
+
+std::string quantization_method_in(const std::map<std::string, std::string>& annotations) {
+  if (const auto own = annotations.find("quantization_config"); own != annotations.end()) {
+    std::string method = method_of_quantization_config(own->second);
+    if (!method.empty()) return method;
+  }
+  const auto config = annotations.find("config");
+  return config == annotations.end() ? std::string() : method_of_text(config->second);
+}
 
 // Passes on all errors: without the method, a cast could take codes for numbers.
 std::string read_quantization_method(const FileSystem& fs, const std::string& checkpoint_path) {

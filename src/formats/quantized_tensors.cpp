@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "formats/quantization_method.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
@@ -182,14 +183,27 @@ std::string_view last_key(std::string_view name) {
 /// Returns whether a tensor of this name in a quantized model may be scales, zero points or a code
 /// book, also of a scheme that is not in kSchemes.
 bool is_name_of_scales(std::string_view fqn) {
-  constexpr std::array<std::string_view, 16> kOthers = {
+  constexpr std::array<std::string_view, 17> kOthers = {
       "s",         "suh",       "svh",       "tables",        "tables2", "codebook",
       "codebooks", "centroids", "absmax",    "smooth_factor", "SCB",     "zero",
-      "zeros",     "qzeros",    "quant_map", "res_centroids"};
+      "zeros",     "qzeros",    "quant_map", "res_centroids", "col_vals"};
   std::string_view key = last_key(fqn);
   if (key == "weight" && fqn.ends_with("centroids.weight")) return true;  // VPTQ
   return key.find("scale") != std::string_view::npos ||
          std::ranges::find(kOthers, key) != kOthers.end();
+}
+
+/// Returns the name of the module that a tensor belongs to: `l` for `l.suh`, and for VPTQ's
+/// `l.centroids.weight` and `l.res_centroids.weight`, whose codes are in `l`.
+std::string_view module_of(std::string_view fqn) {
+  if (fqn.ends_with("centroids.weight")) fqn.remove_suffix(std::string_view(".weight").size());
+  return fqn.substr(0, fqn.size() - last_key(fqn).size());
+}
+
+/// Returns whether a tensor may hold codes of a scheme that is not in kSchemes.
+bool may_be_unknown_codes(const TensorMeta& meta) {
+  const bool is_of_spqr = meta.dtype == DType::int64 && last_key(meta.fqn) == "dense_weights";
+  return meta.shape.size() > 1 && (kPossibleCodes.contain(meta.dtype) || is_of_spqr);
 }
 
 using Names = QuantizedTensors::Names;
@@ -237,6 +251,10 @@ std::optional<std::size_t> codes_of(const CheckpointContents& contents, const Na
 
 QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::string method)
     : contents_(contents), method_(std::move(method)) {
+  if (method_.empty()) {
+    method_ = quantization_method_in(contents.annotations);
+    place_of_method_ = "__metadata__";
+  }
   const Names names = names_of(contents);
   for (const auto& [name, i] : names) {
     for (const Scheme& scheme : kSchemes) {
@@ -252,6 +270,11 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
     }
   }
   add_marker_of_comfyui(names);
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const TensorMeta& meta = contents.tensors[i].meta;
+    const std::string_view module = module_of(meta.fqn);
+    if (!module.empty() && may_be_unknown_codes(meta)) possible_codes_.emplace(module, i);
+  }
 }
 
 void QuantizedTensors::add_companions(const Names& names, const std::string& base,
@@ -299,28 +322,38 @@ bool QuantizedTensors::are_codes(std::size_t tensor_index) const {
 
 std::optional<std::string> QuantizedTensors::doubt_in_words(std::size_t tensor_index) const {
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
+  const std::string dtype(dtype_name(meta.dtype));
   const bool may_be_codes = kFloat8.contain(meta.dtype) || kCodeDTypes.contain(meta.dtype);
   const bool may_be_scales = kFloats.contain(meta.dtype) && is_name_of_scales(meta.fqn);
-  if (method_.empty() || !(may_be_codes || may_be_scales)) return std::nullopt;
-  return std::string(dtype_name(meta.dtype)) + " of a model that config.json calls quantized (" +
-         printable(method_) + "), which may be " + (may_be_codes ? "codes" : "scales");
+  if (!method_.empty() && (may_be_codes || may_be_scales)) {
+    return dtype + " of a model that " + std::string(place_of_method_) + " calls quantized (" +
+           printable(method_) + "), which may be " + (may_be_codes ? "codes" : "scales");
+  }
+  const auto codes =
+      may_be_scales ? possible_codes_.find(module_of(meta.fqn)) : possible_codes_.end();
+  if (codes == possible_codes_.end()) return std::nullopt;
+  const TensorMeta& beside = contents_.tensors[codes->second].meta;
+  return dtype + " beside " + printable(beside.fqn) + " (" + std::string(dtype_name(beside.dtype)) +
+         "), which may be scales of codes of a scheme that Tessera does not know";
 }
 
 std::optional<std::string> QuantizedTensors::unknown_codes_in_words() const {
   if (method_.empty() || !parts_.empty()) return std::nullopt;
-  const auto codes = std::ranges::find_if(contents_.tensors, [](const TensorEntry& tensor) {
-    return tensor.meta.shape.size() > 1 && kPossibleCodes.contain(tensor.meta.dtype);
-  });
+  const auto codes = std::ranges::find_if(
+      contents_.tensors, [](const TensorEntry& each) { return may_be_unknown_codes(each.meta); });
   if (codes == contents_.tensors.end()) return std::nullopt;
-  return "quantized weights (" + printable(method_) +
-         " in config.json) of a scheme that Tessera does not know, such as " +
-         printable(codes->meta.fqn) + " (" + std::string(dtype_name(codes->meta.dtype)) +
-         "), so any tensor may be scales";
+  return "quantized weights (" + method_in_words() +
+         ") of a scheme that Tessera does not know, such as " + printable(codes->meta.fqn) + " (" +
+         std::string(dtype_name(codes->meta.dtype)) + "), so any tensor may be scales";
+}
+
+std::string QuantizedTensors::method_in_words() const {
+  return printable(method_) + " in " + std::string(place_of_method_);
 }
 
 std::string QuantizedTensors::scheme_in_words(const QuantizedPart& part) const {
   const std::string scheme(part.scheme);
-  return method_.empty() ? scheme : scheme + " (" + printable(method_) + " in config.json)";
+  return method_.empty() ? scheme : scheme + " (" + method_in_words() + ")";
 }
 
 std::string QuantizedTensors::in_words(const QuantizedPart& part) const {

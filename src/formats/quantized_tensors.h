@@ -46,7 +46,8 @@ struct QuantizedLink {
 class QuantizedTensors {
  public:
   /// Looks for the quantized weights. `method` is what read_quantization_method returned: for
-  /// messages and for doubt_in_words. Cost: O(n log n) for n tensors.
+  /// messages and for doubt_in_words. If it is empty, the method in `contents.annotations` counts
+  /// (quantization_method_in). Cost: O(n log n) for n tensors.
   explicit QuantizedTensors(const CheckpointContents& contents, std::string method = {});
 
   bool empty() const { return parts_.empty(); }
@@ -56,8 +57,9 @@ class QuantizedTensors {
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
   /// Returns why a tensor that is no QuantizedPart may be codes or scales: `float8_e4m3fn of a
-  /// model that config.json calls quantized (fbgemm), …`. Nothing if `method` is empty, or for
-  /// other dtypes and names.
+  /// model that config.json calls quantized (fbgemm), …`. Without a method, it may be scales if
+  /// integers with two or more dimensions are beside it in its module. Nothing for other dtypes and
+  /// names.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns why no tensor of the checkpoint is surely an ordinary one: `method` is given, there
   /// are integers that may be codes, and no quantized weight is recognised. Otherwise nothing.
@@ -80,9 +82,14 @@ class QuantizedTensors {
   /// Adds the further tensors of a weight. `part` describes them, except for their role.
   void add_companions(const Names& names, const std::string& base, QuantizedPart part);
   void add_marker_of_comfyui(const Names& names);
+  std::string method_in_words() const;
 
   const CheckpointContents& contents_;
-  const std::string method_;
+  std::string method_;
+  std::string_view place_of_method_ = "config.json";
+  // Key: a module with integers that may be codes of a scheme that is not known. Value: the index
+  // of such integers.
+  std::map<std::string_view, std::size_t> possible_codes_;
   std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
   std::set<QuantizedLink> links_;
 };

@@ -111,25 +111,26 @@ bool is_one_of_several(
 }
 
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
-                        std::optional<PlaceInSeries> (*place_of)(std::string_view name)) {
+                        std::vector<PlaceInSeries> (*places_of)(std::string_view name)) {
   std::map<std::pair<std::string, std::uint64_t>, std::set<std::uint64_t>> found;
   for (const std::string& name : names) {
-    if (const auto place = place_of(name))
-      found[{place->series, place->count}].insert(place->number);
+    for (const PlaceInSeries& place : places_of(name)) {
+      found[{place.series, place.count}].insert(place.number);
+    }
   }
   for (const std::string& name : names) {
-    const auto place = place_of(name);
-    if (!place) continue;
-    const std::set<std::uint64_t>& numbers = found[{place->series, place->count}];
-    const std::uint64_t span = *numbers.rbegin() - *numbers.begin() + 1;
-    if (numbers.size() >= place->count && span <= place->count) continue;
-    const std::string others = span > place->count
-                                   ? ", with numbers from " + std::to_string(*numbers.begin()) +
-                                         " to " + std::to_string(*numbers.rbegin())
-                                   : "";
-    throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
-                          std::to_string(place->count) + " files, as the name says",
-                          std::to_string(numbers.size()) + others, "incomplete download?");
+    for (const PlaceInSeries& place : places_of(name)) {
+      const std::set<std::uint64_t>& numbers = found[{place.series, place.count}];
+      const std::uint64_t span = *numbers.rbegin() - *numbers.begin() + 1;
+      if (numbers.size() >= place.count && span <= place.count) continue;
+      const std::string others = span > place.count
+                                     ? ", with numbers from " + std::to_string(*numbers.begin()) +
+                                           " to " + std::to_string(*numbers.rbegin())
+                                     : "";
+      throw Error::expected(ErrorKind::corruption, {.path = join_path(directory, name)}, "shards",
+                            std::to_string(place.count) + " files, as the name says",
+                            std::to_string(numbers.size()) + others, "incomplete download?");
+    }
   }
 }
 

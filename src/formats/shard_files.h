@@ -49,9 +49,9 @@ bool is_one_of_several(
 
 /// Throws Error(corruption) if the names show that files are missing: a name has `-of-00003`, but
 /// the files of its series are not three with consecutive numbers. Ignores names for which
-/// `place_of` returns nothing.
+/// `places_of` returns nothing.
 void require_all_shards(const std::string& directory, const std::vector<std::string>& names,
-                        std::optional<PlaceInSeries> (*place_of)(std::string_view name));
+                        std::vector<PlaceInSeries> (*places_of)(std::string_view name));
 
 /// Throws Error(corruption) if `name` is a link to something outside the directory. Accepts the
 /// links of Hugging Face's cache: in a directory `snapshots/<revision>`, links into the `blobs`

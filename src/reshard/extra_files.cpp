@@ -367,6 +367,60 @@ void compare_config(const FileSystem& fs, const Plan& plan, ExtraFilesPlan& file
                                   ", to which loaders round them (copied unchanged)"});
 }
 
+/// Returns whether a folder gets files of whole tensors, which loaders find by names such as
+/// `model`. Loaders of the files of ranks, such as DeepSpeed, find them by the ranks.
+bool has_files_of_models(const std::string& destination, formats::Format format) {
+  const formats::FormatDriver& driver = formats::driver_of(format);
+  return formats::holds_whole_tensors(format) && !driver.traits().has_ranks_when_read &&
+         driver.destination_kind(destination) == DestinationKind::directory;
+}
+
+bool has_config_of_adapter(const ExtraFilesPlan& files) {
+  return std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name) !=
+         files.carried.end();
+}
+
+/// Returns whether a part of the name is one that only the tensors of PEFT's adapters have.
+bool is_tensor_of_adapter(std::string_view fqn) {
+  constexpr std::array<std::string_view, 10> kBegins = {
+      "lora_", "ia3_",  "vera_",     "hada_",     "lokr_",
+      "oft_",  "boft_", "randlora_", "adaption_", "prompt_e"};
+  return std::ranges::any_of(kBegins, [&](std::string_view begin) {
+    return fqn.starts_with(begin) || fqn.find('.' + std::string(begin)) != std::string_view::npos;
+  });
+}
+
+bool is_file_of_adapter(const std::string& path) {
+  return last_component(path).starts_with("adapter");
+}
+
+bool is_of_peft(const formats::TensorEntry& tensor) {
+  return tensor.meta.fqn.starts_with("base_model.");
+}
+
+/// Returns the first tensor whose name is none of an adapter's.
+auto find_tensor_of_model(const Plan& plan) {
+  return std::ranges::find_if_not(plan.destination.tensors, [](const formats::TensorEntry& each) {
+    return is_of_peft(each) || is_tensor_of_adapter(each.meta.fqn);
+  });
+}
+
+/// Returns whether the tensors are those of an adapter, as the names of the source's files or of
+/// the tensors tell.
+bool is_adapter_of_peft(const CheckpointReader& reader, const Plan& plan,
+                        const ExtraFilesPlan& files) {
+  const std::vector<std::string> old = reader.data_files();
+  // Only checkpoints of whole tensors have files named as a model's or an adapter's.
+  const bool has_names = formats::holds_whole_tensors(reader.format()) && !old.empty();
+  if (has_names && std::ranges::all_of(old, is_file_of_adapter)) return true;
+  const auto& tensors = plan.destination.tensors;
+  if (has_config_of_adapter(files)) return find_tensor_of_model(plan) == tensors.end();
+  return std::ranges::all_of(tensors, is_of_peft) &&
+         std::ranges::any_of(tensors, [](const formats::TensorEntry& each) {
+           return is_tensor_of_adapter(each.meta.fqn);
+         });
+}
+
 /// Returns the data files that lie in the sources' folders themselves.
 std::vector<std::string> files_in_sources(const CheckpointReader& reader,
                                           const std::vector<std::string>& sources) {
@@ -384,19 +438,22 @@ std::vector<std::string> files_in_sources(const CheckpointReader& reader,
 /// a recipe (`is_converted`) are of another framework, which looks for the usual names.
 void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
                const std::vector<std::string>& sources, const std::string& destination,
-               formats::Format format, bool is_converted, ExtraFilesPlan& files) {
+               formats::Format format, bool is_converted, bool is_adapter, ExtraFilesPlan& files) {
   const formats::FormatDriver& driver = formats::driver_of(format);
   const std::vector<std::string> old = reader.data_files();
-  const bool has_new_files = format == reader.format() && formats::holds_whole_tensors(format) &&
-                             driver.destination_kind(destination) == DestinationKind::directory;
-  const auto is_kept = [&](const std::string& path) {
-    return driver.writes_file(last_component(path));
-  };
+  const bool has_new_files = format == reader.format() && has_files_of_models(destination, format);
   if (!has_new_files || old.empty()) return;
   if (!is_converted) {
     files.stem = formats::detail::common_stem(fs, files_in_sources(reader, sources));
   }
-  if (!files.stem.empty() || std::ranges::any_of(old, is_kept)) return;
+  if (!files.stem.empty()) return;
+  if (is_adapter && !has_config_of_adapter(files)) return;  // name_model_or_adapter says so
+  // Whether a file of this name is written: an adapter has other names than a model.
+  const auto is_kept = [&](const std::string& path) {
+    const std::string name = last_component(path);
+    return driver.writes_file(name) && name.starts_with("adapter_model") == is_adapter;
+  };
+  if (std::ranges::any_of(old, is_kept)) return;
   files.notes.push_back({.severity = Finding::Severity::note,
                          .rule = std::string(kExtraFilesRule),
                          .where = {.path = destination},
@@ -404,6 +461,37 @@ void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
                                      printable(last_component(old.front())) +
                                      ", if a loader looks for them",
                          .found = "other names (rename the files, or write a single file)"});
+}
+
+/// Names the files of a model `model`, also beside `adapter_config.json`, by which the writer would
+/// name them as an adapter's. Notes that this file gets beside a model that was not beside it, or
+/// is not beside an adapter.
+void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
+                           const std::string& destination, formats::Format format,
+                           const ExtraFilesOptions& options, bool is_adapter,
+                           ExtraFilesPlan& files) {
+  const bool has_kept_stem = !files.stem.empty();
+  if (!has_kept_stem && !is_adapter) files.stem = "model";
+  if (!has_files_of_models(destination, format)) return;
+  const bool has_config = has_config_of_adapter(files);
+  const std::vector<std::string> old = reader.data_files();
+  const bool was_beside_model = formats::holds_whole_tensors(reader.format()) && !old.empty() &&
+                                std::ranges::none_of(old, is_file_of_adapter) &&
+                                options.folder.empty();
+  if (is_adapter == has_config || (is_adapter ? has_kept_stem : was_beside_model)) return;
+  files.notes.push_back(
+      {.severity = Finding::Severity::note,
+       .rule = std::string(kExtraFilesRule),
+       .where = {.path = destination},
+       .expected = is_adapter ? "adapter_config.json beside an adapter, for files called "
+                                "adapter_model, which PEFT looks for"
+                              : "only tensors of an adapter beside adapter_config.json",
+       .found = is_adapter ? "none: the files are called model (rename them, or copy "
+                             "adapter_config.json, too)"
+                           : "others, such as " + printable(find_tensor_of_model(plan)->meta.fqn) +
+                                 ": the files are called " + files.stem +
+                                 ", but loaders may take the folder for an adapter (remove "
+                                 "adapter_config.json if it is none)"});
 }
 
 /// Leaves out the configuration of an adapter whose file lies beside the model and is not copied.
@@ -502,15 +590,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     sorter.leave_all(others, "another folder is given");
   }
   ExtraFilesPlan files = sorter.take();
-  // Only checkpoints of whole tensors have files named as a model's. For another checkpoint, such
-  // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::stem).
-  const bool has_names_of_models =
-      formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
-  const bool is_base_model =
-      has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
-        return path.substr(path.rfind('/') + 1).starts_with("adapter");
-      });
-  if (is_base_model) leave_config_of_adapter(files);
+  const bool is_adapter = is_adapter_of_peft(reader, plan, files);
+  if (!is_adapter) leave_config_of_adapter(files);
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);
@@ -518,9 +599,9 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     compare_config(fs, plan, files);
   }
   if (fs.kind_of(sources.front()) == FileKind::directory) {
-    keep_stem(fs, reader, sources, destination, format, options.is_converted, files);
+    keep_stem(fs, reader, sources, destination, format, options.is_converted, is_adapter, files);
   }
-  if (files.stem.empty() && is_base_model) files.stem = "model";
+  name_model_or_adapter(reader, plan, destination, format, options, is_adapter, files);
   return files;
 }
 

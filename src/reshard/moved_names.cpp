@@ -280,6 +280,14 @@ bool MovedSelection::keeps_state(std::string_view name) const {
   return left_out_ && contains(name) && left_out_->states().behind_state(name).has_value();
 }
 
+bool MovedSelection::keeps_in_optimizer(std::string_view name) const {
+  return left_out_ && contains(name) && left_out_->may_contain(name) && !keeps_state(name);
+}
+
+bool MovedSelection::leaves_out_of_rank(std::string_view name) const {
+  return only_.selects(name) && !is_asked_for(name) && !(left_out_ && left_out_->contain(name));
+}
+
 MovedNames list_moved_names(const CheckpointContents& source, const PlanOptions& options,
                             const MovedSelection& selection) {
   return NameLister(source, options, selection).list();
@@ -361,17 +369,23 @@ void check_patterns_match(const CheckpointContents& source, const PlanOptions& o
 }
 
 void note_kept_state(const MovedNames& moved, const MovedSelection& selection, PlanReport& report) {
-  const auto is_kept = [&](const MovedTensor& tensor) {
-    return selection.keeps_state(*tensor.source_name);
+  const auto note = [&](const auto& is_kept_name, std::string_view expected,
+                        std::string_view found) {
+    const auto is_kept = [&](const MovedTensor& tensor) {
+      return is_kept_name(*tensor.source_name);
+    };
+    const auto first = std::ranges::find_if(moved.tensors, is_kept);
+    if (first == moved.tensors.end()) return;
+    const auto num_kept = static_cast<std::size_t>(std::ranges::count_if(moved.tensors, is_kept));
+    report.note("optimizer left out", *first->source_name, std::string(expected),
+                std::string(found) + ", so " + counted(num_kept, "tensor") +
+                    " that may be optimizer state " + (num_kept == 1 ? "is" : "are") +
+                    " moved (leave out by name what is not of a model)");
   };
-  const auto first = std::ranges::find_if(moved.tensors, is_kept);
-  if (first == moved.tensors.end()) return;
-  const auto num_kept = static_cast<std::size_t>(std::ranges::count_if(moved.tensors, is_kept));
-  report.note("optimizer left out", *first->source_name,
-              "its parameter in the checkpoint, or param_groups beside its state",
-              "neither, so " + counted(num_kept, "tensor") + " that may be optimizer state " +
-                  (num_kept == 1 ? "is" : "are") +
-                  " moved (leave out by name what is not of a model)");
+  note([&](const std::string& name) { return selection.keeps_state(name); },
+       "its parameter in the checkpoint, or param_groups beside its state", "neither");
+  note([&](const std::string& name) { return selection.keeps_in_optimizer(name); },
+       "'state', 'param_groups' or 'grad_scaler' in the dict of an optimizer", "another entry");
 }
 
 void note_state_without_table_rule(const CheckpointContents& source, const MovedNames& moved,

@@ -38,6 +38,12 @@ class MovedSelection {
   /// Returns whether a moved entry has the name of optimizer state, although the move leaves out
   /// optimizer state: nothing proves that the entry belongs to an optimizer.
   bool keeps_state(std::string_view name) const;
+  /// Returns whether a moved entry is in the dict of an optimizer, although the move leaves out
+  /// optimizer state, and `keeps_state` does not say so (OptimizerEntries::may_contain).
+  bool keeps_in_optimizer(std::string_view name) const;
+  /// Returns whether the patterns fit an entry of a single rank that is left out because the
+  /// destination is a file for all ranks (see `contains`).
+  bool leaves_out_of_rank(std::string_view name) const;
 
  private:
   formats::EntrySelection only_;

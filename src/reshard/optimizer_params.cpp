@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/size_text.h"
 #include "formats/per_rank.h"
 #include "reshard/numbered_optimizer.h"
 #include "reshard/optimizer_numbers.h"
@@ -33,7 +34,8 @@ constexpr std::uint64_t kMaxListNbytes = std::uint64_t{64} << 20;
 /// The names of the parameters, all groups one after another, and where they are from.
 struct ParamNames {
   std::vector<std::string> names;
-  std::string path;  // of the file or checkpoint that has the names, for errors
+  std::string path;                        // of the file or checkpoint that has the names
+  std::optional<Finding> order_note = {};  // says that only an order tells some of them
 };
 
 [[noreturn]] void refuse(ErrorKind kind, const ErrorWhere& where, std::string_view expected,
@@ -99,6 +101,7 @@ std::map<std::string, const TensorEntry*> find_candidates(const CheckpointConten
   const auto add = [&](const std::string& name, const TensorEntry* tensor) {
     if (tensor == nullptr || !is_floating_point(tensor->meta.dtype)) return;
     if (is_buffer_of_norm(name) || of_optimizers.contain(name)) return;
+    if (of_optimizers.may_contain(name)) return;
     if (formats::parse_per_rank_name(name)) return;
     found.emplace(name, tensor);
   };
@@ -197,6 +200,39 @@ void refuse_flat_params(const CheckpointReader& reader, const NumberedOptimizer&
   }
 }
 
+/// Returns a note about parameters that have several candidates, of which only the order of the
+/// file chose one; nothing if there are none. The order of the optimizer may be another one.
+std::optional<Finding> note_on_order(const std::vector<std::vector<NumberedParam>>& groups,
+                                     const std::vector<ParamCandidate>& candidates,
+                                     const std::string& path) {
+  std::map<Shape, std::size_t> of_shape;
+  std::map<std::int64_t, std::size_t> of_numel;
+  for (const ParamCandidate& candidate : candidates) {
+    ++of_shape[candidate.shape];
+    ++of_numel[numel_of(candidate.shape)];
+  }
+  const auto num_candidates = [&](const NumberedParam& param) {
+    if (!param.shape) return candidates.size();
+    return param.is_flat ? of_numel[numel_of(*param.shape)] : of_shape[*param.shape];
+  };
+  std::size_t num_by_order = 0;
+  std::string first;
+  for (const auto& group : groups) {
+    for (const NumberedParam& param : group) {
+      if (num_candidates(param) > 1 && num_by_order++ == 0) first = param.number;
+    }
+  }
+  if (num_by_order == 0) return std::nullopt;
+  return Finding{
+      .severity = Finding::Severity::note,
+      .rule = std::string(kNamesRule),
+      .where = {.path = path},
+      .expected = "param_names, or shapes that tell which number is which parameter",
+      .found = "several tensors for " + counted(num_by_order, "number") + ", such as number " +
+               first +
+               "; the order of the file decides (give a list if the optimizer has another)"};
+}
+
 ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& optimizer,
                       const NameSelection& only) {
   ParamNames found{.names = {}, .path = reader.path()};
@@ -224,6 +260,7 @@ ParamNames find_names(const CheckpointReader& reader, const NumberedOptimizer& o
   const std::vector<std::size_t> choice =
       (ordered ? params_in_order : params_by_shape)(groups, searched, reader.path());
   for (const std::size_t chosen : choice) found.names.push_back(searched[chosen].name);
+  if (ordered) found.order_note = note_on_order(groups, *ordered, reader.path());
   const std::size_t nbytes = prefix_nbytes(optimizer.root, found.names);
   for (std::string& name : found.names) name.erase(0, nbytes);
   return found;
@@ -466,6 +503,7 @@ std::unique_ptr<CheckpointReader> name_optimizer_params(std::unique_ptr<Checkpoi
   auto reader =
       std::make_unique<NamedParamsReader>(std::move(source), optimizer, std::move(names), shapes);
   if (note) reader->add_note(std::move(*note));
+  if (given.order_note) reader->add_note(*given.order_note);
   return reader;
 }
 

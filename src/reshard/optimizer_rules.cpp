@@ -443,6 +443,21 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_
     if (const auto root = states_.root_of(tensor.meta.fqn)) roots_.insert(*root);
   }
   add_roots_of_groups(contents, roots_);
+  for (const std::string_view full_root : roots_) {
+    const std::string_view root = formats::name_without_rank(full_root);
+    for (std::size_t dot = root.find('.'); dot != std::string_view::npos;
+         dot = root.find('.', dot + 1)) {
+      const std::string_view dict = root.substr(0, dot + 1);
+      if (is_dict_of_optimizer(dict)) dicts_.insert(dict);
+    }
+  }
+}
+
+bool OptimizerEntries::may_contain(std::string_view name) const {
+  if (contain(name)) return false;
+  const std::string_view shared_name = formats::name_without_rank(name);
+  return std::ranges::any_of(dicts_,
+                             [&](std::string_view dict) { return shared_name.starts_with(dict); });
 }
 
 bool OptimizerEntries::contain(std::string_view name) const {

@@ -72,6 +72,27 @@ TEST_F(NamesBesideTest, AFileOfMetaThatIsNotTheFirstIsAPartAlone) {
   }
 }
 
+TEST_F(NamesBesideTest, AFileWhoseNameSaysHowManyThereAreIsAPartAlone) {
+  struct Case {
+    std::string name;
+    std::string part;
+  };
+  for (const Case& c :
+       {Case{"model-1-of-3.pt", "one file of 3: file 1, as its name says"},
+        Case{"weights-part-03-of-03.pt", "one file of 3: file 3, as its name says"},
+        Case{"model_rank_0-of-4.pt", "one rank of 4: rank 0, as its name says"},
+        Case{"m_pp-rank-0-of-1_tp-rank-0-of-2.pt", "one rank of 2: rank 0, as its name says"},
+        Case{"m_pp-rank-1-of-2_tp-rank-0-of-2.pt",
+             "one rank of 4: numbers 1 and 0, as its name says"},
+        Case{"model_tp-1-of-2.pt", "one rank of 2: rank 1, as its name says"},
+        Case{"model-1-of-1.pt", ""}, Case{"version-4-of-3.pt", ""}, Case{"epoch-3-of-10.pt", ""}}) {
+    SCOPED_TRACE(c.name);
+    put(c.name);
+    EXPECT_EQ(part_of(c.name), c.part);
+    FileSystem::posix().remove_all(tmp_ / c.name);
+  }
+}
+
 TEST_F(NamesBesideTest, TheMetadataOfOneRankIsAPartAloneAndBesideAGap) {
   put("__1.metadata");
   EXPECT_EQ(part_of("__1.metadata"), "one rank of several: rank 1, as its name says");

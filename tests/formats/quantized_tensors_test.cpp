@@ -284,6 +284,54 @@ TEST(QuantizedTensorsTest, EightBitsOfAQuantizedModelMayBeCodes) {
   EXPECT_FALSE(QuantizedTensors(contents, "fbgemm").doubt_in_words(1));
 }
 
+TEST(QuantizedTensorsTest, FloatsNamedAsScalesBesideIntegersMayBeScales) {
+  struct Case {
+    Tensors tensors;
+    std::string scales;
+  };
+  for (const Case& c :
+       {Case{{{"l.qweight", DType::int8}, {"l.wscales", DType::bfloat16}}, "l.wscales"},
+        Case{{{"l.suh", DType::float16}, {"l.trellis", DType::int16}}, "l.suh"},
+        Case{{{"l.q_scale_max", DType::float16}, {"l.q_weight", DType::int32}}, "l.q_scale_max"},
+        Case{{{"l.centroids.weight", DType::float16}, {"l.indices", DType::uint16}},
+             "l.centroids.weight"},
+        Case{{{"l.col_vals", DType::float16}, {"l.dense_weights", DType::int64}}, "l.col_vals"}}) {
+    SCOPED_TRACE(c.scales);
+    CheckpointContents contents = contents_of(c.tensors);
+    const auto doubt = [&](const std::string& fqn) {
+      const auto* const tensor = contents.find_tensor(fqn);
+      return QuantizedTensors(contents).doubt_in_words(
+          static_cast<std::size_t>(tensor - contents.tensors.data()));
+    };
+    EXPECT_TRUE(doubt(c.scales));
+    for (TensorEntry& each : contents.tensors) each.meta.shape = {4};
+    EXPECT_FALSE(doubt(c.scales)) << "integers with one dimension";
+  }
+  for (const Tensors& model :
+       {Tensors{{"a.index", DType::int64}, {"a.logit_scale", DType::float32}},
+        Tensors{{"a.index", DType::int32}, {"b.logit_scale", DType::float32}},
+        Tensors{{"ids", DType::int32}, {"scale", DType::float32}}}) {
+    EXPECT_FALSE(QuantizedTensors(contents_of(model)).doubt_in_words(1)) << model[1].first;
+  }
+}
+
+TEST(QuantizedTensorsTest, TheMetadataOfAFileMayNameTheMethod) {
+  CheckpointContents contents =
+      contents_of({{"l.qweight", DType::int8}, {"l.smooth", DType::float32}});
+  const auto unknown = [&](const std::string& key, const std::string& text) {
+    contents.annotations = {{key, text}};
+    return QuantizedTensors(contents).unknown_codes_in_words().value_or("");
+  };
+  EXPECT_EQ(unknown("quantization_config", R"({"method": "svdquant", "rank": 4})"),
+            "quantized weights (svdquant in __metadata__) of a scheme that Tessera does not know, "
+            "such as l.qweight (int8), so any tensor may be scales");
+  EXPECT_NE(unknown("config", R"({"quantization_config": {"quant_method": "x"}})"), "");
+  EXPECT_NE(unknown("quantization_config", R"({"bits": 4})"), "");
+  EXPECT_EQ(unknown("quantization_config", "null"), "");
+  EXPECT_EQ(unknown("quantization_config", "{}"), "");
+  EXPECT_EQ(unknown("config", R"({"_class_name": "FluxTransformer2DModel"})"), "");
+}
+
 // Otherwise a cast of the checkpoint could take its codes for numbers.
 TEST(QuantizationMethodTest, AConfigThatCannotBeReadIsAnError) {
   class Server final : public ForwardingFileSystem {

@@ -518,6 +518,30 @@ TEST(OptimizerParamsTest, AutoTakesNoBuffersNoIntegersAndNoOtherOptimizers) {
             strings({"norm.weight", "norm.bias"}));
 }
 
+TEST(OptimizerParamsTest, AutoTakesNoCopiesOfParametersInTheDictOfAnOptimizer) {
+  Source source;
+  source.tensor("model.up.weight", {4, 3}).tensor("optim.fp32_groups.0", {4, 3});
+  source.state(0, {4, 3}).group(0, {0});
+  EXPECT_EQ(value_of(*source.named(kAuto), "optim.param_groups.0.params"), strings({"up.weight"}));
+}
+
+TEST(OptimizerParamsTest, ANoteSaysHowManyNamesOnlyTheOrderOfTheFileTells) {
+  const auto reader = two_groups().with_order().named(kAuto);
+  ASSERT_THAT(reader->contents().opening_findings, SizeIs(1));
+  EXPECT_EQ(
+      reader->contents().opening_findings[0].found,
+      "several tensors for 2 numbers, such as number 2; the order of the file decides (give a "
+      "list if the optimizer has another)");
+  Source of_shapes;
+  of_shapes.tensor("model.up", {4, 3}).tensor("model.down", {3, 4});
+  of_shapes.state(0, {4, 3}).state(1, {3, 4}).group(0, {0, 1});
+  EXPECT_THAT(of_shapes.with_order().named(kAuto)->contents().opening_findings, IsEmpty());
+  Source of_names = two_groups();
+  of_names.value("optim.param_groups.0.param_names", strings({"emb.weight", "up.weight"}));
+  of_names.value("optim.param_groups.1.param_names", strings({"norm.weight", "norm.bias"}));
+  EXPECT_THAT(of_names.with_order().named(kAuto)->contents().opening_findings, IsEmpty());
+}
+
 TEST(OptimizerParamsTest, AutoRefusesSeveralChoicesWithTheirNames) {
   Source source = two_groups();
   source.tensor("model.extra", {3});

@@ -757,6 +757,24 @@ TEST(PlannerTest, StateThatNothingProvesIsMovedWithANote) {
   EXPECT_THAT(notes_of({tensor("enc.state.w", {2}), tensor("model.w", {2})}), IsEmpty());
 }
 
+TEST(PlannerTest, CopiesOfParametersInTheDictOfAnOptimizerAreMovedWithANote) {
+  const auto notes_of = [](const std::string& copy, const std::string& groups) {
+    CheckpointContents source;
+    source.tensors = {tensor("model.w", {2}), tensor("optimizer.a.state.0.exp_avg", {2}),
+                      tensor(copy, {2})};
+    source.values = {{groups, {}}};
+    const Plan plan = plan_reshard(source, "src", {.optimizer = OptimizerSelection::leave_out});
+    EXPECT_EQ(plan.destination.tensors.size(), 2U);
+    return lines_of(plan.notes);
+  };
+  EXPECT_THAT(notes_of("optimizer.fp32_groups.0.0", "optimizer.a.param_groups.0.lr"),
+              ElementsAre("src: optimizer.fp32_groups.0.0: optimizer left out: expected 'state', "
+                          "'param_groups' or 'grad_scaler' in the dict of an optimizer, found "
+                          "another entry, so 1 tensor that may be optimizer state is moved (leave "
+                          "out by name what is not of a model)"));
+  EXPECT_THAT(notes_of("optimizer_like.w", "optimizer.a.param_groups.0.lr"), IsEmpty());
+}
+
 TEST(PlannerTest, StateOfTablesThatThePlanDoesNotNameIsTold) {
   CheckpointContents source;
   source.tensors = {tensor("model.embedding_bags.a.weight", {6, 8}),

@@ -222,6 +222,8 @@ struct FirstLeftOut {
   std::string tensor{};
   std::string value{};
   std::string alias{};
+  std::string of_rank{};         // of a single rank, which the patterns fit
+  std::size_t num_of_ranks = 0;  // entries of that kind
 };
 
 /// Finds the first name, in sorted order, of each kind that `count_left_out` counts.
@@ -237,6 +239,14 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   const auto take = [](std::string& name, const std::string& candidate) {
     if (name.empty() || candidate < name) name = candidate;
   };
+  const auto count_of_rank = [&](const std::string& name) {
+    if (!moved.leaves_out_of_rank(name)) return;
+    take(first.of_rank, name);
+    ++first.num_of_ranks;
+  };
+  for (const formats::Alias& alias : contents.aliases) count_of_rank(alias.fqn);
+  for (const formats::TensorEntry& tensor : contents.tensors) count_of_rank(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : contents.values) count_of_rank(value.name);
   for (const formats::Alias& alias : contents.aliases) {
     if (moved.contains(alias.fqn)) {
       targets.insert(alias.target);
@@ -273,6 +283,12 @@ void print_left_out(const MoveOptions& options, const reshard::LeftOut& left,
   std::string by = options.only.empty() ? "" : options.only_option;
   if (options.drop_optimizer) by += std::string(by.empty() ? "" : " and ") + "--drop-optimizer";
   terminal.print("left out by " + by + ": " + what + "\n");
+  if (first.num_of_ranks == 0) return;
+  terminal.print("among them: " +
+                 counted(first.num_of_ranks, "entry of a single rank", "entries of single ranks") +
+                 " under a chosen name (" + printable(first.of_rank) +
+                 (first.num_of_ranks > 1 ? ", …" : "") +
+                 "); into one file, only a pattern with the word per_rank moves such entries\n");
 }
 
 /// Prints one line about the tensors that the cast does not change.

@@ -38,7 +38,9 @@ std::vector<std::string> files_of_series(const std::string& directory,
                               printable(*series.rbegin()) + "'",
                           "give the path of an index");
   }
-  detail::require_all_shards(directory, files, place_in_series);
+  detail::require_all_shards(directory, files, [](std::string_view name) {
+    return std::vector{*place_in_series(name)};  // `files` has only such names
+  });
   return files;
 }
 

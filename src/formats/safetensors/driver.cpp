@@ -79,11 +79,12 @@ std::vector<std::string> names_of_index(const FileSystem& fs, const std::string&
                                         const std::string& index,
                                         const std::vector<std::string>& names) {
   const std::string model = index.substr(0, index.size() - kIndexSuffix.size());
+  const std::string values = detail::values_path_of(model + ".safetensors");
   const std::set<std::string> named = files_of_index(fs, join_path(directory, index));
   std::vector<std::string> own;
   std::ranges::copy_if(names, std::back_inserter(own), [&](const std::string& name) {
     const auto place = detail::place_in_series(name);
-    return (name == index || named.contains(name) || name.starts_with(model + ".safetensors.") ||
+    return (name == index || name == values || named.contains(name) ||
             (named.empty() && place && place->series == model + "-")) &&
            !is_foreign_values_file(fs, directory, name);
   });

@@ -30,7 +30,12 @@ namespace tessera::formats {
 namespace {
 
 constexpr std::string_view kFileSuffix = ".safetensors";
-constexpr std::string_view kDcpShardPrefix = "shard-";  // then the rank, counted from 1
+
+/// Whether a file has the name of a shard that one rank saved: [Note: Shards of ranks]. The first
+/// number is the rank, counted from 1.
+bool is_dcp_shard(std::string_view name) {
+  return is_name_like(name, "shard-#-model-#-of-#.safetensors");
+}
 
 /// The files of a checkpoint, and the contents of its index.
 struct FileSet {
@@ -77,8 +82,19 @@ void read_index(const FileSystem& fs, const std::string& index_path, FileSet& se
 /// show that a file is missing. Returns nothing for DCP's shards, because their numbers may have
 /// gaps: a rank writes only the files that it has tensors for.
 std::optional<detail::PlaceInSeries> place_beside_index(std::string_view name) {
-  if (name.starts_with(kDcpShardPrefix)) return std::nullopt;
+  if (is_dcp_shard(name)) return std::nullopt;
   return detail::place_in_series(name);
+}
+
+/// Returns all places that a file's name states: that of `place_beside_index`, and others such as
+/// 1 of 3 in `model-1-of-3.safetensors`.
+std::vector<detail::PlaceInSeries> places_in(std::string_view name) {
+  std::vector<detail::PlaceInSeries> places;
+  if (is_dcp_shard(name)) return places;
+  for (const NumberedName& number : numbered_names(name)) {
+    if (number.count) places.push_back({number.series, number.number, *number.count});
+  }
+  return places;
 }
 
 /// Returns the series of the names, such as `model-` for `model-00002-of-00003.safetensors`.
@@ -157,7 +173,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
   refuse_second_model(path, set.names);
   refuse_adapter_beside_model(fs, path, all);
   for (const std::string& name : set.names) detail::require_in_checkpoint(fs, path, name);
-  detail::require_all_shards(path, set.names, place_beside_index);
+  detail::require_all_shards(path, set.names, places_in);
   set.lacks_index = std::ranges::any_of(
       set.names, [](const std::string& name) { return place_beside_index(name).has_value(); });
   if (set.names.size() == 1) set.model_path = join_path(path, set.names[0]);
@@ -168,7 +184,7 @@ FileSet files_in_directory(const FileSystem& fs, const std::string& path) {
 /// it, show that the model has several files.
 std::optional<PartOfWhole> part_by_name(const FileSystem& fs, const std::string& path,
                                         const std::string& directory, const std::string& name) {
-  if (name.starts_with(kDcpShardPrefix)) return std::nullopt;  // [Note: Shards of ranks]
+  if (is_dcp_shard(name)) return std::nullopt;  // [Note: Shards of ranks]
   const auto place = place_beside_index(name);
   if (!place || place->count < 2) return part_by_names_beside(fs, path);
   return PartOfWhole{.unit = PartOfWhole::Unit::file,
@@ -186,14 +202,11 @@ std::optional<PartOfWhole> part_by_name(const FileSystem& fs, const std::string&
 std::optional<PartOfWhole> part_of_ranks(const FileSystem& fs, const std::string& path,
                                          bool has_offsets) {
   const std::string name = last_component(path);
-  const auto is_shard = [](const std::string& file) {
-    return is_name_like(file, "shard-#-model-#-of-#.safetensors");
-  };
-  if (!is_shard(name) && !has_offsets) return std::nullopt;
+  if (!is_dcp_shard(name) && !has_offsets) return std::nullopt;
   PartOfWhole part{.unit = PartOfWhole::Unit::file,
                    .form = "the shards that one rank saved with HuggingFaceStorageWriter"};
-  if (!is_shard(name)) return part;
-  const auto num_files = std::ranges::count_if(fs.list_directory(directory_of(path)), is_shard);
+  if (!is_dcp_shard(name)) return part;
+  const auto num_files = std::ranges::count_if(fs.list_directory(directory_of(path)), is_dcp_shard);
   if (num_files > 1) part.num_parts = static_cast<std::uint64_t>(num_files);
   return part;
 }
@@ -266,8 +279,8 @@ bool has_offset(const std::unordered_map<std::string, Shape>& saved_offsets) {
 /// name, returns the whole name.
 std::string rank_prefix(const std::string& name) {
   const std::string base = last_component(name);
-  if (!base.starts_with(kDcpShardPrefix)) return name;
-  return base.substr(0, base.find('-', kDcpShardPrefix.size()));
+  if (!is_dcp_shard(base)) return name;
+  return base.substr(0, base.find("-model-"));
 }
 
 class SafetensorsReader final : public DividedReader, public KnownRanges {
@@ -671,7 +684,7 @@ class SafetensorsReader final : public DividedReader, public KnownRanges {
   void note_missing_ranks(const FileSet& set) {
     std::set<std::uint64_t> ranks;
     for (const std::string& name : set.names) {
-      if (!name.starts_with(kDcpShardPrefix)) continue;
+      if (!is_dcp_shard(name)) continue;
       if (const auto shard = numbered_name(name)) ranks.insert(shard->number);
     }
     if (ranks.empty()) return;
@@ -690,7 +703,7 @@ class SafetensorsReader final : public DividedReader, public KnownRanges {
   /// that they belong together.
   void note_joined_files(const FileSet& set) {
     const auto is_of_series = [](const std::string& name) {
-      return name.starts_with(kDcpShardPrefix) || place_beside_index(name).has_value();
+      return is_dcp_shard(name) || place_beside_index(name).has_value();
     };
     const bool are_shards = std::ranges::all_of(set.names, is_of_series);
     if (set.names.size() < 2 || (are_shards && series_of(set.names).size() < 2)) return;
