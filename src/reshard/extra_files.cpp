@@ -153,6 +153,14 @@ class Sorter {
     for (const auto& [name, places] : found) leave(name, why);
   }
 
+  /// Leaves out a file that was to be copied.
+  void drop(std::string_view name, std::string_view why) {
+    const auto dropped = std::ranges::find(result_.carried, name, &ExtraFile::name);
+    if (dropped == result_.carried.end()) return;
+    result_.carried.erase(dropped);
+    leave(std::string(name), why);
+  }
+
   ExtraFilesPlan take() {
     note_preferred();
     std::ranges::sort(result_.carried, {}, &ExtraFile::name);
@@ -457,15 +465,21 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
     });
     sorter.leave_all(others, "another folder is given");
   }
-  ExtraFilesPlan files = sorter.take();
   // Only checkpoints of whole tensors have files named as a model's. For another checkpoint, such
   // as DCP, adapter_config.json alone decides (SafetensorsWriteOptions::is_base_model).
   const bool has_names_of_models =
       formats::traits_of(reader.format()).pieces == formats::FormatTraits::Pieces::whole_tensors;
-  files.is_base_model =
-      has_names_of_models && std::ranges::none_of(reader.data_files(), [](const std::string& path) {
-        return path.substr(path.rfind('/') + 1).starts_with("adapter");
-      });
+  const std::vector<std::string> data_files = reader.data_files();
+  const auto num_of_adapter = std::ranges::count_if(data_files, [](const std::string& path) {
+    return path.substr(path.rfind('/') + 1).starts_with("adapter");
+  });
+  const bool has_both = num_of_adapter > 0 && num_of_adapter < std::ssize(data_files);
+  // With it, loaders would take the model that is merged with an adapter for the adapter alone.
+  if (has_names_of_models && has_both) {
+    sorter.drop("adapter_config.json", "describes an adapter, and this is a model");
+  }
+  ExtraFilesPlan files = sorter.take();
+  files.is_base_model = has_names_of_models && num_of_adapter == 0;
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);
