@@ -82,6 +82,10 @@ class Combination {
   CombinedCheckpoint make() {
     problems_ = match_sources(readers_, entries_, options_->selection);
     if (!is_copy()) {
+      for (std::size_t s = 0; s < readers_.size(); ++s) {
+        const auto adapter = find_adapter(*readers_[s], entries_[s]);
+        if (adapter) problems_.push_back(*adapter);
+      }
       const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
     }
@@ -412,7 +416,7 @@ class Combination {
       add_name(name, name);
     }
     for (const formats::Alias& alias : contents_.aliases) {
-      const auto index = entries_.front().find_tensor(alias.target);
+      const auto index = entries_.front().find_tensor(alias.fqn);
       if (index && changed.contains(*index)) add_name(alias.target, alias.fqn);
     }
     std::erase_if(names, [](const auto& tensor) { return tensor.second.size() < 2; });

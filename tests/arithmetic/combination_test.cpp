@@ -450,6 +450,35 @@ TEST(CombinationTest, ATiedTensorMustBeTiedInAllSources) {
                                     "separate tensor in b")));
 }
 
+TEST(CombinationTest, ASelectedNameOfATiedTensorNeedsNoOtherName) {
+  MemoryCheckpoint tied("tied", 1);
+  tied.add({"head", DType::float32, {1}}, bytes_of<float>({1}));
+  tied.add_alias("embed", "head");
+  tied.add_alias("shared", "head");
+  MemoryCheckpoint alone("alone", 1);
+  alone.add({"embed", DType::float32, {1}}, bytes_of<float>({3}));
+  MemoryCheckpoint other_shape("other", 1);
+  other_shape.add({"embed", DType::float32, {2}}, bytes_of<float>({3, 4}));
+  CombineOptions options;
+  options.divisor = 2;
+  options.selection.only = NameSelection({"embed"});
+  for (const bool is_tied_first : {true, false}) {
+    const auto result =
+        is_tied_first ? combined({{tied}, {alone}}, options) : combined({{alone}, {tied}}, options);
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_THAT(elements<float>(*result.reader, is_tied_first ? "head" : "embed"), ElementsAre(2));
+    EXPECT_EQ(result.counts.num_summed, 1U);
+  }
+  EXPECT_THAT(texts(combined({{tied}, {other_shape}}, options).problems),
+              ElementsAre(HasSubstr("embed: combine: expected float32 [1], as in tied")));
+  options.selection.only = NameSelection({"!head", "!shared"});
+  EXPECT_THAT(combined({{tied}, {alone}}, options).problems, IsEmpty());
+  // A missing file is found under the selected name.
+  tied.missing_data_for_change().pieces[0][0] = "lost.file";
+  EXPECT_THAT(texts(combined({{alone}, {tied}}, options).problems),
+              ElementsAre(HasSubstr("embed: combine: expected all files of tied")));
+}
+
 /// An adapter of one layer with rank 2.
 LoraAdapter adapter_of(Shape down_shape, std::vector<float> down, Shape up_shape,
                        std::vector<float> up, const std::string& more = "") {
