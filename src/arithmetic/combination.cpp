@@ -33,21 +33,6 @@ using formats::MergePreference;
 using formats::TensorEntry;
 using inspect::TensorReader;
 
-/// Whether two tensors have the same bytes. Requires: the same shape and dtype.
-bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
-  constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
-  std::vector<std::byte> other;
-  bool are_equal = true;
-  inspect::for_each_block(a, kWindowNbytes,
-                          [&](FlatRange window, std::span<const std::byte> bytes) {
-                            if (!are_equal) return;
-                            other.resize(bytes.size());
-                            b.read(window, other);
-                            are_equal = std::ranges::equal(bytes, other);
-                          });
-  return are_equal;
-}
-
 /// Whether one of `names` is `name`, or is inside or around it, as `m.s` is inside `m`.
 bool has_in_place_of(std::string_view name, const std::set<std::string_view>& names) {
   const std::string start = std::string(name) + ".";
@@ -457,7 +442,7 @@ class Combination {
   std::optional<reshard::CastRule> cast_rule_;  // only for Rounding::later
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
-  std::set<std::size_t> replaced_;      // tensors that an adapter replaces
+  Replacements replaced_;               // by adapters
   std::vector<std::string> preferred_;  // names whose entries differ between sources
   std::vector<std::string> left_out_;   // values that the preferred source lacks
   std::vector<Finding> problems_;

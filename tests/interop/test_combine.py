@@ -132,3 +132,22 @@ def test_an_adapter_that_changes_a_tied_weight_says_that_both_names_change(kind,
     merged = torch.load(tmp_path / "merged.pt")
     assert torch.equal(merged["embed.weight"], merged["head.weight"]) and not torch.equal(merged["embed.weight"], weight)
     assert notes("--only", "!embed") == []
+
+
+def test_layers_that_share_tensors_of_an_adapter_all_change(tmp_path):
+    """PEFT saves adapter_model.bin with torch.save, which keeps ties. Before, only the first of the names changed."""
+    layers = ["first", "second"]
+    base = {f"{layer}.{part}": torch.ones(3, 2) if part == "weight" else torch.zeros(3) for layer in layers for part in ("weight", "bias")}
+    save_file(base, tmp_path / "base.safetensors")
+    down, up, bias = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [10.0], [100.0]]), torch.ones(3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    torch.save({f"base_model.model.{layer}.{part}": tensor for layer in layers
+                for part, tensor in {"lora_A.weight": down, "lora_B.weight": up, "bias": bias}.items()}, adapter / "adapter_model.bin")
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    moved = reshard(adapter, tmp_path / "moved", "--to", "native")
+    for source in (adapter, moved):
+        merged = load_file(combine(tmp_path / f"{source.name}.safetensors", "--base", tmp_path / "base.safetensors", "--lora", source))
+        for layer in layers:
+            assert torch.equal(merged[f"{layer}.weight"], 1 + up @ down), (source, layer)
+            assert torch.equal(merged[f"{layer}.bias"], bias), (source, layer)
