@@ -835,8 +835,41 @@ TEST(LoraTest, NotesThatATiedEmbeddingChangesBothEndsOfTheModel) {
                                     "not stored: 'model.embed_tokens.weight'")));
   EXPECT_THAT(notes_of({"lm_head.weight"}, true), ElementsAre(HasSubstr("the input embedding")));
   EXPECT_THAT(notes_of({embedding}, false), IsEmpty());
-  EXPECT_THAT(notes_of({embedding, "lm_head.weight"}, true), IsEmpty());
+  for (const auto& stored : {std::vector<std::string>{embedding, "lm_head.weight"},
+                             std::vector<std::string>{"lm_head.weight", embedding}}) {
+    EXPECT_THAT(notes_of(stored, true),
+                ElementsAre(HasSubstr("found a change to one of them, and a loader keeps both "
+                                      "tensors only if config.json says \"tie_word_embeddings\": "
+                                      "false: '" +
+                                      stored[0] + "'")));
+    EXPECT_THAT(notes_of(stored, false), IsEmpty());
+  }
   EXPECT_THAT(notes_of({"model.norm.weight", embedding}, true), IsEmpty());
+}
+
+/// Returns the notes about an adapter that replaces both embeddings, of a base that stores both and
+/// whose config.json ties them.
+std::vector<std::string> notes_of_both_embeddings(float input, float output) {
+  MemoryCheckpoint base("base", 1);
+  auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+  for (const auto& [name, number] :
+       {std::pair("lm_head.weight", output), {"embed_in.weight", input}}) {
+    base.add({name, DType::float32, {1}}, bytes_of<float>({100}));
+    adapter->add({name, DType::float32, {1}}, bytes_of<float>({number}));
+  }
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(read_lora_adapter(std::move(adapter),
+                                       R"({"peft_type": "LORA", "lora_alpha": 4})", "config", 1.0));
+  CombineOptions options;
+  options.has_tied_embeddings = true;
+  return texts(combined({{std::move(base)}}, options, std::move(adapters))
+                   .reader->contents()
+                   .opening_findings);
+}
+
+TEST(LoraTest, NotesThatTiedEmbeddingsGetDifferentChanges) {
+  EXPECT_THAT(notes_of_both_embeddings(1, 1), IsEmpty());
+  EXPECT_THAT(notes_of_both_embeddings(1, 2), ElementsAre(HasSubstr("found different changes")));
 }
 
 TEST(LoraTest, TheConfigurationOfTheBaseSaysWhetherEmbeddingsAreTied) {
