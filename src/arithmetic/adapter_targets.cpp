@@ -6,6 +6,7 @@
 
 #include "arithmetic/element_sum.h"
 #include "base/float_text.h"
+#include "formats/per_rank.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -24,6 +25,12 @@ std::string_view last_name_of(std::string_view weight) {
   const std::string_view name = weight.substr(weight.rfind('.') + 1);  // npos + 1 is 0
   const bool is_number = name.find_first_not_of("0123456789") == std::string_view::npos;
   return is_number ? std::string_view() : name;
+}
+
+/// Whether a tensor of an adapter can be a term of the sum for a tensor of the base.
+bool can_be_added(const TensorMeta& tensor, const TensorMeta& target) {
+  return tensor.shape == target.shape && can_be_summed(tensor.dtype) &&
+         is_complex(tensor.dtype) == is_complex(target.dtype);
 }
 
 }  // namespace
@@ -66,6 +73,10 @@ AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
   counts_.path = adapter.reader->path();
   for (const auto& tensor : base.contents().tensors) all_names_.insert(tensor.meta.fqn);
   for (const auto& alias : base.contents().aliases) all_names_.insert(alias.fqn);
+  for (const std::string& name : all_names_) {
+    const auto own = formats::parse_per_rank_name(name);
+    if (own) names_of_ranks_[own->name].push_back(name);
+  }
 }
 
 void AdapterTargets::problem(const std::string& name, const std::string& expected,
@@ -74,25 +85,31 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
 }
 
 /// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
-/// names. Empty if none is needed, if none fits all changed tensors, or if several do.
+/// names. Of several that fit, takes the one with selected tensors. Empty if none is needed, if
+/// none fits all changed tensors, or if several do.
 std::string AdapterTargets::find_prefix() const {
-  const auto has_all = [&](const std::string& prefix) {
-    return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
-      return all_names_.contains(prefix + change.target);
-    });
-  };
-  if (adapter_.changes.empty() || has_all("")) return {};
+  if (adapter_.changes.empty()) return {};
   const std::string& target = adapter_.changes.front().target;
   std::vector<std::string> prefixes;
   for (const std::string& name : all_names_) {
-    if (!name.ends_with("." + target)) continue;
+    if (name != target && !name.ends_with("." + target)) continue;
+    if (formats::parse_per_rank_name(name)) continue;
     std::string prefix = name.substr(0, name.size() - target.size());
-    if (has_all(prefix)) prefixes.push_back(std::move(prefix));
+    const bool fits = std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
+      return all_names_.contains(prefix + change.target);
+    });
+    if (fits) prefixes.push_back(std::move(prefix));
   }
+  const auto selects_none = [&](const std::string& prefix) {
+    return std::ranges::none_of(adapter_.changes, [&](const AdapterChange& change) {
+      return entries_.find_tensor(prefix + change.target).has_value();
+    });
+  };
+  if (prefixes.size() > 1) std::erase_if(prefixes, selects_none);
   return prefixes.size() == 1 ? prefixes.front() : "";
 }
 
-void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced) {
+void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced) {
   const std::string prefix = find_prefix();
   for (const AdapterChange& change : adapter_.changes) {
     const std::string name = prefix + change.target;
@@ -101,68 +118,87 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::si
               "none in " + printable(base_.path()));
       continue;
     }
-    const auto index = entries_.find_tensor(name);
-    if (!index || std::holds_alternative<AsInFirst>(tensors[*index])) continue;
-    changed_.insert(*index);
-    const bool is_new =
-        change.kind != AdapterChange::Kind::replaced || replaced.insert(*index).second;
-    add(change, base_.contents().tensors[*index].meta, tensors[*index], is_new);
+    add_to(tensors, replaced, change, name);
+    const auto of_ranks = names_of_ranks_.find(name);
+    if (of_ranks == names_of_ranks_.end()) continue;
+    for (const std::string& own : of_ranks->second) add_to(tensors, replaced, change, own);
   }
 }
 
-void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target,
-                         TensorOrigin& origin, bool is_new) {
-  const auto whole = [&](std::size_t tensor) { return TensorReader(*adapter_.reader, tensor); };
-  auto* const sum = std::get_if<TensorSum>(&origin);
-  if (sum == nullptr && change.kind == AdapterChange::Kind::replaced) {
-    return replace(change, target, origin, is_new);
+/// Adds a change to the tensor `name`, if it is selected.
+void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced,
+                            const AdapterChange& change, const std::string& name) {
+  const auto index = entries_.find_tensor(name);
+  if (!index || std::holds_alternative<AsInFirst>(tensors[*index])) return;
+  if (change.kind == AdapterChange::Kind::replaced) {
+    return replace(change, *index, tensors[*index], replaced);
   }
+  changed_.insert(*index);
+  const TensorMeta& target = base_.contents().tensors[*index].meta;
+  auto* const sum = std::get_if<TensorSum>(&tensors[*index]);
   if (sum == nullptr) {
     return problem(target.fqn, "a floating-point or complex tensor, to which an adapter can add",
                    std::string(dtype_name(target.dtype)));
   }
+  add(change, target, *sum);
+}
+
+void AdapterTargets::refuse_tensor(const TensorMeta& meta, const TensorMeta& target) {
+  problem(target.fqn,
+          std::string(dtype_name(target.dtype)) + " " + shape_to_string(target.shape) + ", as in " +
+              printable(base_.path()),
+          std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) + " in " +
+              printable(counts_.path));
+}
+
+void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target, TensorSum& sum) {
   if (!can_hold(accumulation_, change.scale)) {
     return problem(target.fqn,
                    "a scale of " + printable(counts_.path) + " that the dtype of the sum can hold",
                    tessera::detail::float_to_text(change.scale));
   }
-  if (change.kind == AdapterChange::Kind::low_rank) return add_low_rank(change, target, *sum);
+  if (change.kind == AdapterChange::Kind::low_rank) return add_low_rank(change, target, sum);
   const TensorMeta& meta = adapter_.reader->contents().tensors[change.tensor].meta;
-  if (meta.shape != target.shape || !can_be_summed(meta.dtype) ||
-      is_complex(meta.dtype) != is_complex(target.dtype)) {
-    return problem(target.fqn,
-                   std::string(dtype_name(target.dtype)) + " " + shape_to_string(target.shape) +
-                       ", as in " + printable(base_.path()),
-                   std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) +
-                       " in " + printable(counts_.path));
-  }
-  if (change.kind == AdapterChange::Kind::scaled) {
-    sum->add_after({whole(change.tensor), {.weight = change.scale}});
-    ++counts_.num_changed;
-    return;
-  }
-  if (!is_new) {
-    return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
-  }
-  sum->replace_terms({whole(change.tensor), {.weight = 1.0}});
-  ++counts_.num_replaced;
+  if (!can_be_added(meta, target)) return refuse_tensor(meta, target);
+  sum.add_after({TensorReader(*adapter_.reader, change.tensor), {.weight = change.scale}});
+  ++counts_.num_changed;
 }
 
-/// Replaces a tensor that cannot be added up, such as a counter of batches.
-void AdapterTargets::replace(const AdapterChange& change, const TensorMeta& target,
-                             TensorOrigin& origin, bool is_new) {
-  const TensorMeta& meta = adapter_.reader->contents().tensors[change.tensor].meta;
-  if (meta.shape != target.shape || meta.dtype != target.dtype) {
+/// Replaces the base's tensor `index`. A tensor that cannot be added up, such as a counter of
+/// batches, is replaced by one of its dtype.
+void AdapterTargets::replace(const AdapterChange& change, std::size_t index, TensorOrigin& origin,
+                             Replacements& replaced) {
+  const TensorMeta& target = base_.contents().tensors[index].meta;
+  const formats::TensorEntry& entry = adapter_.reader->contents().tensors[change.tensor];
+  auto* const sum = std::get_if<TensorSum>(&origin);
+  const bool fits = sum != nullptr
+                        ? can_be_added(entry.meta, target)
+                        : entry.meta.shape == target.shape && entry.meta.dtype == target.dtype;
+  // A change that is taken back was merged before, so the base no longer is what PEFT copied.
+  if (change.is_copy_of_base && adapter_.scale < 0.0) return;
+  if (!fits) return refuse_tensor(entry.meta, target);
+  TensorReader tensor(*adapter_.reader, change.tensor);
+  if (change.is_copy_of_base && have_equal_numbers(tensor, TensorReader(base_, index))) return;
+  changed_.insert(index);
+  if (adapter_.scale < 0.0) {
     return problem(target.fqn,
-                   std::string(dtype_name(target.dtype)) + " " + shape_to_string(target.shape) +
-                       ", as in " + printable(base_.path()),
-                   std::string(dtype_name(meta.dtype)) + " " + shape_to_string(meta.shape) +
-                       " in " + printable(counts_.path));
+                   "a scale of " + printable(counts_.path) +
+                       " that is not negative, because it replaces this tensor, and does not have "
+                       "the one before",
+                   tessera::detail::float_to_text(adapter_.scale));
   }
+  const auto [place, is_new] = replaced.try_emplace(index, tensor);
   if (!is_new) {
-    return problem(target.fqn, "one adapter that replaces this tensor", "a second adapter");
+    if (have_equal_numbers(place->second, tensor)) return;
+    return problem(target.fqn, "one tensor of the adapters that replaces this one",
+                   "a second one with other numbers: " + printable(entry.meta.fqn) + " in " +
+                       printable(counts_.path));
   }
-  origin.emplace<TensorReader>(*adapter_.reader, change.tensor);
+  if (sum != nullptr) {
+    sum->replace_terms({std::move(tensor), {.weight = 1.0}});
+  } else {
+    origin.emplace<TensorReader>(std::move(tensor));
+  }
   ++counts_.num_replaced;
 }
 

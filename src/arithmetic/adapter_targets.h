@@ -40,6 +40,9 @@ class LayerOrders {
   bool has_in_out_ = false;
 };
 
+/// The tensors that replace those of the base, by the index of the base's tensor.
+using Replacements = std::map<std::size_t, inspect::TensorReader>;
+
 /// The tensors of a base model that a LoRA adapter changes. The base's names may have a prefix that
 /// the adapter's names lack, such as `model.`. This class finds the prefix if it is the same for
 /// all these tensors.
@@ -50,8 +53,8 @@ class AdapterTargets {
                  const LoraAdapter& adapter, Accumulation accumulation);
 
   /// Adds the adapter's changes to the sums in `tensors`, which is parallel to the base's tensors.
-  /// Adds the indices of tensors that the adapter replaces to `replaced`. Skips AsInFirst tensors.
-  void add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced);
+  /// Adds the tensors that replace others to `replaced`. Skips AsInFirst tensors.
+  void add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced);
 
   const std::vector<formats::Finding>& problems() const { return problems_; }
   const AdapterCounts& counts() const { return counts_; }
@@ -60,11 +63,14 @@ class AdapterTargets {
 
  private:
   std::string find_prefix() const;
-  void add(const AdapterChange& change, const TensorMeta& target, TensorOrigin& origin,
-           bool is_new);
-  void replace(const AdapterChange& change, const TensorMeta& target, TensorOrigin& origin,
-               bool is_new);
+  void add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced,
+              const AdapterChange& change, const std::string& name);
+  void add(const AdapterChange& change, const TensorMeta& target, TensorSum& sum);
+  void replace(const AdapterChange& change, std::size_t index, TensorOrigin& origin,
+               Replacements& replaced);
   void add_low_rank(const AdapterChange& change, const TensorMeta& target, TensorSum& sum);
+  /// Reports that a tensor of the adapter has not the shape or the kind of numbers of its target.
+  void refuse_tensor(const TensorMeta& meta, const TensorMeta& target);
   void problem(const std::string& name, const std::string& expected, const std::string& found);
 
   const formats::CheckpointReader& base_;
@@ -73,6 +79,8 @@ class AdapterTargets {
   const Accumulation accumulation_;
   const LayerOrders orders_;
   std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
+  /// The names `per_rank.<rank>.<name>`, by `<name>` (see [Note: Entries of each rank]).
+  std::map<std::string, std::vector<std::string>> names_of_ranks_;
   std::vector<formats::Finding> problems_;
   AdapterCounts counts_;
   std::set<std::size_t> changed_;

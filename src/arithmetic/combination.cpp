@@ -33,21 +33,6 @@ using formats::MergePreference;
 using formats::TensorEntry;
 using inspect::TensorReader;
 
-/// Whether two tensors have the same bytes. Requires: the same shape and dtype.
-bool have_equal_elements(const TensorReader& a, const TensorReader& b) {
-  constexpr std::uint64_t kWindowNbytes = std::uint64_t{1} << 20;
-  std::vector<std::byte> other;
-  bool are_equal = true;
-  inspect::for_each_block(a, kWindowNbytes,
-                          [&](FlatRange window, std::span<const std::byte> bytes) {
-                            if (!are_equal) return;
-                            other.resize(bytes.size());
-                            b.read(window, other);
-                            are_equal = std::ranges::equal(bytes, other);
-                          });
-  return are_equal;
-}
-
 /// Whether one of `names` is `name`, or is inside or around it, as `m.s` is inside `m`.
 bool has_in_place_of(std::string_view name, const std::set<std::string_view>& names) {
   const std::string start = std::string(name) + ".";
@@ -83,6 +68,10 @@ class Combination {
   CombinedCheckpoint make() {
     problems_ = match_sources(readers_, entries_, quantization_methods_, options_->selection);
     if (!is_copy()) {
+      for (std::size_t s = 0; s < readers_.size(); ++s) {
+        const auto adapter = find_adapter(*readers_[s], entries_[s]);
+        if (adapter) problems_.push_back(*adapter);
+      }
       const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());
     }
@@ -381,17 +370,20 @@ class Combination {
     }
   }
 
-  /// Adds a note if adapters change the only stored one of the two embeddings that config.json
-  /// ties: a loader uses it at both ends of the model.
+  /// Adds a note if adapters change one of the two embeddings that config.json ties, or give both
+  /// of them different changes: a loader uses one tensor at both ends of the model.
   void note_embedding(const std::set<std::size_t>& changed) {
-    std::set<EmbeddingEnd> stored;
-    for (const TensorEntry& tensor : contents_.tensors) {
-      stored.insert(embedding_end_of(tensor.meta.fqn));
+    std::map<EmbeddingEnd, std::set<std::size_t>> stored;
+    const auto add_end = [&](const std::string& name) {
+      const auto index = entries_.front().find_tensor(name);
+      if (index) stored[embedding_end_of(name)].insert(*index);
+    };
+    for (const TensorEntry& tensor : contents_.tensors) add_end(tensor.meta.fqn);
+    for (const formats::Alias& alias : contents_.aliases) add_end(alias.fqn);
+    if (stored.contains(EmbeddingEnd::input) && stored.contains(EmbeddingEnd::output)) {
+      return note_both_embeddings(stored[EmbeddingEnd::input], stored[EmbeddingEnd::output],
+                                  changed);
     }
-    for (const formats::Alias& alias : contents_.aliases) {
-      stored.insert(embedding_end_of(alias.fqn));
-    }
-    if (stored.contains(EmbeddingEnd::input) && stored.contains(EmbeddingEnd::output)) return;
     for (const std::size_t index : changed) {
       const std::string& name = contents_.tensors[index].meta.fqn;
       const EmbeddingEnd end = embedding_end_of(name);
@@ -402,6 +394,33 @@ class Combination {
                       "tied embeddings in config.json, so a loader gives the change to " + other +
                           " too, which is not stored: '" + printable(name) + "'",
                       1);
+    }
+  }
+
+  /// As note_embedding, for a checkpoint that stores both ends. A tensor that is at both ends, or
+  /// is replaced by equal ones at both, needs no note.
+  void note_both_embeddings(const std::set<std::size_t>& inputs,
+                            const std::set<std::size_t>& outputs,
+                            const std::set<std::size_t>& changed) {
+    const auto becomes_equal = [&](std::size_t a, std::size_t b) {
+      const auto first = replaced_.find(a);
+      const auto second = replaced_.find(b);
+      return a == b || (first != replaced_.end() && second != replaced_.end() &&
+                        have_equal_numbers(first->second, second->second));
+    };
+    for (const std::size_t input : inputs) {
+      for (const std::size_t output : outputs) {
+        if (!changed.contains(input) && !changed.contains(output)) continue;
+        if (becomes_equal(input, output)) continue;
+        const std::size_t one = changed.contains(output) ? output : input;
+        const bool are_both = changed.contains(input) && changed.contains(output);
+        return add_note("the same change to both embeddings, because config.json ties them",
+                        std::string(are_both ? "different changes" : "a change to one of them") +
+                            ", and a loader keeps both tensors only if config.json says "
+                            "\"tie_word_embeddings\": false: '" +
+                            printable(contents_.tensors[one].meta.fqn) + "'",
+                        1);
+      }
     }
   }
 
@@ -418,7 +437,7 @@ class Combination {
       add_name(name, name);
     }
     for (const formats::Alias& alias : contents_.aliases) {
-      const auto index = entries_.front().find_tensor(alias.target);
+      const auto index = entries_.front().find_tensor(alias.fqn);
       if (index && changed.contains(*index)) add_name(alias.target, alias.fqn);
     }
     std::erase_if(names, [](const auto& tensor) { return tensor.second.size() < 2; });
@@ -460,7 +479,7 @@ class Combination {
   std::optional<reshard::CastRule> cast_rule_;  // of the first source
   std::vector<TensorOrigin> origins_;
   std::vector<ValueOrigin> values_;
-  std::set<std::size_t> replaced_;      // tensors that an adapter replaces
+  Replacements replaced_;               // by adapters
   std::vector<std::string> preferred_;  // names whose entries differ between sources
   std::vector<std::string> left_out_;   // values that the preferred source lacks
   std::vector<Finding> problems_;

@@ -51,7 +51,7 @@ struct CombineOptions {
   /// Counts, by tensor, the sums that rounding made zero or that were too large. Null: does not
   /// count. A shared_ptr, because the reader adds counts and the caller reads them later.
   std::shared_ptr<RoundingLosses> losses{};
-  /// Whether config.json beside the first source ties the embeddings (says_tied_embeddings).
+  /// Whether config.json of the result ties the embeddings (says_tied_embeddings).
   bool has_tied_embeddings = false;
   /// Its options `only` and `optimizer` select the names that are combined.
   reshard::PlanOptions selection{};

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +17,7 @@
 namespace tessera::arithmetic {
 namespace {
 
+using formats::CheckpointContents;
 using formats::TensorEntry;
 
 constexpr const char* kConfigName = "adapter_config.json";
@@ -210,7 +210,13 @@ class AdapterNames {
         stores_transposed_(stores_transposed) {}
 
   void sort() {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) sort(i);
+    const CheckpointContents& contents = adapter_.reader->contents();
+    std::map<std::string_view, std::size_t> indices;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      indices.emplace(tensors_[i].meta.fqn, i);
+      sort(tensors_[i].meta.fqn, i);
+    }
+    for (const formats::Alias& alias : contents.aliases) sort(alias.fqn, indices.at(alias.target));
     for (const auto& [module, layer] : layers_) add(module, layer);
     std::ranges::stable_sort(adapter_.changes, {}, &AdapterChange::target);
   }
@@ -222,8 +228,8 @@ class AdapterNames {
     adapter_.problems.push_back(std::move(finding));
   }
 
-  void sort(std::size_t tensor) {
-    std::string name = tensors_[tensor].meta.fqn;
+  /// Sorts a tensor by one of its names: layers that share a tensor have a name each.
+  void sort(std::string name, std::size_t tensor) {
     if (name.starts_with(kNamePrefix)) name.erase(0, kNamePrefix.size());
     constexpr std::array<std::string_view, 4> kRoles = {".lora_A", ".lora_B", ".lora_embedding_A",
                                                         ".lora_embedding_B"};
@@ -248,15 +254,17 @@ class AdapterNames {
     if (name.find(".original_module.") != std::string::npos) return;  // a copy of the base's tensor
     remove_all(name, ".modules_to_save.default");
     remove_all(name, ".modules_to_save");
+    const bool is_copy_of_base = name.ends_with(".base_layer.weight");
     remove_all(name, ".base_layer");
-    if (!replaced_.insert(name).second) return;  // PEFT writes some biases twice
-    adapter_.changes.push_back(
-        {.target = name, .kind = AdapterChange::Kind::replaced, .tensor = tensor});
+    adapter_.changes.push_back({.target = name,
+                                .kind = AdapterChange::Kind::replaced,
+                                .tensor = tensor,
+                                .is_copy_of_base = is_copy_of_base});
   }
 
   void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {
     auto& place = is_bias ? layer.bias : role.ends_with('A') ? layer.down : layer.up;
-    if (place) {
+    if (place && *place != tensor) {
       return problem(tensor, "one lora_A and lora_B for each layer",
                      "a second tensor of this kind (are there several adapters in the file?)");
     }
@@ -298,7 +306,6 @@ class AdapterNames {
   const Scales& scales_;
   const bool stores_transposed_;
   std::map<std::string, Layer> layers_;  // key: module
-  std::set<std::string> replaced_;
 };
 
 std::string config_path_of(const FileSystem& fs, const std::string& adapter) {

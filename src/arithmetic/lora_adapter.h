@@ -22,10 +22,12 @@ struct AdapterChange {
 
   std::string target;  // the base tensor's name, without a prefix that the base may have
   Kind kind = Kind::low_rank;
-  std::size_t tensor = 0;     // for scaled and replaced
-  std::size_t down = 0;       // lora_A
-  std::size_t up = 0;         // lora_B
-  bool is_embedding = false;  // the change is then the transpose of up * down
+  std::size_t tensor = 0;        // for scaled and replaced
+  std::size_t down = 0;          // lora_A
+  std::size_t up = 0;            // lora_B
+  bool is_copy_of_base = false;  // replaced: by the base's own weight, which PEFT stores for
+                                 // embeddings beside their matrices
+  bool is_embedding = false;     // the change is then the transpose of up * down
   /// Whether `fan_in_fan_out` is true in the adapter's configuration: the layer stores its weight
   /// as [in, out], so that the change is the transpose of up * down.
   bool is_said_to_be_transposed = false;

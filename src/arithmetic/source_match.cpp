@@ -1,5 +1,6 @@
 #include "arithmetic/source_match.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "arithmetic/element_sum.h"
@@ -37,7 +38,7 @@ class Match {
     for (const auto& [name, index] : first_entries_.tensors()) {
       const auto found = other_entries_.find_tensor(name);
       if (found) {
-        compare(first_.contents().tensors[index], other_.contents().tensors[*found]);
+        compare(name, first_.contents().tensors[index], other_.contents().tensors[*found]);
       } else {
         problems_.push_back(combine_problem(name, "a tensor of this name in all sources",
                                             "none in " + printable(other_.path())));
@@ -58,7 +59,7 @@ class Match {
   }
 
  private:
-  void compare(const TensorEntry& first, const TensorEntry& other) {
+  void compare(const std::string& name, const TensorEntry& first, const TensorEntry& other) {
     const auto described = [](const TensorEntry& tensor) {
       return std::string(dtype_name(tensor.meta.dtype)) + " " + shape_to_string(tensor.meta.shape);
     };
@@ -68,16 +69,18 @@ class Match {
                         is_complex(first.meta.dtype) == is_complex(other.meta.dtype)
                   : first.meta.dtype == other.meta.dtype;
     if (first.meta.shape == other.meta.shape && has_same_numbers) return;
-    problems_.push_back(combine_problem(first.meta.fqn,
+    problems_.push_back(combine_problem(name,
                                         described(first) + ", as in " + printable(first_.path()),
                                         described(other) + " in " + printable(other_.path())));
   }
 
   void find_missing() {
     for (const auto& [tensor, pieces] : other_.find_missing_data().pieces) {
-      const std::string& name = other_.contents().tensors[tensor].meta.fqn;
-      if (!other_entries_.tensors().contains(name)) continue;
-      problems_.push_back(combine_problem(name, "all files of " + printable(other_.path()),
+      const auto selected = std::ranges::find(other_entries_.tensors(), tensor,
+                                              &SelectedEntries::Indices::value_type::second);
+      if (selected == other_entries_.tensors().end()) continue;
+      problems_.push_back(combine_problem(selected->first,
+                                          "all files of " + printable(other_.path()),
                                           "no file " + printable(pieces.begin()->second)));
     }
   }
@@ -139,6 +142,21 @@ void find_quantized_weights(const CheckpointReader& source, const std::string& m
   }
 }
 
+/// Returns whether the name is that of the first matrix of a layer of a LoRA adapter: as PEFT
+/// stores adapters, or of a layer whose weight is not there.
+bool is_matrix_of_adapter(const std::string& name, const SelectedEntries& entries) {
+  constexpr std::string_view kMatrix = ".lora_A";
+  constexpr std::string_view kOfEmbedding = ".lora_embedding_A";
+  const bool is_of_embedding = name.ends_with(kOfEmbedding);
+  const std::size_t at = name.rfind(is_of_embedding ? kOfEmbedding : kMatrix);
+  if (at == std::string::npos) return false;
+  const std::string layer = name.substr(0, at);
+  const bool is_of_peft = name.starts_with("base_model.model.") &&
+                          (is_of_embedding || name.ends_with(".lora_A.weight"));
+  return is_of_peft || (!entries.find_tensor(layer + ".weight") &&
+                        !entries.find_tensor(layer + ".base_layer.weight"));
+}
+
 }  // namespace
 
 Finding combine_problem(std::string fqn, std::string expected, std::string found, Remedy remedy) {
@@ -162,11 +180,16 @@ SelectedEntries::SelectedEntries(const CheckpointContents& contents,
     all.emplace(name, i);
     if (selected.contains(name)) tensors_.emplace(name, i);
   }
+  std::map<std::size_t, std::string> first_names;  // of tensors whose own name is not selected
   for (const formats::Alias& alias : contents.aliases) {
     if (!selected.contains(alias.fqn)) continue;
-    aliases_.emplace(alias.fqn, all.at(alias.target));
-    tensors_.emplace(alias.target, all.at(alias.target));
+    const std::size_t index = all.at(alias.target);
+    aliases_.emplace(alias.fqn, index);
+    if (selected.contains(alias.target)) continue;
+    const auto first = first_names.try_emplace(index, alias.fqn).first;
+    first->second = std::min(first->second, alias.fqn);
   }
+  for (const auto& [index, name] : first_names) tensors_.emplace(name, index);
   for (std::size_t i = 0; i < contents.values.size(); ++i) {
     const std::string& name = contents.values[i].name;
     if (selected.contains(name)) values_.emplace(name, i);
@@ -214,6 +237,21 @@ std::vector<Finding> find_floats_without_sum(const CheckpointReader& source,
     problems.back().where.path = source.path();
   }
   return problems;
+}
+
+std::optional<Finding> find_adapter(const CheckpointReader& source,
+                                    const SelectedEntries& entries) {
+  for (const auto& [name, index] : entries.tensors()) {
+    if (!is_matrix_of_adapter(name, entries)) continue;
+    Finding problem = combine_problem(
+        name,
+        "no LoRA adapter, because its change is a product of matrices, so a sum of adapters is not "
+        "that of their changes",
+        "an adapter (merge it into its model, scaled by its weight)");
+    problem.where.path = source.path();
+    return problem;
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera::arithmetic

@@ -21,7 +21,8 @@ formats::Finding combine_problem(std::string fqn, std::string expected, std::str
                                  Remedy remedy = {});
 
 /// The tensors and values of a source that are selected, by name; a tensor is also found by the
-/// names of its aliases. Optimizer state is never selected.
+/// selected names of its aliases. If only such names of a tensor are selected, the first is its
+/// name. Optimizer state is never selected.
 class SelectedEntries {
  public:
   /// Takes the names that `selection.only` selects. Keeps no reference.
@@ -36,7 +37,7 @@ class SelectedEntries {
   std::optional<std::size_t> find_value(std::string_view name) const;
 
  private:
-  Indices tensors_;  // without aliases
+  Indices tensors_;  // each tensor once
   Indices aliases_;
   Indices values_;
 };
@@ -48,6 +49,11 @@ std::vector<formats::Finding> match_sources(
     const std::vector<const formats::CheckpointReader*>& sources,
     const std::vector<SelectedEntries>& entries,
     const std::vector<std::string>& quantization_methods, const reshard::PlanOptions& selection);
+
+/// Returns the problem that a source of a sum is a LoRA adapter: it has matrices of layers, but not
+/// the layers' weights. Nothing if it is none.
+std::optional<formats::Finding> find_adapter(const formats::CheckpointReader& source,
+                                             const SelectedEntries& entries);
 
 /// Lists the floating-point tensors whose dtype cannot be added up, such as float8_e4m3fnuz. Leaves
 /// out codes, scales, … of quantized weights, because match_sources lists these.

@@ -25,6 +25,42 @@ void read_region(const inspect::TensorReader& tensor, const Region& region, Flat
   }
 }
 
+bool have_equal_elements(const inspect::TensorReader& a, const inspect::TensorReader& b) {
+  constexpr std::uint64_t kBlockNbytes = std::uint64_t{1} << 20;
+  std::vector<std::byte> other;
+  bool are_equal = true;
+  inspect::for_each_block(a, kBlockNbytes, [&](FlatRange window, std::span<const std::byte> bytes) {
+    if (!are_equal) return;
+    other.resize(bytes.size());
+    b.read(window, other);
+    are_equal = std::ranges::equal(bytes, other);
+  });
+  return are_equal;
+}
+
+bool have_equal_numbers(const inspect::TensorReader& a, const inspect::TensorReader& b) {
+  if (a.meta().shape != b.meta().shape) return false;
+  if (a.meta().dtype == b.meta().dtype) return have_equal_elements(a, b);
+  if (!can_be_summed(a.meta().dtype) || !can_be_summed(b.meta().dtype) ||
+      is_complex(a.meta().dtype) || is_complex(b.meta().dtype)) {
+    return false;
+  }
+  const CombineOptions exact;  // float64 holds the numbers of all these dtypes
+  const Region whole = FlatRange{0, a.meta().numel()};
+  const auto numbers_of = [&](const inspect::TensorReader& tensor, FlatRange window) {
+    TensorSum copy(tensor.meta(), exact);
+    copy.add({tensor});
+    std::vector<std::byte> numbers(static_cast<std::size_t>(window.numel()) * sizeof(double));
+    copy.read(whole, window, DType::float64, {}, numbers);
+    return numbers;
+  };
+  for (std::int64_t begin = 0; begin < a.meta().numel(); begin += kWindowNumel) {
+    const FlatRange window{begin, std::min(begin + kWindowNumel, a.meta().numel())};
+    if (numbers_of(a, window) != numbers_of(b, window)) return false;
+  }
+  return true;
+}
+
 void TensorSum::read(const Region& region, FlatRange window, DType to, const std::string& path,
                      std::span<std::byte> out) const {
   std::vector<RoundingLosses::Part> parts{{window}};

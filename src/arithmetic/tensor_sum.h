@@ -44,6 +44,11 @@ inline constexpr int kSumScale = sizeof(Number) == sizeof(double) ? 64 : 32;
 void read_region(const inspect::TensorReader& tensor, const Region& region, FlatRange window,
                  std::span<std::byte> out);
 
+/// Returns whether two tensors have the same bytes. Requires: the same shape and dtype.
+bool have_equal_elements(const inspect::TensorReader& a, const inspect::TensorReader& b);
+/// Returns whether two tensors have the same shape and the same numbers, also in different dtypes.
+bool have_equal_numbers(const inspect::TensorReader& a, const inspect::TensorReader& b);
+
 /// Computes one tensor of a combination. Reads elements of the sources only in calls of `read`, and
 /// uses at most about 16 MiB of memory for each call. Immutable while it is read, so thread-safe.
 class TensorSum {

@@ -494,17 +494,20 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
                                  "adapter_config.json if it is none)"});
 }
 
-/// Leaves out the configuration of an adapter whose file lies beside the model and is not copied.
-/// Loaders would take the copy of the model for an adapter.
-void leave_config_of_adapter(ExtraFilesPlan& files) {
+/// Leaves out the configuration of an adapter that is merged with the model, or whose file lies
+/// beside the model and is not copied. Loaders would take the copy of the model for an adapter.
+void leave_config_of_adapter(const CheckpointReader& reader, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name);
   if (config == files.carried.end()) return;
-  const auto is_adapter = [](const ExtraFilesPlan::Left& file) {
+  const bool is_merged = formats::holds_whole_tensors(reader.format()) &&
+                         std::ranges::any_of(reader.data_files(), is_file_of_adapter);
+  const bool is_left = std::ranges::any_of(files.left, [](const ExtraFilesPlan::Left& file) {
     return file.name.starts_with("adapter_model");
-  };
-  const auto adapter = std::ranges::find_if(files.left, is_adapter);
-  if (adapter == files.left.end()) return;
-  files.left.insert(adapter, {config->name, "describes an adapter, which is not copied"});
+  });
+  if (!is_merged && !is_left) return;
+  files.left.push_back({config->name, is_merged ? "describes an adapter, and this is a model"
+                                                : "describes an adapter, which is not copied"});
+  std::ranges::sort(files.left, {}, &ExtraFilesPlan::Left::name);
   files.carried.erase(config);
 }
 
@@ -591,7 +594,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   }
   ExtraFilesPlan files = sorter.take();
   const bool is_adapter = is_adapter_of_peft(reader, plan, files);
-  if (!is_adapter) leave_config_of_adapter(files);
+  if (!is_adapter) leave_config_of_adapter(reader, files);
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);

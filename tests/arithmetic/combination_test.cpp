@@ -504,6 +504,35 @@ TEST(CombinationTest, ATiedTensorMustBeTiedInAllSources) {
                                     "separate tensor in b")));
 }
 
+TEST(CombinationTest, ASelectedNameOfATiedTensorNeedsNoOtherName) {
+  MemoryCheckpoint tied("tied", 1);
+  tied.add({"head", DType::float32, {1}}, bytes_of<float>({1}));
+  tied.add_alias("embed", "head");
+  tied.add_alias("shared", "head");
+  MemoryCheckpoint alone("alone", 1);
+  alone.add({"embed", DType::float32, {1}}, bytes_of<float>({3}));
+  MemoryCheckpoint other_shape("other", 1);
+  other_shape.add({"embed", DType::float32, {2}}, bytes_of<float>({3, 4}));
+  CombineOptions options;
+  options.divisor = 2;
+  options.selection.only = NameSelection({"embed"});
+  for (const bool is_tied_first : {true, false}) {
+    const auto result =
+        is_tied_first ? combined({{tied}, {alone}}, options) : combined({{alone}, {tied}}, options);
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_THAT(elements<float>(*result.reader, is_tied_first ? "head" : "embed"), ElementsAre(2));
+    EXPECT_EQ(result.counts.num_summed, 1U);
+  }
+  EXPECT_THAT(texts(combined({{tied}, {other_shape}}, options).problems),
+              ElementsAre(HasSubstr("embed: combine: expected float32 [1], as in tied")));
+  options.selection.only = NameSelection({"!head", "!shared"});
+  EXPECT_THAT(combined({{tied}, {alone}}, options).problems, IsEmpty());
+  // A missing file is found under the selected name.
+  tied.missing_data_for_change().pieces[0][0] = "lost.file";
+  EXPECT_THAT(texts(combined({{alone}, {tied}}, options).problems),
+              ElementsAre(HasSubstr("embed: combine: expected all files of tied")));
+}
+
 /// An adapter of one layer with rank 2.
 LoraAdapter adapter_of(Shape down_shape, std::vector<float> down, Shape up_shape,
                        std::vector<float> up, const std::string& more = "") {
@@ -646,6 +675,173 @@ LoraAdapter replacing_adapter(const std::vector<std::string>& names, DType dtype
                            "config", 1.0);
 }
 
+/// Reads an adapter from `checkpoint`, with a scale of `scale` for its matrices of rank 1.
+LoraAdapter adapter_in(MemoryCheckpoint checkpoint, double scale = 1.0) {
+  return read_lora_adapter(std::make_unique<MemoryCheckpoint>(std::move(checkpoint)),
+                           R"({"peft_type": "LORA", "lora_alpha": 1})", "config", scale);
+}
+
+/// Adds the matrices of one layer to an adapter. They add `change` to a weight of one element.
+void add_layer(MemoryCheckpoint& adapter, const std::string& layer, float change) {
+  adapter.add({layer + ".lora_A.weight", DType::float32, {1, 1}}, bytes_of<float>({change}));
+  adapter.add({layer + ".lora_B.weight", DType::float32, {1, 1}}, bytes_of<float>({1}));
+}
+
+void add_number(MemoryCheckpoint& checkpoint, const std::string& name, float number) {
+  checkpoint.add({name, DType::float32, {1, 1}}, bytes_of<float>({number}));
+}
+
+template <class... Adapter>
+CombinedCheckpoint merged(const MemoryCheckpoint& base, Adapter... adapter) {
+  std::vector<LoraAdapter> adapters;
+  (adapters.push_back(std::move(adapter)), ...);
+  return combined({{base}}, {}, std::move(adapters));
+}
+
+TEST(LoraTest, TiedTensorsOfAnAdapterChangeEachLayer) {
+  MemoryCheckpoint base("base", 1);
+  for (const char* const name : {"a.weight", "b.weight", "n.weight", "o.weight"}) {
+    add_number(base, name, 100);
+  }
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "a", 2);
+  adapter.add_alias("b.lora_A.weight", "a.lora_A.weight");
+  adapter.add_alias("b.lora_B.weight", "a.lora_B.weight");
+  add_number(adapter, "n.weight", 7);
+  adapter.add_alias("o.weight", "n.weight");
+  const auto result = merged(base, adapter_in(adapter));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(result.counts.adapters.at(0).num_changed, 2U);
+  EXPECT_EQ(result.counts.adapters.at(0).num_replaced, 2U);
+  for (const auto& [name, number] : {std::pair("a.weight", 102.0F),
+                                     {"b.weight", 102.0F},
+                                     {"n.weight", 7.0F},
+                                     {"o.weight", 7.0F}}) {
+    EXPECT_THAT(elements<float>(*result.reader, name), ElementsAre(number)) << name;
+  }
+}
+
+/// An adapter of an embedding, with the copy of the base's weight that PEFT stores beside it.
+LoraAdapter adapter_with_copy(float change, DType dtype, const test::Bytes& copy,
+                              double scale = 1.0) {
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "e", change);
+  adapter.add({"e.base_layer.weight", dtype, {1, 1}}, copy);
+  return adapter_in(std::move(adapter), scale);
+}
+
+TEST(LoraTest, ACopyOfTheBaseIsNoReplacement) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "e.weight", 100);
+  const auto copy = bytes_of<float>({100});
+  const auto wide = bytes_of<double>({100});
+  const auto result = merged(base, adapter_with_copy(1, DType::float32, copy),
+                             adapter_with_copy(2, DType::float64, wide));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(result.counts.adapters.at(0).num_replaced, 0U);
+  EXPECT_THAT(elements<float>(*result.reader, "e.weight"), ElementsAre(103));
+  // PEFT loads the copy, so a base with other numbers is replaced.
+  const auto other = merged(base, adapter_with_copy(1, DType::float64, bytes_of<double>({50})));
+  EXPECT_EQ(other.counts.adapters.at(0).num_replaced, 1U);
+  EXPECT_THAT(elements<float>(*other.reader, "e.weight"), ElementsAre(51));
+}
+
+TEST(LoraTest, AnAdapterThatIsTakenBackGivesTheBase) {
+  MemoryCheckpoint merged_model("merged", 1);
+  add_number(merged_model, "e.weight", 103);
+  const auto result =
+      merged(merged_model, adapter_with_copy(3, DType::float32, bytes_of<float>({100}), -1.0));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "e.weight"), ElementsAre(100));
+}
+
+TEST(LoraTest, AnAdapterThatReplacesTensorsIsNotTakenBack) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "n.weight", 7);
+  MemoryCheckpoint adapter("adapter", 1);
+  add_number(adapter, "n.weight", 7);
+  EXPECT_THAT(texts(merged(base, adapter_in(adapter, -0.5)).problems),
+              ElementsAre(HasSubstr("n.weight: combine: expected a scale of adapter that is "
+                                    "not negative, because it replaces this tensor")));
+}
+
+TEST(LoraTest, ATensorIsReplacedByEqualOnesOnly) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "head.weight", 100);
+  base.add_alias("embed.weight", "head.weight");
+  const auto adapter_of_both = [](float head, float embed) {
+    MemoryCheckpoint adapter("adapter", 1);
+    add_number(adapter, "head.weight", head);
+    add_number(adapter, "embed.weight", embed);
+    return adapter_in(std::move(adapter));
+  };
+  const auto equal = merged(base, adapter_of_both(7, 7), adapter_of_both(7, 7));
+  ASSERT_THAT(equal.problems, IsEmpty());
+  EXPECT_EQ(equal.counts.adapters.at(0).num_replaced, 1U);
+  EXPECT_THAT(elements<float>(*equal.reader, "head.weight"), ElementsAre(7));
+  EXPECT_THAT(texts(merged(base, adapter_of_both(7, 8)).problems),
+              ElementsAre(HasSubstr("head.weight: combine: expected one tensor of the adapters "
+                                    "that replaces this one, found a second one with other "
+                                    "numbers: head.weight in adapter")));
+}
+
+TEST(LoraTest, TheTensorsOfSingleRanksChangeToo) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "per_rank.1.model.w.weight", 200);
+  add_number(base, "per_rank.1.model.n.weight", 9);
+  add_number(base, "model.w.weight", 100);
+  add_number(base, "model.n.weight", 8);
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "w", 3);
+  add_number(adapter, "n.weight", 7);
+  const auto result = merged(base, adapter_in(adapter));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "model.w.weight"), ElementsAre(103));
+  EXPECT_THAT(elements<float>(*result.reader, "per_rank.1.model.w.weight"), ElementsAre(203));
+  EXPECT_THAT(elements<float>(*result.reader, "per_rank.1.model.n.weight"), ElementsAre(7));
+}
+
+TEST(LoraTest, TheSelectionSaysWhichOfTwoModelsAnAdapterChanges) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "ema.w.weight", 200);
+  add_number(base, "model.w.weight", 100);
+  const auto with_only = [&](std::vector<std::string> only) {
+    MemoryCheckpoint adapter("adapter", 1);
+    add_layer(adapter, "w", 3);
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_in(std::move(adapter)));
+    CombineOptions options;
+    options.selection.only = NameSelection(std::move(only));
+    return combined({{base}}, options, std::move(adapters));
+  };
+  const auto result = with_only({"model"});
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "model.w.weight"), ElementsAre(103));
+  EXPECT_THAT(texts(with_only({}).problems),
+              ElementsAre(HasSubstr("w.weight: combine: expected a tensor of this name")));
+}
+
+TEST(CombinationTest, AdaptersHaveNoSum) {
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "w", 3);
+  const std::string refused =
+      "adapter: w.lora_A.weight: combine: expected no LoRA adapter, because its change is a "
+      "product of matrices";
+  EXPECT_THAT(texts(combined({{adapter, {.weight = -1}}}).problems),
+              ElementsAre(HasSubstr(refused)));
+  EXPECT_THAT(texts(combined({{adapter}, {adapter}}).problems), ElementsAre(HasSubstr(refused)));
+  EXPECT_THAT(combined({{adapter}}).problems, IsEmpty());  // a copy
+  MemoryCheckpoint of_embedding("adapter", 1);
+  for (const char* const end : {"lora_embedding_A", "lora_embedding_B", "base_layer.weight"}) {
+    add_number(of_embedding, std::string("base_model.model.e.") + end, 1);
+  }
+  EXPECT_THAT(texts(combined({{of_embedding, {.weight = 2}}}).problems),
+              ElementsAre(HasSubstr("expected no LoRA adapter")));
+  // A model that has such layers is no adapter.
+  add_number(adapter, "w.base_layer.weight", 100);
+  EXPECT_THAT(combined({{adapter, {.weight = 0.5}}}).problems, IsEmpty());
+}
+
 TEST(LoraTest, ReplacesACounterThatCannotBeAddedUp) {
   MemoryCheckpoint base("base", 1);
   base.add({"bn.num_batches_tracked", DType::int64, {1}}, bytes_of<std::int64_t>({7}));
@@ -693,8 +889,41 @@ TEST(LoraTest, NotesThatATiedEmbeddingChangesBothEndsOfTheModel) {
                                     "not stored: 'model.embed_tokens.weight'")));
   EXPECT_THAT(notes_of({"lm_head.weight"}, true), ElementsAre(HasSubstr("the input embedding")));
   EXPECT_THAT(notes_of({embedding}, false), IsEmpty());
-  EXPECT_THAT(notes_of({embedding, "lm_head.weight"}, true), IsEmpty());
+  for (const auto& stored : {std::vector<std::string>{embedding, "lm_head.weight"},
+                             std::vector<std::string>{"lm_head.weight", embedding}}) {
+    EXPECT_THAT(notes_of(stored, true),
+                ElementsAre(HasSubstr("found a change to one of them, and a loader keeps both "
+                                      "tensors only if config.json says \"tie_word_embeddings\": "
+                                      "false: '" +
+                                      stored[0] + "'")));
+    EXPECT_THAT(notes_of(stored, false), IsEmpty());
+  }
   EXPECT_THAT(notes_of({"model.norm.weight", embedding}, true), IsEmpty());
+}
+
+/// Returns the notes about an adapter that replaces both embeddings, of a base that stores both and
+/// whose config.json ties them.
+std::vector<std::string> notes_of_both_embeddings(float input, float output) {
+  MemoryCheckpoint base("base", 1);
+  auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+  for (const auto& [name, number] :
+       {std::pair("lm_head.weight", output), {"embed_in.weight", input}}) {
+    base.add({name, DType::float32, {1}}, bytes_of<float>({100}));
+    adapter->add({name, DType::float32, {1}}, bytes_of<float>({number}));
+  }
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(read_lora_adapter(std::move(adapter),
+                                       R"({"peft_type": "LORA", "lora_alpha": 4})", "config", 1.0));
+  CombineOptions options;
+  options.has_tied_embeddings = true;
+  return texts(combined({{std::move(base)}}, options, std::move(adapters))
+                   .reader->contents()
+                   .opening_findings);
+}
+
+TEST(LoraTest, NotesThatTiedEmbeddingsGetDifferentChanges) {
+  EXPECT_THAT(notes_of_both_embeddings(1, 1), IsEmpty());
+  EXPECT_THAT(notes_of_both_embeddings(1, 2), ElementsAre(HasSubstr("found different changes")));
 }
 
 TEST(LoraTest, TheConfigurationOfTheBaseSaysWhetherEmbeddingsAreTied) {

@@ -168,3 +168,22 @@ def test_a_source_that_a_recipe_does_not_change_may_have_other_numbers(prefix, c
     sources = [f"{name}={save_model(tmp_path / name, heads)}" for name, heads in (("a", 2), ("b", 1))]
     moved = run("ckpt-reshard", "merge", *sources, tmp_path / "both", "--recipe", tmp_path / "recipe.json", "--set", f"prefix={prefix}")
     assert moved.returncode == code, moved.stderr
+
+
+def test_layers_that_share_tensors_of_an_adapter_all_change(tmp_path):
+    """PEFT saves adapter_model.bin with torch.save, which keeps ties. Before, only the first of the names changed."""
+    layers = ["first", "second"]
+    base = {f"{layer}.{part}": torch.ones(3, 2) if part == "weight" else torch.zeros(3) for layer in layers for part in ("weight", "bias")}
+    save_file(base, tmp_path / "base.safetensors")
+    down, up, bias = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0], [10.0], [100.0]]), torch.ones(3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    torch.save({f"base_model.model.{layer}.{part}": tensor for layer in layers
+                for part, tensor in {"lora_A.weight": down, "lora_B.weight": up, "bias": bias}.items()}, adapter / "adapter_model.bin")
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    moved = reshard(adapter, tmp_path / "moved", "--to", "native")
+    for source in (adapter, moved):
+        merged = load_file(combine(tmp_path / f"{source.name}.safetensors", "--base", tmp_path / "base.safetensors", "--lora", source))
+        for layer in layers:
+            assert torch.equal(merged[f"{layer}.weight"], 1 + up @ down), (source, layer)
+            assert torch.equal(merged[f"{layer}.bias"], bias), (source, layer)

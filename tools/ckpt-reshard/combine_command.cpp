@@ -243,7 +243,9 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   arithmetic::CombineOptions combine = combine_options(formula, options);
   combine.losses = losses;
   if (!formula.adapters.empty()) {
-    combine.has_tied_embeddings = arithmetic::says_tied_embeddings(fs, formula.sources[0].path);
+    const std::string& folder = options.move.extra_files_folder;
+    combine.has_tied_embeddings =
+        arithmetic::says_tied_embeddings(fs, folder.empty() ? formula.sources[0].path : folder);
   }
   auto combined = arithmetic::combine_checkpoints(std::move(sources), std::move(adapters), combine);
   if (problems.empty()) problems = std::move(combined.problems);
