@@ -1,6 +1,7 @@
 #include "arithmetic/adapter_targets.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <variant>
 
@@ -78,11 +79,12 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
 std::string AdapterTargets::find_prefix() const {
   const auto has_all = [&](const std::string& prefix) {
     return std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
-      return all_names_.contains(prefix + change.target);
+      return change.is_second_name || all_names_.contains(prefix + change.target);
     });
   };
   if (adapter_.changes.empty() || has_all("")) return {};
-  const std::string& target = adapter_.changes.front().target;
+  const std::string& target =
+      std::ranges::find(adapter_.changes, false, &AdapterChange::is_second_name)->target;
   std::vector<std::string> prefixes;
   for (const std::string& name : all_names_) {
     if (!name.ends_with("." + target)) continue;
@@ -94,9 +96,12 @@ std::string AdapterTargets::find_prefix() const {
 
 void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::size_t>& replaced) {
   const std::string prefix = find_prefix();
+  std::map<std::size_t, std::size_t> own_replaced;  // tensor of the base -> of this adapter
   for (const AdapterChange& change : adapter_.changes) {
     const std::string name = prefix + change.target;
     if (!all_names_.contains(name)) {
+      // Hugging Face's files have a tied tensor under its first name only.
+      if (change.is_second_name) continue;
       problem(name, "a tensor of this name, which " + printable(counts_.path) + " changes",
               "none in " + printable(base_.path()));
       continue;
@@ -104,6 +109,10 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, std::set<std::si
     const auto index = entries_.find_tensor(name);
     if (!index || std::holds_alternative<AsInFirst>(tensors[*index])) continue;
     changed_.insert(*index);
+    if (change.kind == AdapterChange::Kind::replaced) {
+      const auto [first, is_first] = own_replaced.emplace(*index, change.tensor);
+      if (!is_first && first->second == change.tensor) continue;  // tied in base and adapter
+    }
     const bool is_new =
         change.kind != AdapterChange::Kind::replaced || replaced.insert(*index).second;
     add(change, base_.contents().tensors[*index].meta, tensors[*index], is_new);

@@ -210,7 +210,13 @@ class AdapterNames {
         stores_transposed_(stores_transposed) {}
 
   void sort() {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) sort(i);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) sort(tensors_[i].meta.fqn, i);
+    // Layers may share matrices. Each layer has its change.
+    for (const formats::Alias& alias : adapter_.reader->contents().aliases) {
+      const TensorEntry* const target = adapter_.reader->contents().find_tensor(alias.target);
+      TESSERA_CHECK(target != nullptr);
+      sort(alias.fqn, static_cast<std::size_t>(target - tensors_.data()));
+    }
     for (const auto& [module, layer] : layers_) add(module, layer);
     std::ranges::stable_sort(adapter_.changes, {}, &AdapterChange::target);
   }
@@ -222,8 +228,9 @@ class AdapterNames {
     adapter_.problems.push_back(std::move(finding));
   }
 
-  void sort(std::size_t tensor) {
-    std::string name = tensors_[tensor].meta.fqn;
+  /// `stored_name`: a name of the tensor, its own or an alias.
+  void sort(const std::string& stored_name, std::size_t tensor) {
+    std::string name = stored_name;
     if (name.starts_with(kNamePrefix)) name.erase(0, kNamePrefix.size());
     constexpr std::array<std::string_view, 4> kRoles = {".lora_A", ".lora_B", ".lora_embedding_A",
                                                         ".lora_embedding_B"};
@@ -238,7 +245,7 @@ class AdapterNames {
     }
     // VeLoRA compresses activations with it in training. PEFT merges the adapter as plain LoRA.
     if (name.find(".lora_velora_embed") != std::string::npos) {
-      adapter_.left_out.push_back(tensors_[tensor].meta.fqn);
+      adapter_.left_out.push_back(stored_name);
       return;
     }
     if (name.find(".lora_") != std::string::npos) {
@@ -250,8 +257,10 @@ class AdapterNames {
     remove_all(name, ".modules_to_save");
     remove_all(name, ".base_layer");
     if (!replaced_.insert(name).second) return;  // PEFT writes some biases twice
-    adapter_.changes.push_back(
-        {.target = name, .kind = AdapterChange::Kind::replaced, .tensor = tensor});
+    adapter_.changes.push_back({.target = name,
+                                .kind = AdapterChange::Kind::replaced,
+                                .tensor = tensor,
+                                .is_second_name = stored_name != tensors_[tensor].meta.fqn});
   }
 
   void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {

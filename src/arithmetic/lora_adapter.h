@@ -22,9 +22,11 @@ struct AdapterChange {
 
   std::string target;  // the base tensor's name, without a prefix that the base may have
   Kind kind = Kind::low_rank;
-  std::size_t tensor = 0;     // for scaled and replaced
-  std::size_t down = 0;       // lora_A
-  std::size_t up = 0;         // lora_B
+  std::size_t tensor = 0;  // for scaled and replaced
+  std::size_t down = 0;    // lora_A
+  std::size_t up = 0;      // lora_B
+  /// For replaced: the adapter has the tensor also under another name, which comes first.
+  bool is_second_name = false;
   bool is_embedding = false;  // the change is then the transpose of up * down
   /// Whether `fan_in_fan_out` is true in the adapter's configuration: the layer stores its weight
   /// as [in, out], so that the change is the transpose of up * down.
