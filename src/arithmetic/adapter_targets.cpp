@@ -89,14 +89,15 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
 /// none fits all changed tensors, or if several do.
 std::string AdapterTargets::find_prefix() const {
   if (adapter_.changes.empty()) return {};
-  const std::string& target = adapter_.changes.front().target;
+  const std::string& target =
+      std::ranges::find(adapter_.changes, false, &AdapterChange::is_second_name)->target;
   std::vector<std::string> prefixes;
   for (const std::string& name : all_names_) {
     if (name != target && !name.ends_with("." + target)) continue;
     if (formats::parse_per_rank_name(name)) continue;
     std::string prefix = name.substr(0, name.size() - target.size());
     const bool fits = std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
-      return all_names_.contains(prefix + change.target);
+      return change.is_second_name || all_names_.contains(prefix + change.target);
     });
     if (fits) prefixes.push_back(std::move(prefix));
   }
@@ -114,6 +115,8 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& re
   for (const AdapterChange& change : adapter_.changes) {
     const std::string name = prefix + change.target;
     if (!all_names_.contains(name)) {
+      // Hugging Face's files have a tied tensor under its first name only.
+      if (change.is_second_name) continue;
       problem(name, "a tensor of this name, which " + printable(counts_.path) + " changes",
               "none in " + printable(base_.path()));
       continue;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -259,7 +260,8 @@ class AdapterNames {
     adapter_.changes.push_back({.target = name,
                                 .kind = AdapterChange::Kind::replaced,
                                 .tensor = tensor,
-                                .is_copy_of_base = is_copy_of_base});
+                                .is_copy_of_base = is_copy_of_base,
+                                .is_second_name = !replacing_.insert(tensor).second});
   }
 
   void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {
@@ -306,6 +308,7 @@ class AdapterNames {
   const Scales& scales_;
   const bool stores_transposed_;
   std::map<std::string, Layer> layers_;  // key: module
+  std::set<std::size_t> replacing_;      // tensors of the adapter that replace one of the base
 };
 
 std::string config_path_of(const FileSystem& fs, const std::string& adapter) {

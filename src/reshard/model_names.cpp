@@ -1,8 +1,8 @@
 #include "reshard/model_names.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/size_text.h"
@@ -41,14 +41,13 @@ void note_names_of_model(const Plan& plan, const PlanOptions& options, PlanRepor
   };
   if (std::ranges::any_of(tensors, is_of_trainer)) return;
 
-  const auto is_outside = [&](const TensorEntry& tensor) {
-    return !is_in_dict(tensor.meta.fqn, model);
-  };
-  const auto outside = std::ranges::find_if(tensors, is_outside);
-  if (outside != tensors.end()) {
-    const auto count = static_cast<std::uint64_t>(std::ranges::count_if(tensors, is_outside));
-    report.note(std::string(kModelNamesRule), outside->meta.fqn, expected,
-                counted(count, "tensor") +
+  std::vector<std::string_view> outside;  // also second names, which the files have too
+  for (const TensorEntry& tensor : tensors) outside.push_back(tensor.meta.fqn);
+  for (const formats::Alias& alias : plan.destination.aliases) outside.push_back(alias.fqn);
+  std::erase_if(outside, [&](std::string_view name) { return is_in_dict(name, model); });
+  if (!outside.empty()) {
+    report.note(std::string(kModelNamesRule), std::string(outside.front()), expected,
+                counted(outside.size(), "tensor") +
                     " without it, in files that a trainer such as verl does not load");
     return;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -478,6 +479,99 @@ void note_groups_with_old_names(const CheckpointContents& source, const MovedNam
     report.note("rename", name, "names of parameters as their state has them",
                 "the old names, if it lists parameters by name (a recipe renames both)");
   }
+}
+
+namespace {
+
+/// What PyTorch, which goes by names, takes for the parameter of each moved tensor: an index in the
+/// source, parallel to `MovedNames::tensors`; nothing for a tensor that is no state of a parameter.
+using Parameters = std::vector<std::optional<std::size_t>>;
+
+/// `name_of`: the old or the new name of a MovedTensor. `others`: the aliases and values that are
+/// moved, under names of the same kind.
+template <class NameOf>
+Parameters parameters_by_name(const CheckpointContents& source,
+                              const std::vector<MovedTensor>& moved, const NameOf& name_of,
+                              CheckpointContents others) {
+  std::vector<std::size_t> order(moved.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto name_at = [&](std::size_t i) -> const std::string& { return name_of(moved[i]); };
+  std::ranges::sort(order, {}, name_at);
+  CheckpointContents& contents = others;
+  for (const std::size_t i : order) {
+    const TensorMeta& meta = source.tensors[moved[i].source_tensor].meta;
+    // No recorded kind and parameter: PyTorch does not know them.
+    contents.tensors.emplace_back().meta = {name_at(i), meta.dtype, meta.shape};
+  }
+  const std::vector<StateRole> roles = classify_state(contents);
+  Parameters parameters(moved.size());
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const auto parameter = roles[i].parameter_index;
+    if (parameter) parameters[order[i]] = moved[order[*parameter]].source_tensor;
+  }
+  return parameters;
+}
+
+Parameters parameters_by_old_name(const CheckpointContents& source, const MovedNames& moved,
+                                  const MovedSelection& selection) {
+  CheckpointContents others;
+  std::set<std::string_view> tensors;
+  for (const MovedTensor& tensor : moved.tensors) tensors.insert(*tensor.source_name);
+  for (const Alias& alias : source.aliases) {
+    const bool is_alias = tensors.contains(alias.target) && !tensors.contains(alias.fqn);
+    if (is_alias && selection.contains(alias.fqn)) others.aliases.push_back(alias);
+  }
+  for (const MovedValue& value : moved.values) {
+    others.values.push_back(source.values[value.source_value]);
+  }
+  return parameters_by_name(
+      source, moved.tensors,
+      [](const MovedTensor& tensor) -> const std::string& { return *tensor.source_name; },
+      std::move(others));
+}
+
+Parameters parameters_by_new_name(const CheckpointContents& source, const MovedNames& moved) {
+  CheckpointContents others;
+  others.aliases = moved.aliases;
+  for (const MovedValue& value : moved.values) others.values.push_back(value.entry);
+  return parameters_by_name(
+      source, moved.tensors,
+      [](const MovedTensor& tensor) -> const std::string& { return tensor.name; },
+      std::move(others));
+}
+
+}  // namespace
+
+void note_state_of_renamed_parameters(const CheckpointContents& source, const MovedNames& moved,
+                                      const MovedSelection& selection, const PlanOptions& options,
+                                      PlanReport& report) {
+  if (options.renames.empty()) return;
+  const Parameters before = parameters_by_old_name(source, moved, selection);
+  const Parameters after = parameters_by_new_name(source, moved);
+  std::vector<bool> is_renamed(source.tensors.size());
+  for (const MovedTensor& tensor : moved.tensors) {
+    if (tensor.name != *tensor.source_name) is_renamed[tensor.source_tensor] = true;
+  }
+  std::size_t num_apart = 0;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const bool is_apart = before[i] && is_renamed[*before[i]] && after[i] != before[i];
+    if (is_apart && num_apart++ == 0) first = i;
+  }
+  if (num_apart == 0) return;
+  const auto new_name_of = [&](std::size_t source_tensor) {
+    const auto tensor =
+        std::ranges::find(moved.tensors, source_tensor, &MovedTensor::source_tensor);
+    return "'" + printable(tensor->name) + "'";
+  };
+  report.note("rename", *moved.tensors[first].source_name,
+              "a new name that fits that of its parameter, " + new_name_of(*before[first]),
+              "'" + printable(moved.tensors[first].name) + "', so that PyTorch gives it to " +
+                  (after[first] ? new_name_of(*after[first]) : "no parameter") +
+                  (num_apart == 1
+                       ? std::string()
+                       : ", and " + counted(num_apart - 1, "more tensor") + " of state like it") +
+                  " (rename the state too)");
 }
 
 }  // namespace tessera::reshard

@@ -119,4 +119,10 @@ void note_state_under_other_names(const formats::CheckpointContents& source,
 void note_groups_with_old_names(const formats::CheckpointContents& source, const MovedNames& moved,
                                 const PlanOptions& options, PlanReport& report);
 
+/// Adds a note if the renames give a parameter another name, but its optimizer state no name that
+/// belongs to it: PyTorch gives state to the parameter that its name says.
+void note_state_of_renamed_parameters(const formats::CheckpointContents& source,
+                                      const MovedNames& moved, const MovedSelection& selection,
+                                      const PlanOptions& options, PlanReport& report);
+
 }  // namespace tessera::reshard

@@ -1,6 +1,9 @@
 #include "tessera/reshard/planner.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -11,6 +14,7 @@
 
 #include "base/size_text.h"
 #include "formats/own_annotations.h"
+#include "formats/per_rank.h"
 #include "reshard/destination_layout.h"
 #include "reshard/destination_names.h"
 #include "reshard/destination_units.h"
@@ -100,6 +104,90 @@ void note_texts_with_names(const CheckpointContents& source, const Plan& plan, P
           "' (kept unchanged; a loader that needs them, such as torchao's, may refuse them)");
 }
 
+/// Adds a note about second names of tied tensors, if other loaders than Tessera do not find them.
+void note_hidden_names(const CheckpointContents& destination, PlanReport& report) {
+  if (destination.aliases.empty()) return;
+  const formats::Alias& first = destination.aliases.front();
+  const std::size_t num_others = destination.aliases.size() - 1;
+  report.note(
+      "tied names", first.fqn, "a tensor of this name, for other loaders than Tessera",
+      "a second name of '" + printable(first.target) + "', which alone is stored" +
+          (num_others == 0 ? std::string()
+                           : " (and " + counted(num_others, "more name") + " of tied tensors)") +
+          "; a model that does not tie them itself, as transformers does with "
+          "tie_word_embeddings, misses it");
+}
+
+/// Adds a note if a rename gives an entry a name that seems to be inside a value: `head.w` beside
+/// the value `head`, which may be an empty dict. The entry does not go into it, because a plan does
+/// not know what values are.
+void note_keys_beside_values(const CheckpointContents& source, const Plan& plan,
+                             PlanReport& report) {
+  std::set<std::string_view> values;
+  for (const formats::ValueEntry& value : plan.destination.values) values.insert(value.name);
+  std::size_t num_beside = 0;
+  std::string first;
+  std::string_view first_value;
+  const auto add = [&](const std::string& name, const std::string& source_name) {
+    if (name == source_name) return;
+    for (std::size_t dot = name.find('.'); dot != std::string::npos;
+         dot = name.find('.', dot + 1)) {
+      const auto value = values.find(std::string_view(name).substr(0, dot));
+      if (value == values.end()) continue;
+      if (num_beside++ == 0) {
+        first = name;
+        first_value = *value;
+      }
+      return;
+    }
+  };
+  for (std::size_t i = 0; i < plan.copies.size(); ++i) {
+    add(plan.destination.tensors[i].meta.fqn,
+        source.tensors[plan.copies[i].source_tensor].meta.fqn);
+  }
+  for (std::size_t i = 0; i < plan.value_sources.size(); ++i) {
+    add(plan.destination.values[i].name, source.values[plan.value_sources[i]].name);
+  }
+  if (num_beside == 0) return;
+  report.note("rename", first, "a dict '" + printable(first_value) + "' to put it into",
+              "a value of this name (an empty dict is one), so '" + printable(first) +
+                  "' is a key beside it" +
+                  (num_beside == 1 ? std::string()
+                                   : " (and " + counted(num_beside - 1, "more name") + ")"));
+}
+
+/// Adds a note about positions of lists that have no entry, because patterns left it out. Leaves
+/// out lists of single ranks, whose other items are those that all ranks share.
+void note_gaps_in_lists(const CheckpointContents& destination, PlanReport& report) {
+  std::map<formats::KeyPath, std::set<std::int64_t>> lists;  // by the list's key path
+  const auto add = [&](const std::string& name, const formats::KeyPath& path) {
+    for (std::size_t depth = 0; depth < path.size(); ++depth) {
+      const auto* const position = std::get_if<std::int64_t>(&path[depth]);
+      if (position == nullptr || formats::parse_per_rank_name(name)) continue;
+      const auto end = path.begin() + static_cast<std::ptrdiff_t>(depth);
+      lists[formats::KeyPath(path.begin(), end)].insert(*position);
+    }
+  };
+  for (const formats::TensorEntry& tensor : destination.tensors) {
+    add(tensor.meta.fqn, tensor.key_path);
+  }
+  for (const formats::Alias& alias : destination.aliases) add(alias.fqn, alias.key_path);
+  for (const formats::ValueEntry& value : destination.values) add(value.name, value.key_path);
+  std::uint64_t num_gaps = 0;
+  std::string first;
+  for (const auto& [list, positions] : lists) {
+    if (*positions.begin() < 0) continue;  // writers refuse it
+    const std::uint64_t num_positions = static_cast<std::uint64_t>(*positions.rbegin()) + 1;
+    const std::uint64_t num_missing = num_positions - positions.size();
+    if (num_missing > 0 && num_gaps == 0) first = formats::spell(list);
+    num_gaps += num_missing;
+  }
+  if (num_gaps == 0) return;
+  report.note("lists", first, "an entry at each position before the last",
+              counted(num_gaps, "position") + " without one, which " +
+                  (num_gaps == 1 ? "becomes" : "become") + " None when the list is loaded");
+}
+
 /// Adds a note about FSDP1's flat optimizer state in files of other ranks than those of the source.
 void note_flat_state(const CheckpointContents& source, const Plan& plan, PlanReport& report) {
   std::uint64_t count = 0;
@@ -181,6 +269,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   check_patterns_match(source, options, selection, report);
   note_state_under_other_names(source, options, selection, report);
   note_groups_with_old_names(source, moved, options, report);
+  note_state_of_renamed_parameters(source, moved, selection, options, report);
   note_kept_state(moved, selection, report);
   note_state_without_table_rule(source, moved, selection, report);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
@@ -221,6 +310,11 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_lost_units(source, plan, options.format, report);
   note_names_of_model(plan, options, report);
   note_texts_with_names(source, plan, report);
+  if (traits.has_own_aliases) note_hidden_names(destination, report);
+  note_gaps_in_lists(destination, report);
+  if (!options.renames.empty() && plan.problems.empty()) {
+    note_keys_beside_values(source, plan, report);
+  }
   plan.changes = count_format_changes(plan, source, selection, moved.text_keys, options);
   return plan;
 }

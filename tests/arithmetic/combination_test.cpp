@@ -858,6 +858,48 @@ TEST(LoraTest, ReplacesACounterThatCannotBeAddedUp) {
               ElementsAre(HasSubstr("expected int64 [1], as in base, found float32 [1]")));
 }
 
+// A file of torch.save says which layers share matrices. Each of these layers has its change.
+TEST(LoraTest, LayersThatShareTheirMatricesAreAllChanged) {
+  auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+  for (const std::string role : {"lora_A", "lora_B"}) {
+    adapter->add({"base_model.model.a." + role + ".weight", DType::float32, {1, 1}},
+                 bytes_of<float>({2}));
+    adapter->add_alias("base_model.model.b." + role + ".weight",
+                       "base_model.model.a." + role + ".weight");
+  }
+  MemoryCheckpoint base("base", 1);
+  for (const std::string name : {"a.weight", "b.weight"}) {
+    base.add({name, DType::float32, {1, 1}}, bytes_of<float>({10}));
+  }
+  std::vector<LoraAdapter> adapters;
+  adapters.push_back(read_lora_adapter(std::move(adapter),
+                                       R"({"peft_type": "LORA", "lora_alpha": 1})", "config", 1.0));
+  const auto result = combined({{std::move(base)}}, {}, std::move(adapters));
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(result.counts.adapters.at(0).num_changed, 2U);
+  EXPECT_THAT(elements<float>(*result.reader, "a.weight"), ElementsAre(14));
+  EXPECT_THAT(elements<float>(*result.reader, "b.weight"), ElementsAre(14));
+}
+
+// PEFT stores a tied tensor under both names. The base has it tied, or like Hugging Face once.
+TEST(LoraTest, ReplacesATiedTensorOnce) {
+  for (const bool is_tied : {false, true}) {
+    auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+    adapter->add({"base_model.model.embed.weight", DType::float32, {1}}, bytes_of<float>({3}));
+    adapter->add_alias("base_model.model.a_head.weight", "base_model.model.embed.weight");
+    MemoryCheckpoint base("base", 1);
+    base.add({"net.embed.weight", DType::float32, {1}}, bytes_of<float>({10}));
+    if (is_tied) base.add_alias("net.a_head.weight", "net.embed.weight");
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(read_lora_adapter(
+        std::move(adapter), R"({"peft_type": "LORA", "lora_alpha": 1})", "config", 1.0));
+    const auto result = combined({{std::move(base)}}, {}, std::move(adapters));
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_EQ(result.counts.adapters.at(0).num_replaced, 1U);
+    EXPECT_THAT(elements<float>(*result.reader, "net.embed.weight"), ElementsAre(3));
+  }
+}
+
 TEST(LoraTest, LeavesOutWhatOnlyTrainingWithVeloraNeeds) {
   MemoryCheckpoint base("base", 1);
   base.add({"w.weight", DType::float32, {1}}, bytes_of<float>({100}));

@@ -69,8 +69,8 @@ TEST_F(BinTest, APieceIsInItsFile) {
   const auto reader = open(directory_.path());
   const auto& tensors = reader->contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const bool is_first =
-        tensors[i].meta.fqn == "lm_head.weight" || tensors[i].meta.fqn == "model.layers.0.weight";
+    const bool is_first = tensors[i].meta.fqn == "model.embed.weight" ||
+                          tensors[i].meta.fqn == "model.layers.0.weight";
     EXPECT_EQ(reader->piece_storage(i, 0).file, is_first ? kFirst : kSecond);
   }
   EXPECT_EQ(reader->data_files().size(), 2u);

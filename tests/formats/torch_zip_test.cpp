@@ -675,6 +675,34 @@ TEST(TorchZipTest, EqualViewsAreAliasesOfTheFirstName) {
   EXPECT_EQ(contents.aliases[0].key_path, (KeyPath{"model"s, "head.weight"s}));
 }
 
+// Loaders of safetensors, which stores a tied tensor once, look for the name of the embedding.
+TEST(TorchZipTest, ATiedTensorHasItsFirstNameInThePickle) {
+  const test::TemporaryDirectory directory;
+  const auto aliases_of = [&](const std::string& pickle) {
+    std::ofstream(directory / "x.pt", std::ios::binary) << archive(pickle, std::string(8, 'a'));
+    const auto reader = open_file(directory / "x.pt");
+    EXPECT_EQ(reader->contents().tensors.size(), 1u);
+    std::vector<std::string> aliases;
+    for (const Alias& alias : reader->contents().aliases) {
+      aliases.push_back(alias.fqn + " " + alias.target);
+    }
+    return aliases;
+  };
+  EXPECT_THAT(
+      aliases_of(
+          dict({{text("shared"), kTensor}, {text("embed"), kTensor}, {text("lm_head"), kTensor}})),
+      ElementsAre("embed shared", "lm_head shared"));
+  // Names of optimizer state come last, wherever the optimizer is.
+  const auto state_of = [&](const std::string& parameter) {
+    return dict({{text("state"), dict({{parameter, dict({{text("master"), kTensor}})}})}});
+  };
+  EXPECT_THAT(aliases_of(dict({{text("optimizer"), state_of(text("w"))},
+                               {text("state_dict"), dict({{text("w"), kTensor}})}})),
+              ElementsAre("optimizer.state.w.master state_dict.w"));
+  EXPECT_THAT(aliases_of(dict({{text("adam"), state_of(number(0))}, {text("net"), kTensor}})),
+              ElementsAre("adam.state.0.master net"));
+}
+
 TEST(TorchZipTest, KeyPathsSayWhereANameCameFrom) {
   const auto reader = open_file(kTorchZip + "valid/lists.pt");
   EXPECT_EQ(reader->contents().find_tensor("1.1.0")->key_path,

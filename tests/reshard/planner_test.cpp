@@ -96,11 +96,72 @@ TEST(PlannerTest, TextsThatNameRenamedTensorsAreNoted) {
   PlanOptions options{.format = Format::safetensors};
   EXPECT_THAT(notes(options), IsEmpty());
   options.renames = {{"model.up.weight", "w"}};
-  EXPECT_THAT(notes(options), ElementsAre(HasSubstr("1 text with names of tensors of the source, "
-                                                    "such as 'tensor_names'")));
+  EXPECT_THAT(notes(options),
+              ::testing::Contains(HasSubstr("1 text with names of tensors of the source, "
+                                            "such as 'tensor_names'")));
   options.renames = {{"model.", ""}};
   EXPECT_THAT(notes(options), ElementsAre(HasSubstr("2 texts with names of tensors of the source, "
                                                     "such as 'model.up.bias'")));
+}
+
+TEST(PlannerTest, SecondNamesThatOtherLoadersMissAreNoted) {
+  CheckpointContents contents = adamw();
+  contents.aliases = {{"a.weight", "model.up.weight"}, {"model.head.weight", "model.up.weight"}};
+  const auto notes = [&](const PlanOptions& options) {
+    return lines_of(plan_reshard(contents, "src", options).notes);
+  };
+  EXPECT_THAT(notes({.format = Format::native}), IsEmpty());
+  EXPECT_THAT(notes({.format = Format::dcp}), IsEmpty());
+  EXPECT_THAT(
+      notes({.format = Format::safetensors}),
+      ElementsAre(HasSubstr("src: a.weight: tied names: expected a tensor of this name, for "
+                            "other loaders than Tessera, found a second name of "
+                            "'model.up.weight', which alone is stored (and 1 more name of "
+                            "tied tensors)")));
+  EXPECT_THAT(notes({.format = Format::safetensors, .only = NameSelection({"!model.head"})}),
+              ElementsAre(HasSubstr("which alone is stored; a model")));
+  EXPECT_THAT(notes({.format = Format::safetensors, .only = NameSelection({"model.up"})}),
+              IsEmpty());
+}
+
+TEST(PlannerTest, ANewNameThatLeadsIntoAValueIsNoted) {
+  CheckpointContents contents;
+  contents.tensors = {tensor("a", {2}), tensor("head.old", {2})};
+  contents.values = {{"head"}, {"step"}};
+  const auto notes = [&](std::vector<Rename> renames) {
+    return lines_of(plan_reshard(contents, "src", {.renames = std::move(renames)}).notes);
+  };
+  EXPECT_THAT(notes({{"a", "b.w"}}), IsEmpty());
+  EXPECT_THAT(
+      notes({{"a", "head.w"}}),
+      ElementsAre("src: head.w: rename: expected a dict 'head' to put it into, found a value "
+                  "of this name (an empty dict is one), so 'head.w' is a key beside it"));
+  EXPECT_THAT(notes({{"a", "head.v.w"}, {"step", "head.step"}}),
+              ElementsAre(HasSubstr("is a key beside it (and 1 more name)")));
+}
+
+TEST(PlannerTest, PositionsOfListsThatAreLeftOutAreNoted) {
+  using formats::KeyPath;
+  CheckpointContents contents;
+  contents.tensors = {tensor("l.0", {2}), tensor("l.1", {2}), tensor("l.2", {2})};
+  for (std::int64_t i = 0; i < 3; ++i) {
+    contents.tensors[static_cast<std::size_t>(i)].key_path = KeyPath{std::string("l"), i};
+  }
+  contents.values = {{"opt.groups.0", KeyPath{"opt", "groups", std::int64_t{0}}},
+                     {"opt.groups.1", KeyPath{"opt", "groups", std::int64_t{1}}},
+                     {"per_rank.1.l.1", KeyPath{"per_rank", "1", "l", std::int64_t{1}}}};
+  const auto notes = [&](std::vector<std::string> only) {
+    return lines_of(plan_reshard(contents, "src", {.only = NameSelection(std::move(only))}).notes);
+  };
+  EXPECT_THAT(notes({}), IsEmpty());
+  EXPECT_THAT(notes({"!l.2"}), IsEmpty());
+  EXPECT_THAT(
+      notes({"!l.0"}),
+      ElementsAre("src: l: lists: expected an entry at each position before the last, found "
+                  "1 position without one, which becomes None when the list is loaded"));
+  EXPECT_THAT(notes({"l.2", "opt.groups.1"}),
+              ElementsAre(HasSubstr("l: lists: expected an entry at each position before the last, "
+                                    "found 3 positions without one, which become None")));
 }
 
 TEST(PlannerTest, ReplicasAreStoredOnce) {
@@ -1329,7 +1390,7 @@ TEST(PlannerTest, RenamedStateBesideListsOfParametersIsNoted) {
                                     "parameters as their state has them, found the old names")));
   EXPECT_THAT(notes({{"optim.state.", "optim.state.module."}}), SizeIs(1));
   EXPECT_THAT(notes({{"optim.", "optimizer."}}), IsEmpty());
-  EXPECT_THAT(notes({{"model.up.", "model.top."}}), IsEmpty());
+  EXPECT_THAT(notes({{"model.", "net."}}), IsEmpty());
   EXPECT_THAT(
       notes({{"optim.state.up.", "optim.state.top."}}, NameSelection({"*", "!optim.param_groups"})),
       IsEmpty());
@@ -1338,6 +1399,38 @@ TEST(PlannerTest, RenamedStateBesideListsOfParametersIsNoted) {
 }
 
 // Hugging Face's names have no dict `model`, though many of them begin with `model.`.
+TEST(PlannerTest, StateThatDoesNotFollowARenamedParameterIsNoted) {
+  const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames,
+                        NameSelection only = {}) {
+    const PlanOptions options{.only = std::move(only), .renames = std::move(renames)};
+    return lines_of(plan_reshard(source, "src", options).notes);
+  };
+  CheckpointContents contents = adamw();
+  EXPECT_THAT(notes(contents, {{"model.up.", "model.top."}}),
+              ElementsAre("src: optim.state.up.bias.exp_avg: rename: expected a new name that fits "
+                          "that of its parameter, 'model.top.bias', found "
+                          "'optim.state.up.bias.exp_avg', so that PyTorch gives it to no "
+                          "parameter, and 3 more tensors of state like it (rename the state too)"));
+  EXPECT_THAT(notes(contents, {{"optim.state.up.b", "optim.state.top.b"}}), IsEmpty());
+  EXPECT_THAT(
+      notes(contents, {{"model.up.", "model.top."}, {"optim.state.up.", "optim.state.top."}}),
+      IsEmpty());
+  EXPECT_THAT(notes(contents, {{"model.", "net."}}), IsEmpty());
+  EXPECT_THAT(notes(contents, {{"optim.", "adam."}}), IsEmpty());
+  EXPECT_THAT(notes(contents, {{"model.up.", "model.top."}}, NameSelection({"model"})), IsEmpty());
+
+  // Two parameters of one shape change places; a record of the parameter does not help PyTorch.
+  contents.tensors[0] = tensor("model.top.weight", {10, 4});
+  contents.tensors[4].kind = StateKind::pointwise;
+  contents.tensors[4].parameter = "model.up.weight";
+  EXPECT_THAT(
+      notes(contents, {{"model.up.", "model.top."}, {"model.top.", "model.up."}}),
+      ElementsAre(HasSubstr("optim.state.up.weight.exp_avg: rename: expected a new name that "
+                            "fits that of its parameter, 'model.top.weight', found "
+                            "'optim.state.up.weight.exp_avg', so that PyTorch gives it to "
+                            "'model.up.weight', and 1 more tensor")));
+}
+
 TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames = {},
                         Format format = Format("rank_files")) {

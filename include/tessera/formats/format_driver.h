@@ -68,6 +68,7 @@ struct FormatTraits {
 
   Pieces pieces = Pieces::any_region;
   bool holds_aliases = true;      // false: a tied weight is written under each of its names
+  bool has_own_aliases = false;   // only Tessera reads second names, others the stored one
   bool holds_flat_units = true;   // false: CheckpointContents::units are dropped
   bool holds_key_types = true;    // false: every key of a dict becomes text
   bool holds_list_roots = true;   // false: an outermost list becomes a dict

@@ -135,6 +135,7 @@ class SafetensorsDriver final : public FormatDriver {
 
   FormatTraits traits() const override {
     return {.pieces = FormatTraits::Pieces::whole_tensors,
+            .has_own_aliases = true,
             .holds_key_order = false,
             .own_annotation = "format=pt",  // Tessera's writer sets it
             .has_several_files = true};

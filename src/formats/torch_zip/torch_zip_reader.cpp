@@ -11,6 +11,7 @@
 
 #include "formats/key_order.h"
 #include "formats/numbered_names.h"
+#include "formats/numbered_state.h"
 #include "formats/open_files.h"
 #include "formats/part_of_check.h"
 #include "formats/piece_pool.h"
@@ -57,6 +58,16 @@ std::unique_ptr<SavedObject> open_saved(const ReadableFile& file,
   if (torch_zip::begins_as_tar(first_bytes)) return std::make_unique<TorchTar>(file, as_dict);
   refuse_bare_pickle(file.path(), first_bytes);
   return std::make_unique<TorchArchive>(file, ByteRange{0, file.nbytes()}, as_dict);
+}
+
+/// Returns whether an entry is in a dict of an optimizer, such as `optimizer_states`, or is state
+/// of a numbered parameter.
+bool is_of_optimizer(const KeyPath& path) {
+  const auto names_optimizer = [](const Key& key) {
+    const auto* const name = std::get_if<std::string>(&key);
+    return name != nullptr && name->starts_with("optim");
+  };
+  return is_numbered_state(path) || std::ranges::any_of(path, names_optimizer);
 }
 
 std::string name_of(const Leaf& leaf) {
@@ -237,7 +248,7 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
   /// shapes.
   using Elements =
       std::tuple<std::size_t, std::int64_t, DType, Shape, Shape, bool, bool, PlaceInOrder>;
-  using FirstNames = std::map<Elements, std::string_view>;
+  using FirstLeaves = std::map<Elements, const NamedLeaf*>;
 
   TensorRecord record_of(std::size_t tensor_index) const {
     const TensorMeta& meta = contents_.tensors[tensor_index].meta;
@@ -272,8 +283,35 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
         "save one of them under another key");
   }
 
+  /// Returns the elements of a tensor; nothing for an empty tensor, which is never an alias.
+  static std::optional<Elements> elements_of(const TensorRecord& record) {
+    if (std::ranges::find(record.shape, 0) != record.shape.end()) return std::nullopt;
+    return Elements{
+        record.storage, record.storage_offset, record.dtype,    record.shape,
+        record.strides, record.conjugate,      record.negative, PlaceInOrder{record.place}};
+  }
+
+  /// Returns, for each tensor, the leaf whose name it gets; its other names become aliases. This is
+  /// the first in the pickle's order, because a model registers its input embedding before the
+  /// output layer, and loaders of files without ties (transformers) look for the embedding. Names
+  /// in an optimizer come last: its state may share the memory of a parameter.
+  static FirstLeaves find_first_leaves(const std::vector<NamedLeaf>& leaves) {
+    const auto rank_of = [](const NamedLeaf& named) {
+      return std::pair(is_of_optimizer(named.leaf.path), named.place);
+    };
+    FirstLeaves first;
+    for (const NamedLeaf& named : leaves) {
+      const auto* const record = std::get_if<TensorRecord>(&named.leaf.content);
+      const auto elements = record == nullptr ? std::nullopt : elements_of(*record);
+      if (!elements) continue;
+      const auto [found, is_new] = first.emplace(*elements, &named);
+      if (!is_new && rank_of(named) < rank_of(*found->second)) found->second = &named;
+    }
+    return first;
+  }
+
   void add_leaves(std::vector<NamedLeaf> leaves) {
-    FirstNames first_names;
+    const FirstLeaves first_leaves = find_first_leaves(leaves);
     const auto num_tensors =
         static_cast<std::size_t>(std::ranges::count_if(leaves, [](const NamedLeaf& named) {
           return std::holds_alternative<TensorRecord>(named.leaf.content);
@@ -285,10 +323,13 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     stored_.reserve(num_tensors);
     std::vector<TensorRecord> records;  // parallel to contents_.tensors
     records.reserve(num_tensors);
-    for (auto& [name, leaf, place] : leaves) {
+    for (NamedLeaf& named : leaves) {
+      auto& [name, leaf, place] = named;
       KeyPath key_path = key_path_of(std::move(leaf.path));
       if (auto* record = std::get_if<TensorRecord>(&leaf.content)) {
-        add_tensor(name, std::move(key_path), std::move(*record), place, first_names, records);
+        const auto elements = elements_of(*record);
+        const NamedLeaf& first = elements ? *first_leaves.at(*elements) : named;
+        add_tensor(named, std::move(key_path), std::move(*record), first, records);
         continue;
       }
       contents_.values.push_back(
@@ -414,23 +455,18 @@ class TorchZipReader final : public torch_zip::TorchFileReader {
     torch_zip::note_shared_memory(*saved_, tensors, contents_.simplifications);
   }
 
-  void add_tensor(const std::string& name, KeyPath key_path, TensorRecord record, std::size_t place,
-                  FirstNames& first_names, std::vector<TensorRecord>& records) {
+  /// Adds a tensor, or an alias of `first` if that is another leaf.
+  void add_tensor(const NamedLeaf& named, KeyPath key_path, TensorRecord record,
+                  const NamedLeaf& first, std::vector<TensorRecord>& records) {
+    const std::string& name = named.name;
     torch_zip::note_flags(record, name, contents_.simplifications);
-    const auto dict_order = static_cast<std::uint32_t>(place + 1);
+    const auto dict_order = static_cast<std::uint32_t>(named.place + 1);
     TensorEntry entry;
     entry.meta = {.fqn = name, .dtype = record.dtype, .shape = record.shape};
     validate_tensor_meta(entry.meta, path_);
-    if (entry.meta.numel() > 0) {
-      const Elements elements{
-          record.storage, record.storage_offset, record.dtype,    record.shape,
-          record.strides, record.conjugate,      record.negative, PlaceInOrder{record.place}};
-      const auto [first, is_first] = first_names.emplace(elements, name);
-      if (!is_first) {
-        contents_.aliases.push_back(
-            {name, std::string(first->second), std::move(key_path), dict_order});
-        return;
-      }
+    if (&named != &first) {
+      contents_.aliases.push_back({name, first.name, std::move(key_path), dict_order});
+      return;
     }
     entry.key_path = std::move(key_path);
     entry.dict_order = dict_order;
