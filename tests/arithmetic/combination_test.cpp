@@ -448,7 +448,9 @@ TEST(CombinationTest, WhatMayBeCodesOfAQuantizedModelIsRefused) {
                                          {"l.weight", DType::int16, {2, 2}},
                                          {"m.factors", DType::float16, {4}},
                                          {"n.weight", DType::float16, {4}}};
-  EXPECT_THAT(problems(higgs, ""), IsEmpty());
+  EXPECT_THAT(problems(higgs, ""),
+              ElementsAre(HasSubstr("l.tables: combine: expected numbers to add up, found float16 "
+                                    "beside l.weight (int16), which may be scales of codes")));
   EXPECT_THAT(problems(higgs, "higgs"),
               ElementsAre(HasSubstr("l.tables: combine: expected numbers to add up, found float16 "
                                     "of a model that config.json calls quantized (higgs), which "
