@@ -447,7 +447,6 @@ void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
     files.stem = formats::detail::common_stem(fs, files_in_sources(reader, sources));
   }
   if (!files.stem.empty()) return;
-  if (is_adapter && !has_config_of_adapter(files)) return;  // name_model_or_adapter says so
   // Whether a file of this name is written: an adapter has other names than a model.
   const auto is_kept = [&](const std::string& path) {
     const std::string name = last_component(path);
@@ -463,31 +462,26 @@ void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
                          .found = "other names (rename the files, or write a single file)"});
 }
 
-/// Names the files of a model `model`, also beside `adapter_config.json`, by which the writer would
-/// name them as an adapter's. Notes that this file gets beside a model that was not beside it, or
-/// is not beside an adapter.
+/// Names the files, unless they keep their names. Notes that `adapter_config.json` gets beside a
+/// model that was not beside it, or is not beside an adapter.
 void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
                            const std::string& destination, formats::Format format,
                            const ExtraFilesOptions& options, bool is_adapter,
                            ExtraFilesPlan& files) {
-  const bool has_kept_stem = !files.stem.empty();
-  if (!has_kept_stem && !is_adapter) files.stem = "model";
+  if (files.stem.empty()) files.stem = is_adapter ? "adapter_model" : "model";
   if (!has_files_of_models(destination, format)) return;
-  const bool has_config = has_config_of_adapter(files);
   const std::vector<std::string> old = reader.data_files();
   const bool was_beside_model = formats::holds_whole_tensors(reader.format()) && !old.empty() &&
                                 std::ranges::none_of(old, is_file_of_adapter) &&
                                 options.folder.empty();
-  if (is_adapter == has_config || (is_adapter ? has_kept_stem : was_beside_model)) return;
+  if (is_adapter == has_config_of_adapter(files) || (!is_adapter && was_beside_model)) return;
   files.notes.push_back(
       {.severity = Finding::Severity::note,
        .rule = std::string(kExtraFilesRule),
        .where = {.path = destination},
-       .expected = is_adapter ? "adapter_config.json beside an adapter, for files called "
-                                "adapter_model, which PEFT looks for"
+       .expected = is_adapter ? "adapter_config.json beside an adapter, which PEFT looks for"
                               : "only tensors of an adapter beside adapter_config.json",
-       .found = is_adapter ? "none: the files are called model (rename them, or copy "
-                             "adapter_config.json, too)"
+       .found = is_adapter ? "none (copy it, too)"
                            : "others, such as " + printable(find_tensor_of_model(plan)->meta.fqn) +
                                  ": the files are called " + files.stem +
                                  ", but loaders may take the folder for an adapter (remove "
@@ -496,10 +490,12 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
 
 /// Leaves out the configuration of an adapter that is merged with the model, or whose file lies
 /// beside the model and is not copied. Loaders would take the copy of the model for an adapter.
-void leave_config_of_adapter(const CheckpointReader& reader, ExtraFilesPlan& files) {
+void leave_config_of_adapter(const CheckpointReader& reader, const std::string& destination,
+                             formats::Format format, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name);
   if (config == files.carried.end()) return;
-  const bool is_merged = formats::holds_whole_tensors(reader.format()) &&
+  const bool is_merged = has_files_of_models(destination, format) &&
+                         formats::holds_whole_tensors(reader.format()) &&
                          std::ranges::any_of(reader.data_files(), is_file_of_adapter);
   const bool is_left = std::ranges::any_of(files.left, [](const ExtraFilesPlan::Left& file) {
     return file.name.starts_with("adapter_model");
@@ -594,7 +590,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   }
   ExtraFilesPlan files = sorter.take();
   const bool is_adapter = is_adapter_of_peft(reader, plan, files);
-  if (!is_adapter) leave_config_of_adapter(reader, files);
+  if (!is_adapter) leave_config_of_adapter(reader, destination, format, files);
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);
