@@ -89,8 +89,9 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
 /// none fits all changed tensors, or if several do.
 std::string AdapterTargets::find_prefix() const {
   if (adapter_.changes.empty()) return {};
-  const std::string& target =
-      std::ranges::find(adapter_.changes, false, &AdapterChange::is_second_name)->target;
+  const auto first = std::ranges::find(adapter_.changes, false, &AdapterChange::is_second_name);
+  if (first == adapter_.changes.end()) return {};
+  const std::string& target = first->target;
   std::vector<std::string> prefixes;
   for (const std::string& name : all_names_) {
     if (name != target && !name.ends_with("." + target)) continue;
@@ -136,6 +137,8 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& re
   if (change.kind == AdapterChange::Kind::replaced) {
     return replace(change, *index, tensors[*index], replaced);
   }
+  // Layers that share their matrices may share the base's tensor too: it gets the change once.
+  if (!added_.emplace(*index, change.tensor, change.down, change.up).second) return;
   changed_.insert(*index);
   const TensorMeta& target = base_.contents().tensors[*index].meta;
   auto* const sum = std::get_if<TensorSum>(&tensors[*index]);

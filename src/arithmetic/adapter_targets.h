@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "arithmetic/combination.h"
@@ -84,6 +85,8 @@ class AdapterTargets {
   std::vector<formats::Finding> problems_;
   AdapterCounts counts_;
   std::set<std::size_t> changed_;
+  /// What was added: the base's tensor, and the adapter's tensors.
+  std::set<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> added_;
 };
 
 }  // namespace tessera::arithmetic

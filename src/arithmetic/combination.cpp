@@ -174,14 +174,17 @@ class Combination {
   /// says why there is no sum.
   void take_tensor(const std::string& name, std::size_t index, std::vector<TensorReader> tensors,
                    const std::string& reason) {
+    bool have_one_dtype = true;
     bool are_equal = true;
     for (std::size_t s = 1; s < tensors.size() && are_equal; ++s) {
-      are_equal = tensors.front().meta().dtype == tensors[s].meta().dtype &&
-                  have_equal_elements(tensors.front(), tensors[s]);
+      have_one_dtype = tensors.front().meta().dtype == tensors[s].meta().dtype;
+      are_equal = have_one_dtype && have_equal_elements(tensors.front(), tensors[s]);
     }
     if (!are_equal && options_->preference == MergePreference::none) {
-      problems_.push_back(combine_problem(name, "equal elements in all sources, because " + reason,
-                                          "different elements", {Remedy::Action::prefer_source}));
+      problems_.push_back(
+          combine_problem(name, "equal elements in all sources, because " + reason,
+                          have_one_dtype ? "different elements" : "different dtypes",
+                          {Remedy::Action::prefer_source}));
     }
     if (!are_equal) preferred_.push_back(name);
     const bool is_last = options_->preference == MergePreference::last;

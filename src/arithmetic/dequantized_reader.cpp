@@ -58,6 +58,7 @@ class DequantizedReader final : public formats::DerivedReader {
         on_overflow_(on_overflow),
         losses_(std::move(losses)) {
     contents_ = base().contents();
+    contents_.annotations.erase("quantization_config");  // the weights are numbers now
     take_tensors(found.companions);
     take_aliases();
     take_units();

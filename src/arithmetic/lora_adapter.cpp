@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 
@@ -199,6 +198,7 @@ struct Layer {
   std::optional<std::size_t> up;
   std::optional<std::size_t> bias;
   bool is_embedding = false;
+  bool is_second_name = true;  // each of its tensors has another name, its own
 };
 
 /// Groups an adapter's tensors by layer.
@@ -215,9 +215,11 @@ class AdapterNames {
     std::map<std::string_view, std::size_t> indices;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       indices.emplace(tensors_[i].meta.fqn, i);
-      sort(tensors_[i].meta.fqn, i);
+      sort(tensors_[i].meta.fqn, i, false);
     }
-    for (const formats::Alias& alias : contents.aliases) sort(alias.fqn, indices.at(alias.target));
+    for (const formats::Alias& alias : contents.aliases) {
+      sort(alias.fqn, indices.at(alias.target), true);
+    }
     for (const auto& [module, layer] : layers_) add(module, layer);
     std::ranges::stable_sort(adapter_.changes, {}, &AdapterChange::target);
   }
@@ -230,7 +232,7 @@ class AdapterNames {
   }
 
   /// Sorts a tensor by one of its names: layers that share a tensor have a name each.
-  void sort(std::string name, std::size_t tensor) {
+  void sort(std::string name, std::size_t tensor, bool is_second_name) {
     if (name.starts_with(kNamePrefix)) name.erase(0, kNamePrefix.size());
     constexpr std::array<std::string_view, 4> kRoles = {".lora_A", ".lora_B", ".lora_embedding_A",
                                                         ".lora_embedding_B"};
@@ -241,7 +243,9 @@ class AdapterNames {
       if (!rest.empty() && rest.front() != '.') continue;
       std::string module = name.substr(0, at);
       remove_all(module, ".base_layer");
-      return put(tensor, layers_[module], role, rest.ends_with(".bias"));
+      Layer& layer = layers_[module];
+      layer.is_second_name = layer.is_second_name && is_second_name;
+      return put(tensor, layer, role, rest.ends_with(".bias"));
     }
     // VeLoRA compresses activations with it in training. PEFT merges the adapter as plain LoRA.
     if (name.find(".lora_velora_embed") != std::string::npos) {
@@ -261,7 +265,7 @@ class AdapterNames {
                                 .kind = AdapterChange::Kind::replaced,
                                 .tensor = tensor,
                                 .is_copy_of_base = is_copy_of_base,
-                                .is_second_name = !replacing_.insert(tensor).second});
+                                .is_second_name = is_second_name});
   }
 
   void put(std::size_t tensor, Layer& layer, std::string_view role, bool is_bias) {
@@ -293,6 +297,7 @@ class AdapterNames {
                                 .kind = AdapterChange::Kind::low_rank,
                                 .down = *layer.down,
                                 .up = *layer.up,
+                                .is_second_name = layer.is_second_name,
                                 .is_embedding = layer.is_embedding,
                                 .is_said_to_be_transposed = stores_transposed_,
                                 .scale = scale});
@@ -300,6 +305,7 @@ class AdapterNames {
     adapter_.changes.push_back({.target = module + ".bias",
                                 .kind = AdapterChange::Kind::scaled,
                                 .tensor = *layer.bias,
+                                .is_second_name = layer.is_second_name,
                                 .scale = scale});
   }
 
@@ -308,7 +314,6 @@ class AdapterNames {
   const Scales& scales_;
   const bool stores_transposed_;
   std::map<std::string, Layer> layers_;  // key: module
-  std::set<std::size_t> replacing_;      // tensors of the adapter that replace one of the base
 };
 
 std::string config_path_of(const FileSystem& fs, const std::string& adapter) {

@@ -27,7 +27,7 @@ struct AdapterChange {
   std::size_t up = 0;            // lora_B
   bool is_copy_of_base = false;  // replaced: by the base's own weight, which PEFT stores for
                                  // embeddings beside their matrices
-  bool is_second_name = false;   // replaced: another change is by the same tensor of the adapter
+  bool is_second_name = false;   // the tensors have another name, which has a change too
   bool is_embedding = false;     // the change is then the transpose of up * down
   /// Whether `fan_in_fan_out` is true in the adapter's configuration: the layer stores its weight
   /// as [in, out], so that the change is the transpose of up * down.

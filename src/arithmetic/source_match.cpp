@@ -75,13 +75,12 @@ class Match {
   }
 
   void find_missing() {
-    for (const auto& [tensor, pieces] : other_.find_missing_data().pieces) {
-      const auto selected = std::ranges::find(other_entries_.tensors(), tensor,
-                                              &SelectedEntries::Indices::value_type::second);
-      if (selected == other_entries_.tensors().end()) continue;
-      problems_.push_back(combine_problem(selected->first,
-                                          "all files of " + printable(other_.path()),
-                                          "no file " + printable(pieces.begin()->second)));
+    const formats::MissingData missing = other_.find_missing_data();
+    for (const auto& [name, tensor] : other_entries_.tensors()) {
+      const auto pieces = missing.pieces.find(tensor);
+      if (pieces == missing.pieces.end()) continue;
+      problems_.push_back(combine_problem(name, "all files of " + printable(other_.path()),
+                                          "no file " + printable(pieces->second.begin()->second)));
     }
   }
 

@@ -726,11 +726,14 @@ std::optional<Error> find_difference(const Recipe& recipe, const RecipeOptions& 
     const auto expected = value_in(recipe, options, {options.config, options.config_path}, name);
     const auto found = value_in(recipe, options, *own, name);
     if (!expected || !found || *expected == *found) continue;
-    return Error::expected(ErrorKind::mismatch, {.path = own->path}, "variable " + name,
-                           std::to_string(*expected) + ", as in " + printable(options.config_path),
-                           std::to_string(*found),
-                           "apply the recipe to each source by itself, or give " + name +
-                               "=N as a variable of the recipe");
+    return Error::expected(
+        ErrorKind::mismatch, {.path = own->path}, "variable " + name,
+        std::to_string(*expected) + (options.config_path.empty()
+                                         ? ", as for the first source, which has no config.json"
+                                         : ", as in " + printable(options.config_path)),
+        std::to_string(*found),
+        "apply the recipe to each source by itself, or give " + name +
+            "=N as a variable of the recipe");
   }
   return std::nullopt;
 }

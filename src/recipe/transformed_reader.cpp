@@ -17,6 +17,7 @@
 #include "recipe/megatron_names.h"
 #include "recipe/megatron_rows.h"
 #include "recipe/placed_pieces.h"
+#include "recipe/rule_matcher.h"
 #include "recipe/rules.h"
 #include "recipe/state_names.h"
 #include "recipe/tile_cache.h"
@@ -422,17 +423,31 @@ formats::MissingData TransformedReader::find_missing_data() const {
   return missing;
 }
 
-/// Throws if a source has another value of a variable in its config.json. The sources of a
-/// combination have the same names. Those of a merge do not matter if their names begin with
-/// another prefix than the recipe's.
-void require_equal_variables(const CheckpointReader& reader, const RecipeOptions& options) {
+/// Returns whether rules change a tensor of a source of a merge.
+bool change_tensors(const Rules& rules, const std::string& prefix,
+                    const formats::MergeSource& source) {
+  const std::vector<Input> inputs;
+  const RuleMatcher matcher(rules, prefix, inputs, [](auto&&...) {});
+  const std::string before = source.prefix.empty() ? "" : source.prefix + ".";
+  const auto is_changed = [&](const std::string& fqn) {
+    const auto match = matcher.match(before + fqn);
+    return match && !rules.rules[match->rule].drops();
+  };
+  const CheckpointContents& contents = source.reader->contents();
+  return std::ranges::any_of(contents.tensors,
+                             [&](const TensorEntry& each) { return is_changed(each.meta.fqn); }) ||
+         std::ranges::any_of(contents.aliases, is_changed, &formats::Alias::fqn);
+}
+
+/// Throws if a source whose tensors the rules change has another value of a variable in its
+/// config.json. The sources of a combination all have the same names.
+void require_equal_variables(const CheckpointReader& reader, const Rules& rules,
+                             const RecipeOptions& options) {
   const auto merged = formats::sources_of_merge(reader);
   for (std::size_t s = 0; s < options.config_differences.size(); ++s) {
     const auto& difference = options.config_differences[s];
     if (!difference) continue;
-    const std::string prefix =
-        s < merged.size() && !merged[s].prefix.empty() ? merged[s].prefix + "." : "";
-    if (options.prefix.starts_with(prefix) || prefix.starts_with(options.prefix)) {
+    if (s >= merged.size() || change_tensors(rules, options.prefix, merged[s])) {
       throw Error(*difference);
     }
   }
@@ -447,8 +462,8 @@ std::unique_ptr<CheckpointReader> open_transformed(std::unique_ptr<CheckpointRea
   const bool is_to = is_to_megatron(recipe, options.direction);
   const std::string path = reader->path();
   const CheckpointReader& source = *reader;  // a transformed reader owns it
-  require_equal_variables(source, options);
   const Rules rules = rules_of(recipe, options);
+  require_equal_variables(source, rules, options);
   if (is_from) require_new_order_of_rows(*reader);
   if (const auto named = rules_for_megatron(recipe, options.direction, reader->contents(), path)) {
     reader = std::make_unique<TransformedReader>(std::move(reader), *named, "");

@@ -471,9 +471,14 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
   if (files.stem.empty()) files.stem = is_adapter ? "adapter_model" : "model";
   if (!has_files_of_models(destination, format)) return;
   const std::vector<std::string> old = reader.data_files();
-  const bool was_beside_model = formats::holds_whole_tensors(reader.format()) && !old.empty() &&
-                                std::ranges::none_of(old, is_file_of_adapter) &&
-                                options.folder.empty();
+  const bool was_beside_model =
+      formats::holds_whole_tensors(reader.format()) && !old.empty() &&
+      std::ranges::none_of(old, is_file_of_adapter) &&
+      std::ranges::none_of(plan.destination.tensors,
+                           [](const auto& each) {
+                             return is_of_peft(each) || is_tensor_of_adapter(each.meta.fqn);
+                           }) &&
+      options.folder.empty();
   if (is_adapter == has_config_of_adapter(files) || (!is_adapter && was_beside_model)) return;
   files.notes.push_back(
       {.severity = Finding::Severity::note,
@@ -491,12 +496,14 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
 /// Leaves out the configuration of an adapter that is merged with the model, or whose file lies
 /// beside the model and is not copied. Loaders would take the copy of the model for an adapter.
 void leave_config_of_adapter(const CheckpointReader& reader, const std::string& destination,
-                             formats::Format format, ExtraFilesPlan& files) {
+                             formats::Format format, const ExtraFilesOptions& options,
+                             ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name);
   if (config == files.carried.end()) return;
-  const bool is_merged = has_files_of_models(destination, format) &&
-                         formats::holds_whole_tensors(reader.format()) &&
-                         std::ranges::any_of(reader.data_files(), is_file_of_adapter);
+  const bool is_merged =
+      options.merges_adapters ||
+      (has_files_of_models(destination, format) && formats::holds_whole_tensors(reader.format()) &&
+       std::ranges::any_of(reader.data_files(), is_file_of_adapter));
   const bool is_left = std::ranges::any_of(files.left, [](const ExtraFilesPlan::Left& file) {
     return file.name.starts_with("adapter_model");
   });
@@ -590,7 +597,9 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   }
   ExtraFilesPlan files = sorter.take();
   const bool is_adapter = is_adapter_of_peft(reader, plan, files);
-  if (!is_adapter) leave_config_of_adapter(reader, destination, format, files);
+  if (!is_adapter || options.merges_adapters) {
+    leave_config_of_adapter(reader, destination, format, options, files);
+  }
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
     edit_config(fs, *cast, files);

@@ -18,9 +18,9 @@ constexpr std::string_view kModel = "model.";
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kGroups = "param_groups.";
 
-/// Returns what comes before `state.` or `param_groups.` in a name of an optimizer: `optim.` of
-/// `optim.state.fc.weight.step`. Returns nothing for other names.
-std::optional<std::string> optimizer_prefix(const std::string& name) {
+/// Returns what comes before `state.` or `param_groups.` in a name that may be of an optimizer:
+/// `optim.` of `optim.state.fc.weight.step`. Returns nothing for other names.
+std::optional<std::string> possible_prefix(const std::string& name) {
   if (name.starts_with(kModel)) return std::nullopt;
   const std::size_t begin = name.find('.') + 1;  // 0 if there is no dot
   for (const std::size_t at : {std::size_t{0}, begin}) {
@@ -28,6 +28,13 @@ std::optional<std::string> optimizer_prefix(const std::string& name) {
     if (rest.starts_with(kState) || rest.starts_with(kGroups)) return name.substr(0, at);
   }
   return std::nullopt;
+}
+
+/// Returns which of the `optimizers` (optimizer_prefixes) a name belongs to, if any.
+std::optional<std::string> optimizer_of(const std::string& name,
+                                        const std::set<std::string>& optimizers) {
+  auto prefix = possible_prefix(name);
+  return prefix && optimizers.contains(*prefix) ? prefix : std::nullopt;
 }
 
 bool has_name_below(const CheckpointContents& source, const std::string& prefix) {
@@ -128,11 +135,12 @@ struct UnmatchedNames {
 
 UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
                                const CheckpointContents& source, const CheckpointContents& wanted,
-                               const std::vector<Rename>& given) {
+                               const std::vector<Rename>& given,
+                               const std::set<std::string>& optimizers) {
   UnmatchedNames names;
   for (const Finding& problem : problems) {
     const std::string& fqn = problem.where.fqn;
-    if (optimizer_prefix(fqn)) {
+    if (optimizer_of(fqn, optimizers)) {
       if (problem.rule == "unexpected") names.unexpected.insert(fqn);
     } else if (problem.rule == "missing") {
       const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
@@ -213,8 +221,8 @@ MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointConte
 /// Returns the rename in `matched` of the parameter to which a name of the optimizer belongs, such
 /// as `optim.state.fc.weight.exp_avg`; nullptr if there is none.
 RenamedNames* rename_of_parameter(const std::map<std::string, RenamedNames*>& matched,
-                                  const std::string& fqn) {
-  const auto prefix = optimizer_prefix(fqn);
+                                  const std::string& fqn, const std::set<std::string>& optimizers) {
+  const auto prefix = optimizer_of(fqn, optimizers);
   if (!prefix) return nullptr;
   const std::size_t begin = fqn.find('.', prefix->size()) + 1;
   const std::size_t end = std::max(begin, fqn.rfind('.'));
@@ -227,11 +235,12 @@ RenamedNames* rename_of_parameter(const std::map<std::string, RenamedNames*>& ma
 
 /// Returns whether the renames of `matched` would fix a problem: of a name, or of that parameter's
 /// optimizer state or group. Counts the optimizer's problems in the rename.
-bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
+bool count_if_fixed(const MatchedNames& matched, const Finding& problem,
+                    const std::set<std::string>& optimizers) {
   const std::string& fqn = problem.where.fqn;
   if (problem.rule == "missing") {
     if (matched.missing.contains(fqn)) return true;
-    if (rename_of_parameter(matched.missing, fqn) != nullptr) return true;
+    if (rename_of_parameter(matched.missing, fqn, optimizers) != nullptr) return true;
     const auto of_group = matched.missing.find(std::string(kModel) + fqn);
     if (of_group == matched.missing.end()) return false;
     ++of_group->second->num_optimizer_problems;  // the problem is a parameter that no group has
@@ -239,7 +248,7 @@ bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
   }
   if (problem.rule != "unexpected") return false;
   if (matched.unexpected.contains(fqn)) return true;
-  RenamedNames* const of_parameter = rename_of_parameter(matched.unexpected, fqn);
+  RenamedNames* const of_parameter = rename_of_parameter(matched.unexpected, fqn, optimizers);
   if (of_parameter == nullptr) return false;
   ++of_parameter->num_optimizer_problems;
   return true;
@@ -250,7 +259,10 @@ bool count_if_fixed(const MatchedNames& matched, const Finding& problem) {
 std::set<std::string> optimizer_prefixes(const CheckpointContents& contents) {
   std::set<std::string> prefixes;
   const auto add = [&](const std::string& name) {
-    if (auto prefix = optimizer_prefix(name)) prefixes.insert(std::move(*prefix));
+    auto prefix = possible_prefix(name);
+    if (!prefix) return;
+    const bool has_groups = std::string_view(name).substr(prefix->size()).starts_with(kGroups);
+    if (has_groups || prefix->starts_with("optim")) prefixes.insert(std::move(*prefix));
   };
   for (const formats::TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn);
   for (const formats::ValueEntry& value : contents.values) add(value.name);
@@ -316,13 +328,16 @@ std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
                                        const CheckpointContents& wanted,
                                        const std::vector<Rename>& given,
                                        std::vector<bool>& explained) {
-  const UnmatchedNames names = unmatched_names(problems, source, wanted, given);
+  std::set<std::string> optimizers = optimizer_prefixes(source);
+  optimizers.merge(optimizer_prefixes(wanted));
+  const UnmatchedNames names = unmatched_names(problems, source, wanted, given, optimizers);
   std::vector<RenamedNames> found = likely_renames(names);
   erase_breaking(found, source, names);
   const MatchedNames matched = match_names(found, source, wanted, names);
   explained.assign(problems.size(), false);
-  for (std::size_t i = 0; i < problems.size(); ++i)
-    explained[i] = count_if_fixed(matched, problems[i]);
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    explained[i] = count_if_fixed(matched, problems[i], optimizers);
+  }
   std::erase_if(found, [](const RenamedNames& each) { return each.num_tensors == 0; });
   return found;
 }

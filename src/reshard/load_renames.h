@@ -13,7 +13,8 @@
 namespace tessera::reshard {
 
 /// Returns what comes before `state.` and `param_groups.` in the names of a checkpoint's
-/// optimizers, such as `optim.`.
+/// optimizers, such as `optim.`. A dict that has only `state`, such as `rng`, is an optimizer only
+/// if its name begins with `optim`.
 std::set<std::string> optimizer_prefixes(const formats::CheckpointContents& contents);
 
 /// Returns `renames`, followed by the renames of optimizer state that they imply: `{"model.fc.",

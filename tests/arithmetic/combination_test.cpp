@@ -883,6 +883,28 @@ TEST(LoraTest, LayersThatShareTheirMatricesAreAllChanged) {
   EXPECT_THAT(elements<float>(*result.reader, "b.weight"), ElementsAre(14));
 }
 
+// The base ties the layers, too, or has one of them only, like the files of Hugging Face.
+TEST(LoraTest, ATensorThatTheBaseTiesGetsASharedChangeOnce) {
+  for (const bool is_tied : {false, true}) {
+    auto adapter = std::make_unique<MemoryCheckpoint>("adapter", 1);
+    for (const std::string role : {"lora_A", "lora_B"}) {
+      adapter->add({"base_model.model.b." + role + ".weight", DType::float32, {1, 1}},
+                   bytes_of<float>({2}));
+      adapter->add_alias("base_model.model.a." + role + ".weight",
+                         "base_model.model.b." + role + ".weight");
+    }
+    MemoryCheckpoint base("base", 1);
+    base.add({"net.b.weight", DType::float32, {1, 1}}, bytes_of<float>({10}));
+    if (is_tied) base.add_alias("net.a.weight", "net.b.weight");
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(read_lora_adapter(
+        std::move(adapter), R"({"peft_type": "LORA", "lora_alpha": 1})", "config", 1.0));
+    const auto result = combined({{std::move(base)}}, {}, std::move(adapters));
+    ASSERT_THAT(result.problems, IsEmpty());
+    EXPECT_THAT(elements<float>(*result.reader, "net.b.weight"), ElementsAre(14));
+  }
+}
+
 // PEFT stores a tied tensor under both names. The base has it tied, or like Hugging Face once.
 TEST(LoraTest, ReplacesATiedTensorOnce) {
   for (const bool is_tied : {false, true}) {

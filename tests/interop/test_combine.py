@@ -171,7 +171,7 @@ def test_a_source_that_a_recipe_does_not_change_may_have_other_numbers(prefix, c
 
 
 def test_layers_that_share_tensors_of_an_adapter_all_change(tmp_path):
-    """PEFT saves adapter_model.bin with torch.save, which keeps ties. Before, only the first of the names changed."""
+    """PEFT saves adapter_model.bin with torch.save, which keeps ties."""
     layers = ["first", "second"]
     base = {f"{layer}.{part}": torch.ones(3, 2) if part == "weight" else torch.zeros(3) for layer in layers for part in ("weight", "bias")}
     save_file(base, tmp_path / "base.safetensors")

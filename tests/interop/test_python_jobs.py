@@ -1200,6 +1200,15 @@ def test_renamed_layers_are_a_line_each_and_a_hint(tmp_path, optimizer):
     assert_equal(expected, state)
 
 
+def test_a_rename_of_the_model_leaves_other_state_alone(tmp_path):
+    """Shows E7."""
+    state = {"model": {"fc": torch.ones(2)}, "loader": {"state": {"position": 7}}, "rnn": {"state": {"0": torch.ones(1)}}}
+    tessera.save(state, tmp_path / "s")
+    job = zeroed({"model": {"net": state["model"]}}) | {"loader": {"state": {"position": 0}}, "rnn": {"state": {"0": torch.zeros(1)}}}
+    tessera.load(job, tmp_path / "s", rename={"model.": "model.net."})
+    assert job["loader"]["state"]["position"] == 7 and job["rnn"]["state"]["0"].item() == 1
+
+
 def test_a_refused_load_ends_with_hints(tmp_path):
     """Shows E7."""
     saved = layers("fc")
@@ -1241,8 +1250,9 @@ def test_flat_vectors_are_loaded_with_their_layout(tmp_path):
     with tessera.open(source, flat_layout=layout) as checkpoint:
         state = checkpoint.state_dict()
     told = r"(?s)model.emb.weight: missing: .*model\.\S*_flat_param: flat vector: [^\n]* \(give it with flat_layout=FILE\)"
-    with pytest.raises(tessera.Error, match=told):
+    with pytest.raises(tessera.Error, match=told) as refused:
         tessera.load(zeroed(state), source)
+    assert str(refused.value).endswith("hint: flat_layout=FILE says which parameters the flat vectors of FSDP1 consist of")
     tessera.reshard(source, tmp_path / "moved", flat_layout=layout)
     moved, read, loaded = zeroed(state), zeroed(state), zeroed(state)
     tessera.load(moved, tmp_path / "moved")

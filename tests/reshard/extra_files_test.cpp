@@ -345,9 +345,9 @@ TEST_F(ExtraFilesTest, FilesKeepTheStemByWhichLoadersFindThem) {
     fs_.rename(usual, path);
     const std::string stem = plan(options, Format::safetensors, {"unet"}).stem;
     EXPECT_EQ(plan(options, Format::safetensors, {"unet/" + name + ".safetensors"}).stem,
-              name.starts_with("adapter") ? "" : "model");
+              name.starts_with("adapter") ? "adapter_model" : "model");
     EXPECT_EQ(plan(options, Format::safetensors, {"unet"}, "moved.safetensors").stem,
-              name.starts_with("adapter") ? "" : "model");
+              name.starts_with("adapter") ? "adapter_model" : "model");
     fs_.rename(path, usual);
     return stem;
   };

@@ -324,6 +324,19 @@ TEST(LoadHintsTest, ARenameFixesAParameterAndItsOptimizerStateWhateverTheOptimiz
   }
 }
 
+// Shows E7. `state` of a loader or of random numbers belongs to no parameter.
+TEST(LoadHintsTest, OtherStateIsNoOptimizerState) {
+  CheckpointContents contents;
+  contents.values = {{"rng.state.seed", {}},
+                     {"optim.state.w.step", {}},
+                     {"sgd.state.w.step", {}},
+                     {"sgd.param_groups.0.params", {}}};
+  EXPECT_THAT(optimizer_prefixes(contents), ElementsAre("optim.", "sgd."));
+  const auto renames = with_optimizer_renames({{"model.", "model.net."}}, contents);
+  EXPECT_TRUE(std::ranges::none_of(
+      renames, [](const Rename& each) { return each.from.starts_with("rng."); }));
+}
+
 // Shows E7.
 TEST(LoadHintsTest, TellWhatWouldHelpIfItIsAllThatIsNeeded) {
   Pair pair;

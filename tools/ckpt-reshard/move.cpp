@@ -316,16 +316,6 @@ void leave_files_of_later_sources(std::span<const std::string> sources, const Mo
   std::ranges::sort(files.left, {}, &reshard::ExtraFilesPlan::Left::name);
 }
 
-/// Leaves out the configuration of a LoRA adapter, if a combination merged adapters. With it, a
-/// loader takes the model for an adapter, or looks for one beside it.
-void leave_config_of_adapter(reshard::ExtraFilesPlan& files) {
-  constexpr std::string_view kName = "adapter_config.json";
-  if (std::erase_if(files.carried, [&](const auto& file) { return file.name == kName; }) == 0) {
-    return;
-  }
-  files.left.push_back({std::string(kName), "describes an adapter, and this is a model"});
-}
-
 Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
                   const std::vector<std::string>& paths, const MoveSource& source) {
   const CheckpointReader& reader = *source.reader;
@@ -347,10 +337,10 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
        .changes_tensors = source.combination.has_value() || options.drop_optimizer,
+       .merges_adapters = source.combination && !source.combination->adapters.empty(),
        .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});
   if (source.combination) {
-    if (!source.combination->adapters.empty()) leave_config_of_adapter(outcome.extra_files);
     leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
                                  outcome.plan, reader, outcome.extra_files);
   }

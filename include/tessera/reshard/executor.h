@@ -69,6 +69,9 @@ struct ExtraFilesOptions {
   /// or the optimizer is left out. If true, the move does not copy the files of weights and
   /// optimizers that trainers resume from. Nor does it if the plan casts tensors.
   bool changes_tensors = false;
+  /// Whether adapters were added to the weights. If true, the move does not copy
+  /// `adapter_config.json`.
+  bool merges_adapters = false;
   /// Whether a recipe made the tensors. If true, a destination of whole tensors does not get
   /// Megatron's `common.pt` and `metadata.json`, which describe the tensors before the recipe.
   bool is_converted = false;
@@ -93,7 +96,8 @@ struct ExtraFilesPlan {
   std::vector<formats::ExtraFile> carried{};  // sorted by name, for CreateOptions::extra_files
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
-  /// For SafetensorsWriteOptions::stem: that of the source's own files, if they have one.
+  /// For SafetensorsWriteOptions::stem: that of the source's own files if they keep it, otherwise
+  /// `model` or `adapter_model`.
   std::string stem{};
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes

@@ -1,6 +1,8 @@
 #include <torch/types.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <set>
 
 #include "base/json.h"
@@ -90,19 +92,22 @@ void add_tensors_of_rank0(const std::string& json, StateDict& all) {
 /// Throws if the model is a part of a sharded collection whose fused optimizer has state for its
 /// tables: only the whole collection gives this state, so it would be lost.
 void refuse_part_with_fused_state(const torch::nn::Module& model) {
-  std::set<std::string> without_state;
+  std::map<const c10::TensorImpl*, std::string> without_state;  // a parameter may have more names
   for (const auto& each : model.named_parameters()) {
     const auto shard = each.value().defined() ? registry::find_shard(each.value()) : std::nullopt;
-    if (shard && shard->has_fused_state) without_state.insert(each.key());
+    if (!shard || !shard->has_fused_state) continue;
+    without_state.emplace(each.value().unsafeGetTensorImpl(), each.key());
   }
   if (without_state.empty()) return;
   for (const auto& found : registry::find_fused_updates(model)) {
     for (const auto& parameter : found.updates->parameters()) {
-      without_state.erase(found.prefix + parameter.name);
+      without_state.erase(parameter.tensor.unsafeGetTensorImpl());
     }
   }
   if (without_state.empty()) return;
-  throw Error::expected(ErrorKind::unsupported, {.fqn = *without_state.begin()},
+  const auto first =
+      std::ranges::min_element(without_state, {}, [](const auto& each) { return each.second; });
+  throw Error::expected(ErrorKind::unsupported, {.fqn = first->second},
                         "state of a fused optimizer",
                         "the collection of tables that has it, in the model of the TrainState",
                         "a part of the collection, without this state",

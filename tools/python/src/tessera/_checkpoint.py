@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import TracebackType
@@ -42,6 +43,7 @@ class Checkpoint(Mapping[str, Any]):
                        for number, (name, dtype, itemsize, shape) in enumerate(reader.tensors())}
         self._values = {name: index for index, name in enumerate(reader.values())}
         self._names = sorted([*self._metas, *self._values, *self.aliases])
+        self._last_value: tuple[str, Any] | None = None  # the value of which `_item` gave the last item
 
     def __getitem__(self, name: str) -> Any:
         """Returns the Tensor or value of that name. Raises MissingName (a KeyError) if there is none, and Refused if Tessera
@@ -122,11 +124,13 @@ class Checkpoint(Mapping[str, Any]):
             names = [*self._metas, *self._values, *self.aliases]
             found = whole(self, dict(zip(names, reader.paths())), take)
         reader.require_unchanged()
+        self._last_value = None
         return found
 
     def close(self) -> None:
         """Closes the files. Names and shapes can still be used afterwards, but no tensor and no value can be read."""
         self._reader = None
+        self._last_value = None
 
     def __enter__(self) -> Checkpoint:
         self._open_reader()
@@ -148,9 +152,13 @@ class Checkpoint(Mapping[str, Any]):
         """Returns the item `args.lr` of a dict that the checkpoint has as one value, `args`. Raises KeyError if there is none."""
         end = name.rfind(".")
         while end > 0:
-            if name[:end] in self._values:
-                value = self._entry(name[:end])
-                return item_of({} if isinstance(value, Refused) else value, name[end + 1:])
+            above = name[:end]
+            if above in self._values:
+                last = self._last_value
+                if last is None or last[0] != above:
+                    value = self._entry(above)
+                    last = self._last_value = (above, {} if isinstance(value, Refused) else value)
+                return copy.deepcopy(item_of(last[1], name[end + 1:]))
             end = name.rfind(".", 0, end)
         raise KeyError(name)
 

@@ -64,8 +64,8 @@ def load(state_dict: MutableMapping[Any, Any], path: PathLike, *, process_group:
     endpoint: the S3 server for s3:// paths, as for `open`.
     progress: called with the bytes read on this rank and the total; True: a bar, with tqdm.
 
-    All ranks must load the same checkpoint with the same `strict`, `allow_cast`, `only` and `rename`, or all ranks raise an
-    Error. Checkpoints are compared by the names, dtypes and shapes of tensors, and by a few elements of up to eight tensors.
+    All ranks must load the same checkpoint with the same `strict`, `allow_cast`, `only` and `rename`, and all or none with
+    `flat_layout`, or all ranks raise an Error. Checkpoints are compared by the names, dtypes and shapes of tensors, and by a few elements of up to eight tensors.
     If anything does not fit, raises Error on all ranks before any tensor is read. Its `problems` lists everything that does not fit;
     its text ends with hints at arguments that would help.
     After the load, raises Error on all ranks if names of one tensor or memory have different elements in the checkpoint, or if
@@ -137,7 +137,9 @@ class _Load:
             self.refusal = error
         identity = self.load.identity(only) if self.ranks.size > 1 else ""
         patterns = sorted(pattern.decode("utf-8", "surrogateescape") for pattern in only)  # their order means nothing
-        options = _in_short(f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={dict(self.rename)}")
+        # The path of the layout may differ between machines.
+        layout = "" if flat_layout is None else ", with flat_layout"
+        options = _in_short(f"strict={strict}, allow_cast={allow_cast}, only={patterns}, rename={dict(self.rename)}{layout}")
         return _Begun(opened=(last_part(self.path), identity), options=options,
                       digests=(tensor_digest(self.state), names_digest(self.state)), fits=self.refusal is None)
 
@@ -193,6 +195,8 @@ class _Load:
             texts.append(f"only={held} loads only what the state dict has")
         elif hints["has_more"]:
             texts.append("strict=False loads only what the state dict has, and accepts that the checkpoint lacks names")
+        if any(problem.rule == "flat vector" for problem in errors):
+            texts.append("flat_layout=FILE says which parameters the flat vectors of FSDP1 consist of")
         if hints["may_cast"]:
             texts.append("allow_cast=True converts tensors to the dtypes of the state dict")
         if hints["nearest"] is not None:

@@ -34,16 +34,24 @@ def whole(checkpoint: Checkpoint, paths: dict[str, list[Any]], tensor: Callable[
 
 def item_of(value: Any, name: str) -> Any:
     """Returns the item of nested dicts and lists whose keys, joined by dots, are `name`. Raises KeyError if there is none."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    for key, item in items:
-        if str(key) == name:
-            return item
-        if name.startswith(f"{key}."):
-            try:
-                return item_of(item, name[len(f"{key}."):])
-            except KeyError:
-                continue
+    for end in [*(place for place, letter in enumerate(name) if letter == "."), len(name)]:
+        try:
+            item = _item_at(value, name[:end])
+            return item if end == len(name) else item_of(item, name[end + 1:])
+        except KeyError:
+            continue
     raise KeyError(name)
+
+
+def _item_at(value: Any, key: str) -> Any:
+    if isinstance(value, dict) and key in value:
+        return value[key]
+    if key.removeprefix("-").isdecimal():
+        if isinstance(value, dict):
+            return value[int(key)]
+        if isinstance(value, (list, tuple)) and 0 <= int(key) < len(value):
+            return value[int(key)]
+    raise KeyError(key)
 
 
 class Likeness:

@@ -126,6 +126,7 @@ class StorageReader(DcpStorageReader):
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
             list(pool.map(lambda target: _read(checkpoint, *target), targets))
         checkpoint._open_reader().require_unchanged()
+        checkpoint._last_value = None
         for item, target in targets:
             planner.commit_tensor(item, target)
         _warn_of_casts(checkpoint, targets)
