@@ -15,8 +15,8 @@ using formats::CheckpointContents;
 using formats::Finding;
 
 constexpr std::string_view kModel = "model.";
-constexpr std::string_view kState = "state.";
-constexpr std::string_view kGroups = "param_groups.";
+constexpr std::string_view kStatePart = "state.";
+constexpr std::string_view kGroupsPart = "param_groups.";
 
 /// Returns what comes before `state.` or `param_groups.` in a name that may be of an optimizer:
 /// `optim.` of `optim.state.fc.weight.step`. Returns nothing for other names.
@@ -25,7 +25,7 @@ std::optional<std::string> possible_prefix(const std::string& name) {
   const std::size_t begin = name.find('.') + 1;  // 0 if there is no dot
   for (const std::size_t at : {std::size_t{0}, begin}) {
     const std::string_view rest = std::string_view(name).substr(at);
-    if (rest.starts_with(kState) || rest.starts_with(kGroups)) return name.substr(0, at);
+    if (rest.starts_with(kStatePart) || rest.starts_with(kGroupsPart)) return name.substr(0, at);
   }
   return std::nullopt;
 }
@@ -261,7 +261,7 @@ std::set<std::string> optimizer_prefixes(const CheckpointContents& contents) {
   const auto add = [&](const std::string& name) {
     auto prefix = possible_prefix(name);
     if (!prefix) return;
-    const bool has_groups = std::string_view(name).substr(prefix->size()).starts_with(kGroups);
+    const bool has_groups = std::string_view(name).substr(prefix->size()).starts_with(kGroupsPart);
     if (has_groups || prefix->starts_with("optim")) prefixes.insert(std::move(*prefix));
   };
   for (const formats::TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn);
@@ -276,12 +276,12 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
   for (const std::string& optimizer : optimizer_prefixes(source)) {
     // If groups have numbers, the names of their fields contain no parameter names.
     const bool has_numbered_groups =
-        has_name_below(source, optimizer + std::string(kGroups) + "0.params");
+        has_name_below(source, optimizer + std::string(kGroupsPart) + "0.params");
     for (const Rename& rename : renames) {
       if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-      for (const std::string_view part : {kState, kGroups}) {
+      for (const std::string_view part : {kStatePart, kGroupsPart}) {
         const std::string prefix = optimizer + std::string(part);
-        if (part == kGroups && has_numbered_groups) continue;
+        if (part == kGroupsPart && has_numbered_groups) continue;
         const std::string from = prefix + rename.from.substr(kModel.size());
         if (!has_name_below(source, from)) continue;
         all.push_back({from, prefix + rename.to.substr(kModel.size())});
@@ -294,15 +294,15 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 Value with_renamed_members(const std::string& name, Value value,
                            const std::vector<Rename>& renames) {
   const std::string new_list = renamed(name, renames);
-  const std::size_t groups = name.find(kGroups);
-  const std::size_t new_groups = new_list.find(kGroups);
+  const std::size_t groups = name.find(kGroupsPart);
+  const std::size_t new_groups = new_list.find(kGroupsPart);
   auto* const members = value.get_if<Value::List>();
   if (renames.empty() || members == nullptr || groups == std::string::npos ||
       new_groups == std::string::npos || !name.ends_with(".params")) {
     return value;
   }
-  const std::string state = name.substr(0, groups) + std::string(kState);
-  const std::string new_state = new_list.substr(0, new_groups) + std::string(kState);
+  const std::string state = name.substr(0, groups) + std::string(kStatePart);
+  const std::string new_state = new_list.substr(0, new_groups) + std::string(kStatePart);
   const std::vector<Rename> of_parameters = [&] {
     // `with_optimizer_renames` adds no rename for state that the checkpoint lacks. The list
     // also names parameters without state, so each rename of the model also renames state here.
