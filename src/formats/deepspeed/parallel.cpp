@@ -361,7 +361,9 @@ class ParallelReader final : public ModelRanksReader {
       for (const Whole& whole : wholes_) {
         if (whole.parts.front()->vector == std::to_string(vector)) names.push_back(whole.fqn);
       }
-      return names;
+      const auto& first = at(0, 0);
+      return in_group_order(std::move(names), *first.model, first.partition.stage,
+                            first.optimizer.size());
     });
   }
 

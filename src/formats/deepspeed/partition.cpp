@@ -252,9 +252,9 @@ void check_slices(const Partition& partition, const File& file, std::size_t rank
                 "slices of " + std::to_string(num_recorded));
 }
 
-/// Returns whether the run shuffled the parameters of stage 2 (round_robin_gradients). DeepSpeed
-/// (seen in 0.19.8) then records slices for the order without shuffling, which is wrong.
-bool has_wrong_slices(const File& model) {
+/// Returns whether the run shuffled the parameters of stages 1 and 2 (round_robin_gradients).
+/// DeepSpeed (seen in 0.19.8) then records slices for the order without shuffling, which is wrong.
+bool is_shuffled(const File& model) {
   const auto shuffled = model.value_at({"ds_config", "zero_optimization", "round_robin_gradients"});
   return shuffled && *shuffled == Value(true);
 }
@@ -514,7 +514,7 @@ Partition cut_partition(const File& model, const std::vector<const File*>& optim
   cut_in_order(partition, model, optimizer);
   for (std::size_t rank = 0; rank < optimizer.size(); ++rank) {
     const bool records = !optimizer[rank]->below({kRoot, kSlices}).empty();
-    if (records && !has_wrong_slices(model)) check_slices(partition, *optimizer[rank], rank);
+    if (records && !is_shuffled(model)) check_slices(partition, *optimizer[rank], rank);
   }
   return partition;
 }
@@ -526,6 +526,18 @@ Partition read_partition(const File& model, const std::vector<const File*>& opti
   Partition partition = cut_partition(model, optimizer, stage, shape_in_module);
   set_wholes(partition);
   return partition;
+}
+
+std::vector<std::string> in_group_order(std::vector<std::string> names, const File& model,
+                                        int stage, std::size_t num_ranks) {
+  if (stage == 3 || !is_shuffled(model)) return names;
+  std::vector<std::string> in_order(names.size());
+  auto next = names.begin();
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    for (std::size_t i = rank; i < in_order.size(); i += num_ranks)
+      in_order[i] = std::move(*next++);
+  }
+  return in_order;
 }
 
 }  // namespace tessera::formats::deepspeed

@@ -54,6 +54,12 @@ struct Partition {
   const std::vector<Slice>& slices_of(const Parameter& parameter) const;
 };
 
+/// Returns the names of a group's parameters in the order of the optimizer's group. `names`: in the
+/// order of the vector. With `round_robin_gradients`, stages 1 and 2 deal out the parameters to the
+/// `num_ranks` data ranks in turn, and the vector has all of rank 0 first.
+std::vector<std::string> in_group_order(std::vector<std::string> names, const File& model,
+                                        int stage, std::size_t num_ranks);
+
 /// Reads the parameters that the model states list. Sets `vector` to the number of the group; in
 /// stage 3, `read_partition` changes it. Throws: Error(corruption) if none, or if one has no shape.
 std::vector<Parameter> read_parameters(const File& model);

@@ -215,8 +215,10 @@ class ZeroReader final : public deepspeed::ModelStatesReader {
     Path groups = deepspeed::path_of_optimizer(partition_.stage);
     groups.emplace_back("param_groups");
     add_state_without_items(*optimizer_.front(), groups);
-    add_param_groups(*optimizer_.front(), groups,
-                     [&](std::int64_t vector) { return names_in(vector); });
+    add_param_groups(*optimizer_.front(), groups, [&](std::int64_t vector) {
+      return deepspeed::in_group_order(names_in(vector), model(), partition_.stage,
+                                       optimizer_.size());
+    });
     add_members_beside_state(optimizer_, partition_.stage);
   }
 

@@ -634,7 +634,12 @@ class UniversalReader final : public ModelRanksReader {
     for (const Parameter& parameter : parameters_) {
       if (parameter.vector == std::to_string(vector)) names.push_back(parameter.fqn);
     }
-    return names;
+    // DeepSpeed's converter has kept the vectors' order.
+    const auto stage = model().number_at({"ds_config", "zero_optimization", "stage"});
+    const auto num_ranks = model().number_at({"dp_world_size"});
+    if (!stage || !num_ranks || *num_ranks < 1 || *num_ranks > kMaxNumData) return names;
+    return in_group_order(std::move(names), model(), static_cast<int>(*stage),
+                          static_cast<std::size_t>(*num_ranks));
   }
 
   static constexpr std::int64_t kMaxNumData = 65536;
