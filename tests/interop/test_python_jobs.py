@@ -312,7 +312,7 @@ def test_values_in_a_mapping_proxy_are_loaded(tmp_path):
 
 def test_an_array_in_the_state_dict_is_named(tmp_path):
     tessera.save({"a": torch.ones(4)}, tmp_path / "state")
-    with pytest.raises(tessera.Error, match="a: missing: expected a value of that name"):
+    with pytest.raises(tessera.Error, match="a: kind of entry: expected a value, found a tensor"):
         tessera.load({"a": np.zeros(4)}, tmp_path / "state")
 
 
@@ -1207,6 +1207,14 @@ def test_a_rename_of_the_model_leaves_other_state_alone(tmp_path):
     job = zeroed({"model": {"net": state["model"]}}) | {"loader": {"state": {"position": 0}}, "rnn": {"state": {"0": torch.zeros(1)}}}
     tessera.load(job, tmp_path / "s", rename={"model.": "model.net."})
     assert job["loader"]["state"]["position"] == 7 and job["rnn"]["state"]["0"].item() == 1
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_value_is_not_left_out_because_the_checkpoint_has_a_tensor(tmp_path, strict):
+    """Shows E7."""
+    tessera.save({"model": {"w": torch.ones(2)}, "step": torch.tensor(500)}, tmp_path / "s")
+    with pytest.raises(tessera.Error, match="step: kind of entry: expected a value, found a tensor"):
+        tessera.load({"model": {"w": torch.zeros(2)}, "step": 0}, tmp_path / "s", strict=strict)
 
 
 def test_a_refused_load_ends_with_hints(tmp_path):

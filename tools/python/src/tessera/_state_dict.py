@@ -46,11 +46,12 @@ def item_of(value: Any, name: str) -> Any:
 def _item_at(value: Any, key: str) -> Any:
     if isinstance(value, dict) and key in value:
         return value[key]
-    if key.removeprefix("-").isdecimal():
-        if isinstance(value, dict):
-            return value[int(key)]
-        if isinstance(value, (list, tuple)) and 0 <= int(key) < len(value):
-            return value[int(key)]
+    if isinstance(value, dict):
+        for each, item in value.items():
+            if not isinstance(each, str) and str(each) == key:
+                return item
+    elif isinstance(value, (list, tuple)) and key.isdecimal() and int(key) < len(value):
+        return value[int(key)]
     raise KeyError(key)
 
 

@@ -243,6 +243,7 @@ class StorageWriter(DcpStorageWriter):
         if self._path is None:
             raise ValueError("path: expected the path of a checkpoint, found None")
         self._has_all_plans = kwargs.get("use_collectives", True)
+        self._ranks()  # collective. The next method runs on the coordinator alone
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Returns the plan as it is."""
