@@ -143,9 +143,10 @@ class Limits(unittest.TestCase):
             self.assertEqual(os.waitpid(child, 0)[1], 0)
             self.assertEqual(run_measured([str(source), str(dcp), "--to", "dcp", "--world-size", "8"])[0], 0)
             for ranks in DCP_NAME_NBYTES:
-                code, peak, errors = run_measured([str(dcp), str(self.folder / f"{ranks}-{count}"), "--world-size", ranks])
-                self.assertEqual((code, errors), (0, ""))
-                peaks[ranks, count] = peak
+                destination = str(self.folder / f"{ranks}-{count}")
+                runs = [run_measured([str(dcp), destination, "--world-size", ranks, "--overwrite"]) for _ in range(3)]
+                self.assertEqual([(code, errors) for code, _, errors in runs], [(0, "")] * 3)
+                peaks[ranks, count] = min(peak for _, peak, _ in runs)  # single runs differ by megabytes
         for ranks, bound in DCP_NAME_NBYTES.items():
             with self.subTest(ranks=ranks):
                 self.assertLess((peaks[ranks, counts[1]] - peaks[ranks, counts[0]]) / (counts[1] - counts[0]), bound)
