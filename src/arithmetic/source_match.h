@@ -51,7 +51,7 @@ std::vector<formats::Finding> match_sources(
     const std::vector<std::string>& quantization_methods, const reshard::PlanOptions& selection);
 
 /// Returns the problem that a source of a sum is a LoRA adapter: it has matrices of layers, but not
-/// the layers' weights. Nothing if it is none.
+/// the layers' weights. Nothing if the source is no adapter.
 std::optional<formats::Finding> find_adapter(const formats::CheckpointReader& source,
                                              const SelectedEntries& entries);
 

@@ -398,11 +398,13 @@ bool is_of_peft(const formats::TensorEntry& tensor) {
   return tensor.meta.fqn.starts_with("base_model.");
 }
 
-/// Returns the first tensor whose name is none of an adapter's.
+bool has_name_of_adapter(const formats::TensorEntry& tensor) {
+  return is_of_peft(tensor) || is_tensor_of_adapter(tensor.meta.fqn);
+}
+
+/// Returns the first tensor whose name is not like those in adapters.
 auto find_tensor_of_model(const Plan& plan) {
-  return std::ranges::find_if_not(plan.destination.tensors, [](const formats::TensorEntry& each) {
-    return is_of_peft(each) || is_tensor_of_adapter(each.meta.fqn);
-  });
+  return std::ranges::find_if_not(plan.destination.tensors, has_name_of_adapter);
 }
 
 /// Returns whether the tensors are those of an adapter, as the names of the source's files or of
@@ -474,11 +476,7 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
   const bool was_beside_model =
       formats::holds_whole_tensors(reader.format()) && !old.empty() &&
       std::ranges::none_of(old, is_file_of_adapter) &&
-      std::ranges::none_of(plan.destination.tensors,
-                           [](const auto& each) {
-                             return is_of_peft(each) || is_tensor_of_adapter(each.meta.fqn);
-                           }) &&
-      options.folder.empty();
+      std::ranges::none_of(plan.destination.tensors, has_name_of_adapter) && options.folder.empty();
   if (is_adapter == has_config_of_adapter(files) || (!is_adapter && was_beside_model)) return;
   files.notes.push_back(
       {.severity = Finding::Severity::note,

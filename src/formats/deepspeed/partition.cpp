@@ -534,8 +534,9 @@ std::vector<std::string> in_group_order(std::vector<std::string> names, const Fi
   std::vector<std::string> in_order(names.size());
   auto next = names.begin();
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    for (std::size_t i = rank; i < in_order.size(); i += num_ranks)
-      in_order[i] = std::move(*next++);
+    for (std::size_t i = rank; i < in_order.size(); i += num_ranks, ++next) {
+      in_order[i] = std::move(*next);
+    }
   }
   return in_order;
 }

@@ -19,8 +19,8 @@ inline constexpr ShardNaming kShardNaming{"model", ".safetensors", kIndexSuffix}
 std::optional<PlaceInSeries> place_in_series(std::string_view name);
 
 /// Returns the stem that all tensor files among `paths` have, such as `diffusion_pytorch_model`, by
-/// which loaders find them. Empty if there is none that new files can have: indexes of variants
-/// (`model.fp16`) have names of their own, and files of ranks (`shard-00001-model`) have no index.
+/// which loaders find them. Empty if they have several, or one that new files cannot have: indexes
+/// of variants (`model.fp16`) have other names, and files of ranks (`shard-00001-model`) have none.
 std::string common_stem(const FileSystem& fs, const std::vector<std::string>& paths);
 
 }  // namespace tessera::formats::detail
