@@ -28,9 +28,11 @@ std::string method_of_config(const Value& config) {
       if (method != nullptr && method->is<std::string>()) return method->get<std::string>();
     }
   }
-  // MLX names no method.
+  // These name no method.
   const Value* const of_mlx = config.find("quantization");
   if (of_mlx != nullptr && of_mlx->find("group_size") != nullptr) return "mlx";
+  if (config.find("quip_params") != nullptr) return "quip";  // QuIP#, QTIP
+  if (config.find("anyprec") != nullptr) return "anyprec";   // Any-Precision
   const auto* const members = config.get_if<Value::Dict>();
   if (members == nullptr) return {};
   for (const auto& [key, part] : *members) {

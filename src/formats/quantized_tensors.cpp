@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "formats/pointwise_state.h"
 #include "formats/quantization_method.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -183,10 +184,11 @@ std::string_view last_key(std::string_view name) {
 /// Returns whether a tensor of this name in a quantized model may be scales, zero points or a code
 /// book, also of a scheme that is not in kSchemes.
 bool is_name_of_scales(std::string_view fqn) {
-  constexpr std::array<std::string_view, 17> kOthers = {
-      "s",         "suh",       "svh",       "tables",        "tables2", "codebook",
-      "codebooks", "centroids", "absmax",    "smooth_factor", "SCB",     "zero",
-      "zeros",     "qzeros",    "quant_map", "res_centroids", "col_vals"};
+  constexpr std::array<std::string_view, 21> kOthers = {
+      "s",         "suh",       "svh",         "tables",        "tables2",  "codebook",
+      "codebooks", "centroids", "absmax",      "smooth_factor", "SCB",      "zero",
+      "zeros",     "qzeros",    "quant_map",   "res_centroids", "col_vals", "SU",
+      "SV",        "tlut",      "lookup_table"};
   std::string_view key = last_key(fqn);
   if (key == "weight" && fqn.ends_with("centroids.weight")) return true;  // VPTQ
   return key.find("scale") != std::string_view::npos ||
@@ -200,10 +202,26 @@ std::string_view module_of(std::string_view fqn) {
   return fqn.substr(0, fqn.size() - last_key(fqn).size());
 }
 
+/// Returns whether a tensor has the name of a mask, of positions or of the like, which models have
+/// as integers although they are not quantized: GPT-2's `attn.bias`, Swin's
+/// `relative_position_index`.
+bool is_name_of_mask_or_positions(std::string_view key) {
+  constexpr std::array<std::string_view, 5> kWords = {"mask", "index", "position", "_ids", "_idx"};
+  return key == "bias" || std::ranges::any_of(kWords, [&](std::string_view word) {
+           return key.find(word) != std::string_view::npos;
+         });
+}
+
 /// Returns whether a tensor may hold codes of a scheme that is not in kSchemes.
 bool may_be_unknown_codes(const TensorMeta& meta) {
-  const bool is_of_spqr = meta.dtype == DType::int64 && last_key(meta.fqn) == "dense_weights";
-  return meta.shape.size() > 1 && (kPossibleCodes.contain(meta.dtype) || is_of_spqr);
+  // Longer than the state of a random number generator, or the order of a layer's columns.
+  constexpr std::int64_t kMinNumelOfRow = std::int64_t{1} << 16;
+  const std::string_view key = last_key(meta.fqn);
+  const bool is_of_spqr_or_quip = key == "dense_weights" || key.starts_with("Qidxs");
+  const bool has_dtype =
+      kPossibleCodes.contain(meta.dtype) || (meta.dtype == DType::int64 && is_of_spqr_or_quip);
+  const bool is_large = meta.shape.size() > 1 || meta.numel() >= kMinNumelOfRow;
+  return has_dtype && is_large && !is_name_of_mask_or_positions(key);
 }
 
 using Names = QuantizedTensors::Names;
@@ -273,7 +291,9 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorMeta& meta = contents.tensors[i].meta;
     const std::string_view module = module_of(meta.fqn);
-    if (!module.empty() && may_be_unknown_codes(meta)) possible_codes_.emplace(module, i);
+    if (module.empty() || !may_be_unknown_codes(meta)) continue;
+    const auto [known, is_new] = possible_codes_.emplace(module, i);
+    if (!is_new && find(known->second) != nullptr) known->second = i;
   }
 }
 
@@ -329,12 +349,25 @@ std::optional<std::string> QuantizedTensors::doubt_in_words(std::size_t tensor_i
     return dtype + " of a model that " + std::string(place_of_method_) + " calls quantized (" +
            printable(method_) + "), which may be " + (may_be_codes ? "codes" : "scales");
   }
-  const auto codes =
-      may_be_scales ? possible_codes_.find(module_of(meta.fqn)) : possible_codes_.end();
-  if (codes == possible_codes_.end()) return std::nullopt;
+  const auto codes = possible_codes_.find(module_of(meta.fqn));
+  if (codes == possible_codes_.end() ||
+      !(may_be_scales || may_belong_to(codes->second, meta, codes->first))) {
+    return std::nullopt;
+  }
   const TensorMeta& beside = contents_.tensors[codes->second].meta;
   return dtype + " beside " + printable(beside.fqn) + " (" + std::string(dtype_name(beside.dtype)) +
          "), which may be scales of codes of a scheme that Tessera does not know";
+}
+
+bool QuantizedTensors::may_belong_to(std::size_t codes, const TensorMeta& meta,
+                                     std::string_view module) const {
+  const std::string_view key = last_key(meta.fqn);
+  if (!is_floating_point(meta.dtype) || meta.shape.empty() || find(codes) != nullptr) return false;
+  if (key == "weight" || key == "bias" || is_pointwise_name(key)) return false;
+  if (contents_.tensors[codes].meta.numel() <= meta.numel()) return false;
+  if (!method_.empty() && parts_.empty()) return false;  // unknown_codes_in_words says it once
+  const TensorEntry* const weight = contents_.find_tensor(std::string(module) + "weight");
+  return weight == nullptr || !is_floating_point(weight->meta.dtype);
 }
 
 std::optional<std::string> QuantizedTensors::unknown_codes_in_words() const {

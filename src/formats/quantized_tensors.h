@@ -57,9 +57,11 @@ class QuantizedTensors {
   /// Returns whether the elements of a tensor are codes.
   bool are_codes(std::size_t tensor_index) const;
   /// Returns why a tensor that is no QuantizedPart may be codes or scales: `float8_e4m3fn of a
-  /// model that config.json calls quantized (fbgemm), …`. Without a method, it may be scales if
-  /// integers with two or more dimensions are beside it in its module. Nothing for other dtypes and
-  /// names.
+  /// model that config.json calls quantized (fbgemm), …`; otherwise nothing. Without a method, a
+  /// floating-point tensor may be scales, or a table, if its module has integers that may be codes:
+  /// matrices, not of int64 and not named as masks or positions. Its name must be one of scales; or
+  /// the module has no floating-point `weight` and no known scheme, and the tensor is no `bias` and
+  /// has fewer elements than the integers.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns why no tensor of the checkpoint is surely an ordinary one: `method` is given, there
   /// are integers that may be codes, and no quantized weight is recognised. Otherwise nothing.
@@ -82,13 +84,16 @@ class QuantizedTensors {
   /// Adds the further tensors of a weight. `part` describes them, except for their role.
   void add_companions(const Names& names, const std::string& base, QuantizedPart part);
   void add_marker_of_comfyui(const Names& names);
+  /// Returns whether a tensor of any name may belong to `codes` in its module: the module has them
+  /// in place of a floating-point `weight`.
+  bool may_belong_to(std::size_t codes, const TensorMeta& meta, std::string_view module) const;
   std::string method_in_words() const;
 
   const CheckpointContents& contents_;
   std::string method_;
   std::string_view place_of_method_ = "config.json";
-  // Key: a module with integers that may be codes of a scheme that is not known. Value: the index
-  // of such integers.
+  // Key: a module with integers that may be codes. Value: the index of such integers, if possible
+  // of some that belong to no known scheme.
   std::map<std::string_view, std::size_t> possible_codes_;
   std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
   std::set<QuantizedLink> links_;

@@ -315,6 +315,115 @@ TEST(QuantizedTensorsTest, FloatsNamedAsScalesBesideIntegersMayBeScales) {
   }
 }
 
+struct ShapedTensor {
+  std::string fqn;
+  DType dtype;
+  Shape shape;
+};
+
+/// Returns the names of the tensors of a model, of which nothing names a quantization method, that
+/// may be scales.
+std::vector<std::string> possible_scales(const std::vector<ShapedTensor>& tensors) {
+  CheckpointContents contents;
+  for (const auto& [fqn, dtype, shape] : tensors) {
+    contents.tensors.push_back({.meta = {fqn, dtype, shape}});
+  }
+  std::ranges::sort(contents.tensors, {}, [](const TensorEntry& t) { return t.meta.fqn; });
+  const QuantizedTensors quantized(contents);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    if (quantized.find(i) != nullptr || !quantized.doubt_in_words(i)) continue;
+    names.push_back(contents.tensors[i].meta.fqn);
+  }
+  return names;
+}
+
+TEST(QuantizedTensorsTest, FloatsInALayerWithCodesInsteadOfAWeightMayBeScales) {
+  const struct {
+    std::vector<ShapedTensor> tensors;
+    std::vector<std::string> scales;
+  } cases[] = {
+      {{{"l.trellis", DType::int16, {32, 64}},  // QTIP
+        {"l.SU", DType::float16, {64}},
+        {"l.SV", DType::float32, {32}},
+        {"l.tlut", DType::float16, {512, 2}},
+        {"l.rcp", DType::int64, {}}},
+       {"l.SU", "l.SV", "l.tlut"}},
+      {{{"l.Qidxs", DType::int64, {32, 8}},  // QuIP#
+        {"l.SU", DType::float16, {64}},
+        {"l.SV", DType::float16, {32}},
+        {"l.Wscale", DType::float32, {}},
+        {"l.A", DType::float16, {32, 4}},
+        {"l.codebook_id", DType::int64, {}},
+        {"norm.weight", DType::float16, {32}}},
+       {"l.A", "l.SU", "l.SV", "l.Wscale"}},
+      {{{"l.qweight", DType::int32, {32, 32}},  // SqueezeLLM
+        {"l.lookup_table", DType::float32, {32, 16}},
+        {"l.vals", DType::float32, {20}},
+        {"l.rows", DType::int32, {33}},
+        {"l.bias", DType::float16, {32}}},
+       {"l.lookup_table", "l.vals"}},
+      {{{"l.qweight", DType::int32, {4, 32, 8}},  // Any-Precision
+        {"l.lut3", DType::float16, {32, 8}},
+        {"l.lut4", DType::float16, {32, 16}}},
+       {"l.lut3", "l.lut4"}},
+      {{{"l.packed", DType::uint8, {1 << 17}}, {"l.mine", DType::bfloat16, {4096}}}, {"l.mine"}},
+      {{{"l.weight", DType::int8, {32, 32}}, {"l.mine", DType::float8_e4m3fn, {32}}}, {"l.mine"}},
+      {{{"l.weight", DType::bfloat16, {32, 32}},  // the names of scales count beside a weight too
+        {"l.q", DType::int8, {32, 32}},
+        {"l.mine", DType::bfloat16, {32}},
+        {"l.wscales", DType::bfloat16, {32}}},
+       {"l.wscales"}},
+      {{{"l.a_weight", DType::int8, {32, 32}},  // a known scheme beside an unknown one
+        {"l.a_weight_scale", DType::float32, {32}},
+        {"l.b", DType::int8, {32, 32}},
+        {"l.mine", DType::bfloat16, {32}}},
+       {"l.mine"}},
+  };
+  for (const auto& [tensors, scales] : cases) {
+    EXPECT_EQ(possible_scales(tensors), scales) << tensors.front().fqn;
+  }
+}
+
+TEST(QuantizedTensorsTest, IntegersThatUsualModelsHaveAreNoCodes) {
+  const std::vector<ShapedTensor> models[] = {
+      {{"v.embeddings.position_ids", DType::int64, {1, 257}},  // CLIP
+       {"v.embeddings.class_embedding", DType::float32, {768}}},
+      {{"t.position_ids", DType::int32, {1, 512}}, {"t.inv_freq", DType::float32, {32}}},
+      {{"attn.relative_position_index", DType::int64, {49, 49}},  // Swin v2
+       {"attn.relative_coords_table", DType::float32, {1, 13, 13, 2}},
+       {"attn.logit_scale", DType::float32, {3, 1, 1}},
+       {"attn.q_bias", DType::float32, {96}}},
+      {{"attn.relative_position_index", DType::int32, {49, 49}},
+       {"attn.relative_position_bias_table", DType::float32, {169, 3}},
+       {"attn.logit_scale", DType::float32, {3, 1, 1}}},
+      {{"attn.attention_bias_idxs", DType::int64, {196, 196}},  // LeViT
+       {"attn.attention_biases", DType::float32, {4, 196}}},
+      {{"h.0.attn.bias", DType::uint8, {1, 1, 1024, 1024}},  // GPT-2
+       {"h.0.attn.masked_bias", DType::float32, {1}}},
+      {{"l.weight_mask", DType::uint8, {32, 32}}, {"l.weight_orig", DType::float32, {32, 32}}},
+      {{"bn.num_batches_tracked", DType::int64, {}}, {"bn.running_mean", DType::float32, {64}}},
+      {{"e.token_type_ids", DType::int64, {1, 512}}, {"e.scale", DType::float32, {1}}},
+      {{"fake.zero_point", DType::int32, {64}}, {"fake.scale", DType::float32, {64}}},
+      {{"smpl.faces_tensor", DType::int64, {13776, 3}},
+       {"smpl.v_template", DType::float32, {6890, 3}}},
+      {{"gate.tid2eid", DType::int32, {1000, 6}},  // DeepSeek's routing by tokens
+       {"gate.weight", DType::float32, {64, 32}},
+       {"gate.e_score_correction_bias", DType::float32, {64}}},
+      {{"experts.up_blocks", DType::uint8, {4, 32, 2, 16}},  // gpt-oss
+       {"experts.up_scales", DType::uint8, {4, 32, 2}},
+       {"experts.up_bias", DType::bfloat16, {4, 32}}},
+      {{"optim.state.w.state1", DType::uint8, {32, 32}},
+       {"optim.state.w.exp_avg", DType::float32, {32, 32}}},
+      {{"data.image", DType::uint8, {32, 32}}, {"data.target", DType::float32, {32, 32}}},
+      {{"optim.rng", DType::uint8, {5056}}, {"optim.mean", DType::float32, {64}}},
+      {{"codes", DType::uint8, {32, 32}}, {"mine", DType::float32, {32}}},
+  };
+  for (const std::vector<ShapedTensor>& model : models) {
+    EXPECT_EQ(possible_scales(model), std::vector<std::string>()) << model.front().fqn;
+  }
+}
+
 TEST(QuantizedTensorsTest, TheMetadataOfAFileMayNameTheMethod) {
   CheckpointContents contents =
       contents_of({{"l.qweight", DType::int8}, {"l.smooth", DType::float32}});
@@ -363,6 +472,8 @@ TEST(QuantizationMethodTest, IsReadFromConfigJsonInOrBesideTheCheckpoint) {
             "compressed-tensors");
   EXPECT_EQ(method_of(R"({"quantization_config": {"quant_algo": "NVFP4"}})"), "NVFP4");
   EXPECT_EQ(method_of(R"({"quantization": {"group_size": 64, "bits": 4}})"), "mlx");
+  EXPECT_EQ(method_of(R"({"quip_params": {"codebook": "E8P12"}})"), "quip");
+  EXPECT_EQ(method_of(R"({"anyprec": {"parent_precision": 8}})"), "anyprec");
   // The method is found also in JSON with Python's Infinity, and in a damaged file.
   EXPECT_EQ(method_of(R"({"limit": [0.0, Infinity], "quantization_config":
                          {"quant_method" : "modelopt"}})"),
