@@ -221,34 +221,33 @@ bool CastRule::is_in_dict_of_trainer(std::string_view fqn) const {
   return false;
 }
 
-bool CastRule::looks_like_model(std::size_t tensor_index) const {
-  return (dicts_with_weights_.empty() && models_.empty()) ||
-         dicts_with_weights_.contains(dict_of(contents_.tensors[tensor_index]));
+CastVerdict CastRule::verdict_by_place(std::size_t tensor_index) const {
+  if (roles_[tensor_index].kind != formats::StateKind::plain) return CastVerdict::cast;
+  const TensorEntry& tensor = contents_.tensors[tensor_index];
+  const std::string_view fqn = formats::name_without_rank(tensor.meta.fqn);
+  if (any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
+    return CastVerdict::keep_outside;
+  }
+  if (of_model_.contains(tensor_index) || !name_in_model(fqn).empty()) return CastVerdict::cast;
+  if (is_beside_model(fqn)) {
+    return is_copy_or_module(fqn, tensor.meta.shape) ? CastVerdict::cast_outside
+                                                     : CastVerdict::keep_outside;
+  }
+  if (is_in_dict_of_trainer(fqn) && !is_in_module(fqn)) return CastVerdict::keep_outside;
+  const bool has_weights_elsewhere = !dicts_with_weights_.empty() || !models_.empty();
+  return has_weights_elsewhere && !dicts_with_weights_.contains(dict_of(tensor))
+             ? CastVerdict::cast_apart
+             : CastVerdict::cast;
 }
 
 bool CastRule::is_of_trainer(std::size_t tensor_index) const {
-  if (roles_[tensor_index].kind != formats::StateKind::plain) return false;
-  const TensorMeta& meta = contents_.tensors[tensor_index].meta;
-  const std::string_view fqn = formats::name_without_rank(meta.fqn);
-  if (any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
-    return true;
-  }
-  if (of_model_.contains(tensor_index) || !name_in_model(fqn).empty()) return false;
-  if (is_beside_model(fqn)) return !is_copy_or_module(fqn, meta.shape);
-  return is_in_dict_of_trainer(fqn) && !is_in_module(fqn);
+  return verdict_by_place(tensor_index) == CastVerdict::keep_outside;
 }
 
 CastVerdict CastRule::verdict_of(std::size_t tensor_index) const {
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
-  if (meta.shape.empty() || before_component(meta.fqn, "param_groups")) return CastVerdict::keep;
-  if (is_of_trainer(tensor_index)) return CastVerdict::keep_outside;
-  const std::string_view fqn = formats::name_without_rank(meta.fqn);
-  if (roles_[tensor_index].kind != formats::StateKind::plain || of_model_.contains(tensor_index) ||
-      !name_in_model(fqn).empty()) {
-    return CastVerdict::cast;
-  }
-  if (is_beside_model(fqn)) return CastVerdict::cast_outside;
-  return looks_like_model(tensor_index) ? CastVerdict::cast : CastVerdict::cast_apart;
+  const bool is_kept = meta.shape.empty() || before_component(meta.fqn, "param_groups");
+  return is_kept ? CastVerdict::keep : verdict_by_place(tensor_index);
 }
 
 }  // namespace tessera::reshard

@@ -21,18 +21,23 @@ enum class CastVerdict {
   keep_outside,  // state of the trainer, such as a learning rate schedule or a normalizer
 };
 
-/// Tells the tensors of a model from the state that a trainer keeps beside it.
+/// Tells the tensors of a model from the state that a trainer keeps beside it. The first rule that
+/// fits a tensor counts:
 ///
-/// Always kept are tensors without dimensions (a step, a scale), entries of `param_groups`, and
-/// what is in `_extra_state`, `grad_scaler`, `lr_scheduler` and the like at any depth. A dict
-/// `model`, `module`, `state_dict`, `model_state_dict` or `net` is the model's if an optimizer is
-/// beside it, or if it is a dict at the top level of the checkpoint, and no mere beginning of
-/// names. What is beside such a dict is kept, except for parameters of the optimizer, copies of the
-/// model's tensors (`ema.w` with the shape of `model.w`), and tensors in a dict with a `weight` or
-/// `bias`, which is a module's. Elsewhere, dicts with the names of trainers (`scheduler`,
-/// `sampler`) are kept at the top level and beside a model or an optimizer, and the rest is cast.
-/// Of the rest, what is in a dict that has no `weight`, `bias` or parameter of an optimizer gets
-/// the verdict `cast_apart`, if other dicts have some.
+/// 1. Tensors without dimensions (a step, a scale) and entries of `param_groups`: keep.
+/// 2. State of an optimizer: cast.
+/// 3. In `_extra_state`, `grad_scaler`, `lr_scheduler` or the like, at any depth: keep_outside.
+/// 4. In the dict of a model, or a parameter of an optimizer: cast. A dict `model`, `module`,
+///    `state_dict`, `model_state_dict` or `net` is a model's if an optimizer is beside it, or if it
+///    is a dict at the top level of the checkpoint, and no mere beginning of names.
+/// 5. Beside the dict of a model: cast_outside, if it is a copy of one of the model's tensors
+///    (`ema.w` with the shape of `model.w`), or in a module, which is a dict with a `weight` or
+///    `bias`; otherwise keep_outside.
+/// 6. In a dict with the name of a trainer's (`scheduler`, `sampler`) at the top level or beside an
+///    optimizer or a dict called as a model's, and not in a module: keep_outside.
+/// 7. In a dict that has no `weight`, `bias` or parameter of an optimizer at any depth, although
+///    other dicts have some: cast_apart.
+/// 8. The rest: cast.
 ///
 /// Depends only on names, key paths and shapes, so a change of dtypes does not change verdicts.
 /// Keeps views of `contents` and `roles`, which must outlive it. Thread-safe.
@@ -42,7 +47,7 @@ class CastRule {
   CastRule(const formats::CheckpointContents& contents, std::span<const StateRole> roles);
 
   CastVerdict verdict_of(std::size_t tensor_index) const;
-  /// Returns whether a tensor is state of the trainer. Tensors without dimensions may be, too.
+  /// Returns whether a tensor is state of the trainer: whether rules 2 to 8 say keep_outside.
   bool is_of_trainer(std::size_t tensor_index) const;
 
  private:
@@ -54,8 +59,8 @@ class CastRule {
   bool is_in_module(std::string_view fqn) const;
   bool is_copy_or_module(std::string_view fqn, const Shape& shape) const;
   bool is_in_dict_of_trainer(std::string_view fqn) const;
-  /// Returns whether a tensor outside the recognised models may be one of a model's.
-  bool looks_like_model(std::size_t tensor_index) const;
+  /// Applies the rules from the second on.
+  CastVerdict verdict_by_place(std::size_t tensor_index) const;
 
   const formats::CheckpointContents& contents_;
   std::span<const StateRole> roles_;
