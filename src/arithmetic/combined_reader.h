@@ -12,6 +12,7 @@
 #include "arithmetic/combination.h"
 #include "arithmetic/tensor_sum.h"
 #include "formats/partly_read.h"
+#include "formats/simplified_values.h"
 #include "tessera/formats/checkpoint.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -31,7 +32,9 @@ struct ValueOrigin {
 };
 
 /// A combination as a checkpoint. Owns its sources and adapters.
-class CombinedReader final : public formats::CheckpointReader, public formats::PartlyRead {
+class CombinedReader final : public formats::CheckpointReader,
+                             public formats::PartlyRead,
+                             public formats::SimplifiedValues {
  public:
   using Sources = std::vector<std::unique_ptr<formats::CheckpointReader>>;
 
@@ -52,6 +55,11 @@ class CombinedReader final : public formats::CheckpointReader, public formats::P
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override;
+  std::vector<formats::Simplification> simplifications_of_value(
+      std::size_t value_index) const override {
+    const ValueOrigin& origin = values_[value_index];
+    return formats::simplifications_of_value(*sources_[origin.source], origin.index);
+  }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override {
     return first().piece_storage(tensor_index, piece_index);

@@ -13,6 +13,7 @@
 #include "base/python_json.h"
 #include "formats/derived_reader.h"
 #include "formats/renamed_units.h"
+#include "formats/simplified_values.h"
 #include "recipe/tile_cache.h"
 #include "tessera/base/error.h"
 
@@ -47,7 +48,7 @@ std::vector<formats::Piece> pieces_of(const TensorEntry& codes, const QuantizedW
   return {{whole_box(weight.shape), codes.pieces.empty() ? 0 : codes.pieces.front().rank}};
 }
 
-class DequantizedReader final : public formats::DerivedReader {
+class DequantizedReader final : public formats::DerivedReader, public formats::SimplifiedValues {
  public:
   DequantizedReader(std::unique_ptr<CheckpointReader> source, QuantizedWeights found, DType to,
                     const NameSelection& only, reshard::OnOverflow on_overflow,
@@ -72,6 +73,10 @@ class DequantizedReader final : public formats::DerivedReader {
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override {
     return base().read_value(value_index);
+  }
+  std::vector<formats::Simplification> simplifications_of_value(
+      std::size_t value_index) const override {
+    return formats::simplifications_of_value(base(), value_index);
   }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override {

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
+#include "formats/simplified_values.h"
 #include "tessera/base/error.h"
 #include "tessera/base/shape.h"
 #include "tessera/base/tensor_meta.h"
@@ -197,7 +198,7 @@ std::vector<FlatVectorLayout> with_first_components(std::vector<FlatVectorLayout
   return layout;
 }
 
-class FlatLayoutReader final : public DividedReader, public PartlyRead {
+class FlatLayoutReader final : public DividedReader, public PartlyRead, public SimplifiedValues {
  public:
   FlatLayoutReader(std::unique_ptr<CheckpointReader> reader,
                    const std::vector<FlatVectorLayout>& layout);
@@ -213,6 +214,9 @@ class FlatLayoutReader final : public DividedReader, public PartlyRead {
                         {source.begin + range.begin, source.begin + range.end}, out);
   }
   Value read_value(std::size_t value_index) const override;
+  std::vector<Simplification> simplifications_of_value(std::size_t value_index) const override {
+    return formats::simplifications_of_value(*reader_, value_sources_[value_index]);
+  }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::vector<std::string> data_files() const override { return reader_->data_files(); }
   MissingData find_missing_data() const override;

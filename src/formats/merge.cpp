@@ -20,6 +20,7 @@
 #include "formats/opened_classes.h"
 #include "formats/partly_read.h"
 #include "formats/per_rank.h"
+#include "formats/simplified_values.h"
 #include "formats/tensor_collision.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
@@ -54,7 +55,8 @@ KeyPath prefixed(const std::string& prefix, const std::string& name, const KeyPa
 class MergedReader final : public CheckpointReader,
                            public PartlyRead,
                            public MergedSources,
-                           public KnownRanges {
+                           public KnownRanges,
+                           public SimplifiedValues {
  public:
   MergedReader(std::vector<MergeSource> sources, MergePreference preference)
       : sources_(std::move(sources)), preference_(preference) {
@@ -121,6 +123,10 @@ class MergedReader final : public CheckpointReader,
   Value read_value(std::size_t value_index) const override {
     const Origin& origin = values_[value_index];
     return reader_of(origin).read_value(origin.index);
+  }
+  std::vector<Simplification> simplifications_of_value(std::size_t value_index) const override {
+    const Origin& origin = values_[value_index];
+    return formats::simplifications_of_value(reader_of(origin), origin.index);
   }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override {
     const Origin& origin = tensors_[tensor_index];

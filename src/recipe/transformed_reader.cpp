@@ -12,6 +12,7 @@
 #include "formats/derived_reader.h"
 #include "formats/merged_sources.h"
 #include "formats/renamed_units.h"
+#include "formats/simplified_values.h"
 #include "recipe/element_reader.h"
 #include "recipe/losses.h"
 #include "recipe/megatron_names.h"
@@ -155,7 +156,7 @@ struct Condition {
   IndexedBlocks expected;
 };
 
-class TransformedReader final : public formats::DerivedReader {
+class TransformedReader final : public formats::DerivedReader, public formats::SimplifiedValues {
  public:
   /// `note`: to be shown with the notes of the rules.
   TransformedReader(std::unique_ptr<CheckpointReader> source, const Rules& rules,
@@ -185,6 +186,10 @@ class TransformedReader final : public formats::DerivedReader {
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override;
+  std::vector<formats::Simplification> simplifications_of_value(
+      std::size_t value_index) const override {
+    return formats::simplifications_of_value(base(), made_.values[value_index].sources.front());
+  }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
   formats::MissingData find_missing_data() const override;

@@ -90,27 +90,6 @@ std::size_t num_number_steps(const CheckpointContents& destination) {
   return static_cast<std::size_t>(std::ranges::count_if(destination.values, is_step));
 }
 
-FormatChange change_of(Simplification::Kind kind) {
-  switch (kind) {
-    case Simplification::Kind::requires_grad:
-      return FormatChange::requires_grad;
-    case Simplification::Kind::parameter:
-      return FormatChange::parameters;
-    case Simplification::Kind::shared_memory:
-      return FormatChange::shared_memory;
-    case Simplification::Kind::dict_class:
-      return FormatChange::dict_classes;
-    case Simplification::Kind::tuple:
-      return FormatChange::tuples;
-    case Simplification::Kind::attributes:
-      return FormatChange::attributes;
-    case Simplification::Kind::value_type:
-      return FormatChange::value_types;
-  }
-  TESSERA_CHECK(false && "unnamed Simplification::Kind");
-  return {};
-}
-
 /// Returns the names that the moved entries have in the source.
 std::set<std::string> names_moved(const Plan& plan, const CheckpointContents& source,
                                   const MovedSelection& selection) {
@@ -166,6 +145,27 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source,
 }
 
 }  // namespace
+
+FormatChange change_of(Simplification::Kind kind) {
+  switch (kind) {
+    case Simplification::Kind::requires_grad:
+      return FormatChange::requires_grad;
+    case Simplification::Kind::parameter:
+      return FormatChange::parameters;
+    case Simplification::Kind::shared_memory:
+      return FormatChange::shared_memory;
+    case Simplification::Kind::dict_class:
+      return FormatChange::dict_classes;
+    case Simplification::Kind::tuple:
+      return FormatChange::tuples;
+    case Simplification::Kind::attributes:
+      return FormatChange::attributes;
+    case Simplification::Kind::value_type:
+      return FormatChange::value_types;
+  }
+  TESSERA_CHECK(false && "unnamed Simplification::Kind");
+  return {};
+}
 
 std::string_view format_change_name(FormatChange change) {
   switch (change) {

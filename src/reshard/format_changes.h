@@ -9,6 +9,9 @@
 
 namespace tessera::reshard {
 
+/// Returns the kind of change that a move makes if the source's reader simplified something.
+FormatChange change_of(formats::Simplification::Kind kind);
+
 /// Counts, by kind, the changes that a move makes: those of the destination's format (dict keys
 /// that become text), of the source's reader (Simplification) and of a merge (order of keys).
 /// Returns only kinds that occur, in the order of FormatChange. `renamed_keys`: paths in the source

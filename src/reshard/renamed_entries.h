@@ -10,6 +10,7 @@
 
 #include "formats/derived_reader.h"
 #include "formats/known_ranges.h"
+#include "formats/simplified_values.h"
 #include "tessera/base/value.h"
 #include "tessera/formats/checkpoint.h"
 
@@ -17,7 +18,9 @@ namespace tessera::reshard {
 
 /// Reads a checkpoint, and shows other names for some of its entries. A derived class says which,
 /// may also change tensors and values, and calls `rename_entries` at the end of its constructor.
-class RenamedEntries : public formats::DerivedReader, public formats::KnownRanges {
+class RenamedEntries : public formats::DerivedReader,
+                       public formats::KnownRanges,
+                       public formats::SimplifiedValues {
  public:
   void add_note(formats::Finding note) { contents_.opening_findings.push_back(std::move(note)); }
 
@@ -25,6 +28,10 @@ class RenamedEntries : public formats::DerivedReader, public formats::KnownRange
   void read_piece(std::size_t tensor_index, std::size_t piece_index, FlatRange range,
                   std::span<std::byte> out) const override;
   Value read_value(std::size_t value_index) const override;
+  std::vector<formats::Simplification> simplifications_of_value(
+      std::size_t value_index) const override {
+    return formats::simplifications_of_value(base(), values_[value_index]);
+  }
   formats::PieceStorage piece_storage(std::size_t tensor_index,
                                       std::size_t piece_index) const override;
   std::optional<formats::KnownRange> known_range(std::size_t tensor_index,

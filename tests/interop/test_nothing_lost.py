@@ -275,6 +275,20 @@ def test_there_and_back_is_the_same_to_diff(pair, moves):
         assert process.returncode == 0, f"{what}: {process.stdout}{process.stderr}"
 
 
+@pytest.mark.parametrize("is_flattened", [True, False])
+@pytest.mark.parametrize("what", [what for what, row in TABLE.items() if row["kind"] == "value_types"])
+def test_values_of_pytorchs_dcp_that_get_plainer_types_are_told(what, is_flattened, tmp_path):
+    """Shows A2. `.metadata` does not say the types of values: only the values themselves do."""
+    source = tmp_path / "dcp"
+    dcp.save(make(what), checkpoint_id=source, planner=dcp.DefaultSavePlanner(flatten_state_dict=is_flattened), no_dist=True)
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"schema": 1, "rest": "keep", "rules": [{"from": "w", "to": "v"}]}))
+    for number, options in enumerate(([], ["--rename", "w=v"], ["--recipe", recipe], ["--only", "!a*"])):
+        document = json.loads(succeed("ckpt-reshard", source, tmp_path / f"{number}.pt", "--to", "torch", "--json", *options))
+        assert [(change["kind"], change["count"]) for change in document["changes"]] == ([] if "--only" in options else [("value_types", 1)]), options
+    assert merge(f"s={source}", f"r={source}", tmp_path / "merged.pt") == {"value_types": 2}
+
+
 @pytest.mark.parametrize("target", (*FORMATS, "deepspeed"))
 def test_texts_beside_the_tensors_are_kept_or_told(target, tmp_path):
     """Shows A2."""

@@ -18,6 +18,7 @@
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
+#include "reshard/value_changes.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
@@ -496,6 +497,7 @@ ExitCode run_move(MoveOptions options, const std::vector<std::string>& paths,
     warn_of_optimizer_keys(plan.changes, terminal);
   };
   try {
+    reshard::add_changes_of_values(outcome.plan, reader);
     reshard::add_notes_of_writer(outcome.plan, reader, options.destination,
                                  {.format = *options.format,
                                   .extra_files = outcome.extra_files.carried,

@@ -29,6 +29,7 @@
 #include "formats/part_of_check.h"
 #include "formats/partly_read.h"
 #include "formats/recently_used.h"
+#include "formats/simplified_values.h"
 #include "formats/torch_zip/torch_archive.h"
 #include "object_store/files.h"
 #include "object_store/url.h"
@@ -91,7 +92,10 @@ bool has_compressed_member(const zip::ZipReader& zip) {
 
 class ItemCheck;
 
-class DcpReader final : public DividedReader, public PartlyRead, public KnownRanges {
+class DcpReader final : public DividedReader,
+                        public PartlyRead,
+                        public KnownRanges,
+                        public SimplifiedValues {
  public:
   DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
@@ -130,6 +134,11 @@ class DcpReader final : public DividedReader, public PartlyRead, public KnownRan
   }
 
   Value read_value(std::size_t value_index) const override;
+  std::vector<Simplification> simplifications_of_value(std::size_t value_index) const override {
+    // If the state dict was not flattened, opening has read the values.
+    if (!metadata_.is_flattened) return {};
+    return open_item(metadata_.storage.values[value_index])->archive.flatten().simplifications;
+  }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;
   std::optional<KnownRange> known_range(std::size_t tensor_index,
                                         std::size_t piece_index) const override {

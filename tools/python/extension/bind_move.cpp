@@ -17,6 +17,7 @@
 #include "move_request.h"
 #include "object_store/files.h"
 #include "python_value.h"
+#include "reshard/value_changes.h"
 #include "tessera/formats/create.h"
 #include "tessera/formats/detect.h"
 #include "tessera/reshard/base_comparison.h"
@@ -219,6 +220,7 @@ Outcome run(const MoveRequest& request, Watch& watch) {
   formats::CreateOptions create = request.create;
   create.extra_files = outcome.extra_files.carried;
   create.safetensors.stem = outcome.extra_files.stem;
+  reshard::add_changes_of_values(outcome.plan, reader);
   reshard::add_notes_of_writer(outcome.plan, reader, request.destination, create);
   if (is_on_store) {
     execute_to_store(request, reader, outcome, std::move(create), watch);
