@@ -239,27 +239,25 @@ FirstLeftOut first_left_out(const MoveOptions& options,
   const auto take = [](std::string& name, const std::string& candidate) {
     if (name.empty() || candidate < name) name = candidate;
   };
-  const auto count_of_rank = [&](const std::string& name) {
+  const auto leave_out = [&](std::string& first_of_kind, const std::string& name) {
+    take(first_of_kind, name);
     if (!moved.leaves_out_of_rank(name)) return;
     take(first.of_rank, name);
     ++first.num_of_ranks;
   };
-  for (const formats::Alias& alias : contents.aliases) count_of_rank(alias.fqn);
-  for (const formats::TensorEntry& tensor : contents.tensors) count_of_rank(tensor.meta.fqn);
-  for (const formats::ValueEntry& value : contents.values) count_of_rank(value.name);
   for (const formats::Alias& alias : contents.aliases) {
     if (moved.contains(alias.fqn)) {
       targets.insert(alias.target);
     } else {
-      take(first.alias, alias.fqn);
+      leave_out(first.alias, alias.fqn);
     }
   }
   for (const formats::TensorEntry& tensor : contents.tensors) {
     if (moved.contains(tensor.meta.fqn)) continue;
-    take(targets.contains(tensor.meta.fqn) ? first.alias : first.tensor, tensor.meta.fqn);
+    leave_out(targets.contains(tensor.meta.fqn) ? first.alias : first.tensor, tensor.meta.fqn);
   }
   for (const formats::ValueEntry& value : contents.values) {
-    if (!moved.contains(value.name)) take(first.value, value.name);
+    if (!moved.contains(value.name)) leave_out(first.value, value.name);
   }
   return first;
 }
