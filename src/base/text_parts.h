@@ -1,6 +1,6 @@
 #pragma once
 
-#include <string>
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -13,14 +13,13 @@ inline bool take_prefix(std::string_view& text, std::string_view prefix) {
   return true;
 }
 
-/// Returns the parts of a text between its dots: `a`, `` and `b` of `a..b`.
-inline std::vector<std::string> split_at_dots(std::string_view text) {
-  std::vector<std::string> parts;
-  for (std::size_t dot = text.find('.'); dot != std::string_view::npos; dot = text.find('.')) {
-    parts.emplace_back(text.substr(0, dot));
-    text.remove_prefix(dot + 1);
+/// Returns the parts of a text between its separators, as views of the text: for dots, `a`, `` and
+/// `b` of `a..b`. An empty text has one empty part.
+inline std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t at = 0; at <= text.size(); at += parts.back().size() + 1) {
+    parts.push_back(text.substr(at, std::min(text.find(separator, at), text.size()) - at));
   }
-  parts.emplace_back(text);
   return parts;
 }
 

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/checked_math.h"
+#include "base/text_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -46,16 +47,6 @@ NameTemplate::Problem problem(std::string expected, std::string_view found) {
   return {std::move(expected), "'" + printable(found) + "'"};
 }
 
-std::vector<std::string> words_of(std::string_view text) {
-  std::vector<std::string> words;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find('|', at), text.size());
-    words.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return words;
-}
-
 /// Reads the part of a capture after the colon: `*`, or words such as `q|k|v`.
 std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& capture) {
   capture.has_kind = true;
@@ -64,7 +55,8 @@ std::optional<NameTemplate::Problem> parse_kind(std::string_view text, Capture& 
     return std::nullopt;
   }
   capture.kind = CaptureKind::alternatives;
-  capture.words = words_of(text);
+  const std::vector<std::string_view> words = tessera::detail::split(text, '|');
+  capture.words.assign(words.begin(), words.end());
   if (capture.words.size() > kMaxWords) {
     return problem("at most " + std::to_string(kMaxWords) + " alternatives",
                    std::to_string(capture.words.size()));

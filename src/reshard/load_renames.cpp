@@ -6,6 +6,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/text_parts.h"
 #include "tessera/base/shape.h"
 
 namespace tessera::reshard {
@@ -44,20 +45,10 @@ bool has_name_below(const CheckpointContents& source, const std::string& prefix)
          std::ranges::any_of(source.values, fits, &formats::ValueEntry::name);
 }
 
-std::vector<std::string_view> components_of(std::string_view name) {
-  std::vector<std::string_view> components;
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t dot = std::min(name.find('.', at), name.size());
-    components.push_back(name.substr(at, dot - at));
-    at = dot + 1;
-  }
-  return components;
-}
-
 /// Returns the length of the longest common subsequence of the two names' components.
 std::size_t num_common_components(std::string_view a, std::string_view b) {
-  const auto left = components_of(a);
-  const auto right = components_of(b);
+  const auto left = tessera::detail::split(a, '.');
+  const auto right = tessera::detail::split(b, '.');
   std::vector<std::size_t> row(right.size() + 1);
   for (const std::string_view component : left) {
     std::size_t diagonal = 0;

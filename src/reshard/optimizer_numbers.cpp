@@ -131,8 +131,8 @@ class NumberedParamsReader final : public RenamedEntries {
       if (formats::spell(keys) == text) return keys;
     }
     KeyPath keys;
-    for (std::string& part : tessera::detail::split_at_dots(text)) {
-      keys.emplace_back(std::move(part));
+    for (const std::string_view part : tessera::detail::split(text, '.')) {
+      keys.emplace_back(std::string(part));
     }
     return keys;
   }

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "base/size_text.h"
+#include "base/text_parts.h"
 #include "formats/per_rank.h"
 #include "reshard/numbered_optimizer.h"
 #include "reshard/optimizer_numbers.h"
@@ -110,19 +111,10 @@ std::map<std::string, const TensorEntry*> find_candidates(const CheckpointConten
   return found;
 }
 
-std::vector<std::string> components(const std::string& name) {
-  std::vector<std::string> parts;
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t end = std::min(name.find('.', at), name.size());
-    parts.push_back(name.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
-}
-
 /// Returns whether a program may have sorted the names, as Tessera's writers do. Sorted names do
 /// not tell the model's order, in which a weight comes before its bias.
 bool is_sorted(const std::vector<std::string>& names) {
+  const auto components = [](const std::string& name) { return tessera::detail::split(name, '.'); };
   return std::ranges::is_sorted(names) || std::ranges::is_sorted(names, {}, components);
 }
 

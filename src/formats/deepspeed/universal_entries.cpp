@@ -16,7 +16,7 @@
 namespace tessera::formats::deepspeed {
 namespace {
 
-using tessera::detail::split_at_dots;
+using tessera::detail::split;
 using tessera::detail::take_prefix;
 
 constexpr std::string_view kModel = "model";
@@ -44,7 +44,7 @@ KeyPath path_in_name(std::string_view name) {
             std::string(rest.substr(dot + 1))};
   }
   if (!rest.starts_with("optim.param_groups.") && !rest.starts_with("deepspeed.")) return {};
-  for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
+  for (const std::string_view part : split(rest, '.')) path.emplace_back(std::string(part));
   return path;
 }
 

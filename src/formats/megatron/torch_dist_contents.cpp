@@ -20,7 +20,7 @@
 namespace tessera::formats::megatron {
 namespace {
 
-using tessera::detail::split_at_dots;
+using tessera::detail::split;
 using tessera::detail::take_prefix;
 
 constexpr std::string_view kModelPrefix = "model.";
@@ -78,7 +78,7 @@ std::optional<KeyPath> scaler_path(std::string_view rest) {
     rest = behind;
   }
   if (!rest.starts_with(kScaler + std::string("."))) return std::nullopt;
-  for (std::string& part : split_at_dots(rest)) path.emplace_back(std::move(part));
+  for (const std::string_view part : split(rest, '.')) path.emplace_back(std::string(part));
   return path;
 }
 

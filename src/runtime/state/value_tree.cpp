@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/text_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::state {
@@ -20,9 +21,8 @@ bool begins_with(const KeyPath& path, const KeyPath& front) {
 
 KeyPath keys_of(const std::string& name) {
   KeyPath path;
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t dot = std::min(name.find('.', at), name.size());
-    const std::string key = name.substr(at, dot - at);
+  for (const std::string_view part : tessera::detail::split(name, '.')) {
+    const std::string key(part);
     const bool is_number =
         !key.empty() && key.size() < 10 &&
         std::ranges::all_of(key, [](unsigned char c) { return std::isdigit(c) != 0; });
@@ -31,7 +31,6 @@ KeyPath keys_of(const std::string& name) {
     } else {
       path.emplace_back(key);
     }
-    at = dot + 1;
   }
   return path;
 }
