@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 FORMATS = ["native", "dcp", "safetensors", "safetensors file", "torch", "rank_files"]
 # Kinds of changes whose counts in the summary are compared with what is found.
 COUNTED = ("parameters", "requires_grad", "tuples", "split_ties", "attributes")
-# What Tessera does not count in PyTorch's DCP: values that it pickled (docs/formats/what-each-holds.md).
-OF_DCP = ("value_types", "split_ties")
+# What PyTorch changes itself when it saves DCP, so no summary of a move tells of it.
+OF_DCP = ("split_ties",)
 
 
 class Stop(Exception):
