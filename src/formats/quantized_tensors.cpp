@@ -202,11 +202,12 @@ std::string_view module_of(std::string_view fqn) {
   return fqn.substr(0, fqn.size() - last_key(fqn).size());
 }
 
-/// Returns whether a tensor has the name of a mask, of positions or of the like, which models have
+/// Returns whether a tensor has the name of a mask, of positions or of a state, which models have
 /// as integers although they are not quantized: GPT-2's `attn.bias`, Swin's
-/// `relative_position_index`.
-bool is_name_of_mask_or_positions(std::string_view key) {
-  constexpr std::array<std::string_view, 5> kWords = {"mask", "index", "position", "_ids", "_idx"};
+/// `relative_position_index`, TransformerEngine's `_extra_state`.
+bool is_name_of_other_integers(std::string_view key) {
+  constexpr std::array<std::string_view, 6> kWords = {"mask", "index", "position",
+                                                      "_ids", "_idx",  "_state"};
   return key == "bias" || std::ranges::any_of(kWords, [&](std::string_view word) {
            return key.find(word) != std::string_view::npos;
          });
@@ -221,7 +222,7 @@ bool may_be_unknown_codes(const TensorMeta& meta) {
   const bool has_dtype =
       kPossibleCodes.contain(meta.dtype) || (meta.dtype == DType::int64 && is_of_spqr_or_quip);
   const bool is_large = meta.shape.size() > 1 || meta.numel() >= kMinNumelOfRow;
-  return has_dtype && is_large && !is_name_of_mask_or_positions(key);
+  return has_dtype && is_large && !is_name_of_other_integers(key);
 }
 
 using Names = QuantizedTensors::Names;

@@ -59,9 +59,9 @@ class QuantizedTensors {
   /// Returns why a tensor that is no QuantizedPart may be codes or scales: `float8_e4m3fn of a
   /// model that config.json calls quantized (fbgemm), …`; otherwise nothing. Without a method, a
   /// floating-point tensor may be scales, or a table, if its module has integers that may be codes:
-  /// matrices, not of int64 and not named as masks or positions. Its name must be one of scales; or
-  /// the module has no floating-point `weight` and no known scheme, and the tensor is no `bias` and
-  /// has fewer elements than the integers.
+  /// matrices, not of int64 and not named as masks, positions or states. Its name must be one of
+  /// scales; or the module has no floating-point `weight` and no known scheme, and the tensor is no
+  /// `bias` and has fewer elements than the integers.
   std::optional<std::string> doubt_in_words(std::size_t tensor_index) const;
   /// Returns why no tensor of the checkpoint is surely an ordinary one: `method` is given, there
   /// are integers that may be codes, and no quantized weight is recognised. Otherwise nothing.

@@ -410,6 +410,8 @@ TEST(QuantizedTensorsTest, IntegersThatUsualModelsHaveAreNoCodes) {
       {{"gate.tid2eid", DType::int32, {1000, 6}},  // DeepSeek's routing by tokens
        {"gate.weight", DType::float32, {64, 32}},
        {"gate.e_score_correction_bias", DType::float32, {64}}},
+      {{"mlp._extra_state", DType::uint8, {1 << 17}},  // TransformerEngine
+       {"mlp.layer_norm_weight", DType::bfloat16, {4096}}},
       {{"experts.up_blocks", DType::uint8, {4, 32, 2, 16}},  // gpt-oss
        {"experts.up_scales", DType::uint8, {4, 32, 2}},
        {"experts.up_bias", DType::bfloat16, {4, 32}}},
