@@ -1,6 +1,9 @@
 #include "base/size_text.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "base/text_parts.h"
 
 namespace tessera {
 namespace {
@@ -51,6 +54,16 @@ TEST(SizeTextTest, CountsInWords) {
   EXPECT_EQ(counted(1, "tensor"), "1 tensor");
   EXPECT_EQ(counted(0, "tensor"), "0 tensors");
   EXPECT_EQ(counted(2, "alias", "aliases"), "2 aliases");
+}
+
+TEST(TextPartsTest, PartsMayBeEmpty) {
+  using tessera::detail::split;
+  using testing::ElementsAre;
+  EXPECT_THAT(split("model.up", '.'), ElementsAre("model", "up"));
+  EXPECT_THAT(split("a..b.", '.'), ElementsAre("a", "", "b", ""));
+  EXPECT_THAT(split(".", '.'), ElementsAre("", ""));
+  EXPECT_THAT(split("q|k.v", '|'), ElementsAre("q", "k.v"));
+  EXPECT_THAT(split("", '.'), ElementsAre(""));
 }
 
 }  // namespace

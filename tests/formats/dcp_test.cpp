@@ -1,4 +1,4 @@
-#include "formats/key_order.h"
+#include "formats/dcp.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
