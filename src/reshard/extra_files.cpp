@@ -7,7 +7,10 @@
 #include <string_view>
 #include <utility>
 
+#include "base/json.h"
+#include "base/outside_failure.h"
 #include "base/size_text.h"
+#include "formats/bin/bin_files.h"
 #include "formats/extra_entries.h"
 #include "formats/megatron/torch_dist_files.h"
 #include "formats/safetensors/shard_names.h"
@@ -423,54 +426,94 @@ bool is_adapter_of_peft(const CheckpointReader& reader, const Plan& plan,
          });
 }
 
+/// Returns the folder of a checkpoint of several files, with a slash at the end: the source, or the
+/// place of the index that is the source. Nothing for a single file.
+std::optional<std::string> folder_of_source(const FileSystem& fs, const std::string& source) {
+  if (fs.kind_of(source) == FileKind::directory) return join_path(source, "");
+  if (!source.ends_with(formats::detail::kIndexSuffix)) return std::nullopt;
+  return source.substr(0, source.rfind('/') + 1);  // npos + 1 is 0
+}
+
 /// Returns the data files that lie in the sources' folders themselves.
-std::vector<std::string> files_in_sources(const CheckpointReader& reader,
+std::vector<std::string> files_in_sources(const FileSystem& fs, const CheckpointReader& reader,
                                           const std::vector<std::string>& sources) {
+  std::set<std::string> folders;
+  for (const std::string& source : sources) {
+    if (auto folder = folder_of_source(fs, source)) folders.insert(*std::move(folder));
+  }
   std::vector<std::string> files = reader.data_files();
   std::erase_if(files, [&](const std::string& path) {
-    return std::ranges::none_of(sources, [&](const std::string& source) {
-      return join_path(source, last_component(path)) == path;
-    });
+    return !folders.contains(path.substr(0, path.rfind('/') + 1));
   });
   return files;
 }
 
-/// Keeps the stem of the files if the source and the new checkpoint are folders of one format.
-/// Otherwise notes that files get other names than those by which loaders find the source. Files of
-/// a recipe (`is_converted`) are of another framework, which looks for the usual names.
-void keep_stem(const FileSystem& fs, const CheckpointReader& reader,
-               const std::vector<std::string>& sources, const std::string& destination,
-               formats::Format format, bool is_converted, bool is_adapter, ExtraFilesPlan& files) {
-  const formats::FormatDriver& driver = formats::driver_of(format);
-  const std::vector<std::string> old = reader.data_files();
-  const bool has_new_files = format == reader.format() && has_files_of_models(destination, format);
-  if (!has_new_files || old.empty()) return;
-  if (!is_converted) {
-    files.stem = formats::detail::common_stem(fs, files_in_sources(reader, sources));
+/// Returns whether the copied `config.json` is that of a model of diffusers.
+bool has_config_of_diffusers(const FileSystem& fs, const ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
+  if (config == files.carried.end() || config->nbytes > kMaxConfigNbytes) return false;
+  try {
+    const Value parsed = parse_json(read_file(fs, config->path, kMaxConfigNbytes), config->path);
+    return parsed.find("_class_name") != nullptr && parsed.find("_diffusers_version") != nullptr;
+  } catch (const Error& error) {
+    if (tessera::detail::is_outside_failure(error)) throw;
+    return false;  // no strict JSON
   }
-  if (!files.stem.empty()) return;
-  // Whether a file of this name is written: an adapter has other names than a model.
-  const auto is_kept = [&](const std::string& path) {
-    const std::string name = last_component(path);
-    return driver.writes_file(name) && name.starts_with("adapter_model") == is_adapter;
-  };
-  if (std::ranges::any_of(old, is_kept)) return;
+}
+
+void note_names(const std::string& destination, std::string expected, std::string found,
+                ExtraFilesPlan& files) {
   files.notes.push_back({.severity = Finding::Severity::note,
                          .rule = std::string(kExtraFilesRule),
                          .where = {.path = destination},
-                         .expected = "files with the names of the source's, such as " +
-                                     printable(last_component(old.front())) +
-                                     ", if a loader looks for them",
-                         .found = "other names (rename the files, or write a single file)"});
+                         .expected = std::move(expected),
+                         .found = std::move(found)});
 }
 
-/// Names the files, unless they keep their names. Notes that `adapter_config.json` gets beside a
-/// model that was not beside it, or is not beside an adapter.
-void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
-                           const std::string& destination, formats::Format format,
-                           const ExtraFilesOptions& options, bool is_adapter,
-                           ExtraFilesPlan& files) {
-  if (files.stem.empty()) files.stem = is_adapter ? "adapter_model" : "model";
+/// Names the files: by the names of the source's, if the source and the new checkpoint are folders
+/// of one format, otherwise as the loaders of such a model look for them. Notes names that loaders
+/// may not find. Files of a recipe are of another framework, which looks for the usual names.
+void name_files(const FileSystem& fs, const CheckpointReader& reader,
+                const std::vector<std::string>& sources, const std::string& destination,
+                formats::Format format, const ExtraFilesOptions& options, bool is_adapter,
+                ExtraFilesPlan& files) {
+  const std::string usual(is_adapter                           ? "adapter_model"
+                          : has_config_of_diffusers(fs, files) ? formats::bin::kDiffusersStem
+                                                               : "model");
+  files.stem = usual;
+  const std::vector<std::string> old = reader.data_files();
+  if (format != reader.format() || !has_files_of_models(destination, format) || old.empty() ||
+      !folder_of_source(fs, sources.front())) {
+    return;
+  }
+  const std::string suffix(formats::detail::kShardNaming.file_suffix);
+  std::string own = formats::detail::common_stem(fs, files_in_sources(fs, reader, sources));
+  if (own == usual) return;
+  if (!own.empty() && !options.is_converted) {
+    files.stem = std::move(own);
+    if (usual == "model") return;
+    return note_names(
+        destination,
+        usual + suffix + ", which " + (is_adapter ? "PEFT" : "diffusers") + " looks for",
+        files.stem + suffix + ", as in the source (rename the files)", files);
+  }
+  const auto has_usual_name = [&](const std::string& path) {
+    return last_component(path).starts_with(usual + suffix) ||
+           last_component(path).starts_with(usual + "-");
+  };
+  if (own.empty() && std::ranges::any_of(old, has_usual_name)) return;
+  note_names(destination,
+             "files with the names of the source's, such as " +
+                 printable(last_component(old.front())) + ", if a loader looks for them",
+             "other names (rename the files, or write a single file)", files);
+}
+
+/// Notes that `adapter_config.json` gets beside a model that was not beside it, or is not beside an
+/// adapter.
+void note_config_of_adapter(const CheckpointReader& reader, const Plan& plan,
+                            const std::string& destination, formats::Format format,
+                            const ExtraFilesOptions& options, bool is_adapter,
+                            ExtraFilesPlan& files) {
   if (!has_files_of_models(destination, format)) return;
   const std::vector<std::string> old = reader.data_files();
   const bool was_beside_model =
@@ -478,17 +521,16 @@ void name_model_or_adapter(const CheckpointReader& reader, const Plan& plan,
       std::ranges::none_of(old, is_file_of_adapter) &&
       std::ranges::none_of(plan.destination.tensors, has_name_of_adapter) && options.folder.empty();
   if (is_adapter == has_config_of_adapter(files) || (!is_adapter && was_beside_model)) return;
-  files.notes.push_back(
-      {.severity = Finding::Severity::note,
-       .rule = std::string(kExtraFilesRule),
-       .where = {.path = destination},
-       .expected = is_adapter ? "adapter_config.json beside an adapter, which PEFT looks for"
-                              : "only tensors of an adapter beside adapter_config.json",
-       .found = is_adapter ? "none (copy it, too)"
-                           : "others, such as " + printable(find_tensor_of_model(plan)->meta.fqn) +
-                                 ": the files are called " + files.stem +
-                                 ", but loaders may take the folder for an adapter (remove "
-                                 "adapter_config.json if it is none)"});
+  if (is_adapter) {
+    return note_names(destination, "adapter_config.json beside an adapter, which PEFT looks for",
+                      "none (copy it, too)", files);
+  }
+  note_names(destination, "only tensors of an adapter beside adapter_config.json",
+             "others, such as " + printable(find_tensor_of_model(plan)->meta.fqn) +
+                 ": the files are called " + files.stem +
+                 ", but loaders may take the folder for an adapter (remove adapter_config.json if "
+                 "it is none)",
+             files);
 }
 
 /// Leaves out the configuration of an adapter that is merged with the model, or whose file lies
@@ -604,10 +646,8 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   } else if (formats::holds_whole_tensors(format)) {
     compare_config(fs, plan, files);
   }
-  if (fs.kind_of(sources.front()) == FileKind::directory) {
-    keep_stem(fs, reader, sources, destination, format, options.is_converted, is_adapter, files);
-  }
-  name_model_or_adapter(reader, plan, destination, format, options, is_adapter, files);
+  name_files(fs, reader, sources, destination, format, options, is_adapter, files);
+  note_config_of_adapter(reader, plan, destination, format, options, is_adapter, files);
   return files;
 }
 

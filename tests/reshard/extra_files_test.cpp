@@ -375,3 +375,40 @@ TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {
 
 }  // namespace
 }  // namespace tessera::reshard
+TEST_F(ExtraFilesTest, TheIndexOfAFolderKeepsTheStemToo) {
+  write("unet", Format::safetensors);
+  const std::string shard = "diffusion_pytorch_model-00001-of-00001.safetensors";
+  fs_.rename(tmp_ / "unet/model.safetensors", tmp_ / ("unet/" + shard));
+  write_file(tmp_ / "unet/diffusion_pytorch_model.safetensors.index.json",
+             R"({"metadata": {}, "weight_map": {"w": ")" + shard + "\"}}");
+  for (const std::string source : {"unet", "unet/diffusion_pytorch_model.safetensors.index.json"}) {
+    const ExtraFilesPlan found = plan({}, Format::safetensors, {source});
+    EXPECT_EQ(found.stem, "diffusion_pytorch_model") << source;
+    EXPECT_TRUE(found.notes.empty());
+  }
+}
+
+TEST_F(ExtraFilesTest, TheConfigOfDiffusersNamesTheFiles) {
+  const auto write_config = [&](const std::string& folder, const std::string& config) {
+    write_file(tmp_ / (folder + "/config.json"), config);
+  };
+  const std::string diffusers = R"({"_class_name": "UNet", "_diffusers_version": "0.35.0"})";
+  write_config("source", diffusers);
+  EXPECT_EQ(plan({}, Format::safetensors).stem, "diffusion_pytorch_model");
+  EXPECT_TRUE(plan({}, Format::safetensors).notes.empty());
+  EXPECT_EQ(plan({.policy = ExtraFilesPolicy::leave}, Format::safetensors).stem, "model");
+  for (const std::string other :
+       {R"({"_class_name": "UNet"})", R"({"architectures": ["Llama"]})", "[]", "no JSON"}) {
+    write_config("source", other);
+    EXPECT_EQ(plan({}, Format::safetensors).stem, "model") << other;
+  }
+  // The name of the source is kept, with a note if diffusers does not look for it.
+  write("unet", Format::safetensors);
+  write_config("unet", diffusers);
+  const ExtraFilesPlan kept = plan({}, Format::safetensors, {"unet"});
+  EXPECT_EQ(kept.stem, "model");
+  ASSERT_EQ(kept.notes.size(), 1U);
+  EXPECT_EQ(kept.notes[0].expected,
+            "diffusion_pytorch_model.safetensors, which diffusers looks for");
+}
+

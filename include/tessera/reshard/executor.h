@@ -97,7 +97,8 @@ struct ExtraFilesPlan {
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
   /// For SafetensorsWriteOptions::stem: that of the source's own files if they keep it, otherwise
-  /// `model` or `adapter_model`.
+  /// `adapter_model` for an adapter, `diffusion_pytorch_model` if the copied `config.json` is one of
+  /// diffusers, or `model`.
   std::string stem{};
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes

@@ -20,6 +20,8 @@ inline constexpr std::string_view kModelFile = "pytorch_model.bin";
 /// The beginning of the names of files that hold a model, also of those that are no checkpoint of
 /// this format: a model of accelerate under FSDP, or a second model.
 inline constexpr std::string_view kModelBegin = "pytorch_model";
+/// The stem of the files, of this format or of safetensors, by which diffusers finds a model.
+inline constexpr std::string_view kDiffusersStem = "diffusion_pytorch_model";
 inline constexpr detail::ShardNaming kShardNaming{"pytorch_model", kFileSuffix, kIndexSuffix};
 
 /// Returns the place that a file's name states: 2 of 3 for `pytorch_model-00002-of-00003.bin`.
