@@ -535,15 +535,19 @@ void note_config_of_adapter(const CheckpointReader& reader, const Plan& plan,
 
 /// Leaves out the configuration of an adapter that is merged with the model, or whose file lies
 /// beside the model and is not copied. Loaders would take the copy of the model for an adapter.
-void leave_config_of_adapter(const CheckpointReader& reader, const std::string& destination,
-                             formats::Format format, const ExtraFilesOptions& options,
-                             ExtraFilesPlan& files) {
+void leave_config_of_adapter(const CheckpointReader& reader, const Plan& plan,
+                             const std::string& destination, formats::Format format,
+                             const ExtraFilesOptions& options, ExtraFilesPlan& files) {
   const auto config = std::ranges::find(files.carried, "adapter_config.json", &ExtraFile::name);
   if (config == files.carried.end()) return;
+  const auto has_files_of_adapter = [&] {
+    return formats::holds_whole_tensors(reader.format()) &&
+           std::ranges::any_of(reader.data_files(), is_file_of_adapter);
+  };
   const bool is_merged =
       options.merges_adapters ||
-      (has_files_of_models(destination, format) && formats::holds_whole_tensors(reader.format()) &&
-       std::ranges::any_of(reader.data_files(), is_file_of_adapter));
+      (has_files_of_models(destination, format) &&
+       (has_files_of_adapter() || std::ranges::any_of(plan.destination.tensors, is_of_peft)));
   const bool is_left = std::ranges::any_of(files.left, [](const ExtraFilesPlan::Left& file) {
     return file.name.starts_with("adapter_model");
   });
@@ -638,7 +642,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   ExtraFilesPlan files = sorter.take();
   const bool is_adapter = is_adapter_of_peft(reader, plan, files);
   if (!is_adapter || options.merges_adapters) {
-    leave_config_of_adapter(reader, destination, format, options, files);
+    leave_config_of_adapter(reader, plan, destination, format, options, files);
   }
   if (options.removes_quantization) unquantize_config(fs, files);
   if (cast) {
