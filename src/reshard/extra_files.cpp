@@ -138,7 +138,7 @@ bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::s
 /// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
-  /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast.
+  /// `changes_tensors`: as in ExtraFilesOptions, also true for a cast or a part of the tensors.
   /// `changes_rows`: whether a recipe gave rows another order than Megatron's arguments say.
   /// `loses_common_state`: whether a recipe left out the object that replaces `common.pt`, or there
   /// was none.
@@ -624,7 +624,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
       std::ranges::find(notes, formats::megatron::kRowsRule, &Finding::rule) != notes.end();
   Sorter sorter(fs, format, destination, options,
                 options.changes_tensors || options.removes_quantization || options.is_converted ||
-                    cast.has_value(),
+                    cast.has_value() || plan.left_out.tensors > 0,
                 changes_rows,
                 options.is_converted && !formats::megatron::has_common_object(plan.destination));
   if (options.folder.empty()) {

@@ -223,6 +223,25 @@ TEST_F(ExtraFilesTest, FilesWithTensorsAreLeftIfTheTensorsChange) {
   EXPECT_EQ(left(plan()), lines);
 }
 
+TEST_F(ExtraFilesTest, FilesWithAllTensorsAreLeftIfOnlySomeMove) {
+  MemoryCheckpoint memory;
+  memory.add({"v", DType::float32, {1}}, test::bytes_of<float>({1}));
+  memory.add({"w", DType::float32, {1}}, test::bytes_of<float>({2}));
+  const auto writer = formats::create_checkpoint(fs_, tmp_ / "two", memory.contents(), {},
+                                                 {.format = Format::native});
+  test::write_all(memory, *writer);
+  write_file(tmp_ / "two/optimizer.pt", "mine");
+  const auto left_by = [&](const char* pattern) {
+    const auto reader = formats::open_checkpoint(fs_, tmp_ / "two");
+    const Plan move =
+        plan_reshard(reader->contents(), reader->path(), {.only = NameSelection({pattern})});
+    return left(
+        plan_extra_files(fs_, move, *reader, {tmp_ / "two"}, tmp_ / "moved", Format::native, {}));
+  };
+  EXPECT_EQ(left_by("w"), FileNames{"optimizer.pt: belongs to the tensors before the change"});
+  EXPECT_EQ(left_by("*"), FileNames{});
+}
+
 TEST_F(ExtraFilesTest, RefusalNamesAll) {
   const ExtraFilesOptions refuse{.policy = ExtraFilesPolicy::refuse};
   EXPECT_THAT(plan(refuse).problems, ::testing::IsEmpty());
@@ -359,22 +378,6 @@ TEST_F(ExtraFilesTest, FilesKeepTheStemByWhichLoadersFindThem) {
   EXPECT_EQ(stem_of("diffusion_pytorch_model", {.is_converted = true}), "model");
 }
 
-TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {
-  cast_ = DType::float16;
-  for (const char* config : {"\xEF\xBB\xBF{\"torch_dtype\": \"float32\"}", "{\"torch_dtype\""}) {
-    write_file(tmp_ / "source/config.json", config);
-    const auto found = plan();
-    EXPECT_EQ(found.carried.at(0).text, std::nullopt);
-    EXPECT_TRUE(found.edits.empty());
-    ASSERT_EQ(found.notes.size(), 1U);
-    EXPECT_TRUE(found.notes[0].where.path.ends_with("source/config.json"));
-  }
-  cast_ = DType::float32;  // the tensors have it already
-  EXPECT_TRUE(plan().notes.empty());
-}
-
-}  // namespace
-}  // namespace tessera::reshard
 TEST_F(ExtraFilesTest, TheIndexOfAFolderKeepsTheStemToo) {
   write("unet", Format::safetensors);
   const std::string shard = "diffusion_pytorch_model-00001-of-00001.safetensors";
@@ -412,3 +415,19 @@ TEST_F(ExtraFilesTest, TheConfigOfDiffusersNamesTheFiles) {
             "diffusion_pytorch_model.safetensors, which diffusers looks for");
 }
 
+TEST_F(ExtraFilesTest, AConfigThatACastCannotEditIsCarriedWithANote) {
+  cast_ = DType::float16;
+  for (const char* config : {"\xEF\xBB\xBF{\"torch_dtype\": \"float32\"}", "{\"torch_dtype\""}) {
+    write_file(tmp_ / "source/config.json", config);
+    const auto found = plan();
+    EXPECT_EQ(found.carried.at(0).text, std::nullopt);
+    EXPECT_TRUE(found.edits.empty());
+    ASSERT_EQ(found.notes.size(), 1U);
+    EXPECT_TRUE(found.notes[0].where.path.ends_with("source/config.json"));
+  }
+  cast_ = DType::float32;  // the tensors have it already
+  EXPECT_TRUE(plan().notes.empty());
+}
+
+}  // namespace
+}  // namespace tessera::reshard

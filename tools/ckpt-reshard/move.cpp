@@ -337,7 +337,7 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
-       .changes_tensors = source.combination.has_value() || options.drop_optimizer,
+       .changes_tensors = source.combination || options.drop_optimizer || !wanted.renames.empty(),
        .merges_adapters = source.combination && !source.combination->adapters.empty(),
        .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});

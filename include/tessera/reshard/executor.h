@@ -66,8 +66,9 @@ struct ExtraFilesOptions {
   /// Whether quantized weights became numbers. If true, the move does not copy their settings.
   bool removes_quantization = false;
   /// Whether the destination's tensors are other ones than the source's (a combination, a recipe),
-  /// or the optimizer is left out. If true, the move does not copy the files of weights and
-  /// optimizers that trainers resume from. Nor does it if the plan casts tensors.
+  /// or have other names, or the optimizer is left out. If true, the move does not copy the files
+  /// of weights and optimizers that trainers resume from. Nor does it if the plan casts tensors or
+  /// leaves some out.
   bool changes_tensors = false;
   /// Whether adapters were added to the weights. If true, the move does not copy
   /// `adapter_config.json`.
@@ -97,8 +98,8 @@ struct ExtraFilesPlan {
   std::vector<Left> left{};                   // sorted by name
   std::vector<Edit> edits{};                  // sorted by name
   /// For SafetensorsWriteOptions::stem: that of the source's own files if they keep it, otherwise
-  /// `adapter_model` for an adapter, `diffusion_pytorch_model` if the copied `config.json` is one of
-  /// diffusers, or `model`.
+  /// `adapter_model` for an adapter, `diffusion_pytorch_model` if the copied `config.json` is one
+  /// of diffusers, or `model`.
   std::string stem{};
   std::vector<formats::Finding> problems{};  // for Plan::problems
   std::vector<formats::Finding> notes{};     // for Plan::notes

@@ -185,9 +185,11 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   }
   outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                        reshard::find_gaps(reader, request.plan.only));
+  reshard::ExtraFilesOptions extra_files = request.extra_files;
+  if (!wanted.renames.empty()) extra_files.changes_tensors = true;
   outcome.extra_files =
       reshard::plan_extra_files(object_store::files(), outcome.plan, reader, paths,
-                                request.destination, request.create.format, request.extra_files);
+                                request.destination, request.create.format, extra_files);
   outcome.source_format = reader.format();
   auto& problems = outcome.plan.problems;
   problems.insert(problems.begin(), source.collisions.begin(), source.collisions.end());
