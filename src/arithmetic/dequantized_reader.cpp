@@ -15,6 +15,7 @@
 #include "formats/renamed_units.h"
 #include "formats/simplified_values.h"
 #include "recipe/tile_cache.h"
+#include "reshard/config_quantization.h"
 #include "tessera/base/error.h"
 
 namespace tessera::arithmetic {
@@ -59,7 +60,7 @@ class DequantizedReader final : public formats::DerivedReader, public formats::S
         on_overflow_(on_overflow),
         losses_(std::move(losses)) {
     contents_ = base().contents();
-    contents_.annotations.erase("quantization_config");  // the weights are numbers now
+    remove_settings();
     take_tensors(found.companions);
     take_aliases();
     take_units();
@@ -93,6 +94,8 @@ class DequantizedReader final : public formats::DerivedReader, public formats::S
     std::optional<std::size_t> weight;  // index in weights_; none: the tensor is not quantized
   };
 
+  void remove_settings();
+  void note(std::string expected, std::string found);
   void take_tensors(const std::set<std::size_t>& companions);
   void take_aliases();
   void take_units();
@@ -120,6 +123,34 @@ class DequantizedReader final : public formats::DerivedReader, public formats::S
   std::vector<Origin> origins_;  // parallel to contents_.tensors
   mutable recipe::TileCache tiles_;
 };
+
+void DequantizedReader::note(std::string expected, std::string found) {
+  contents_.opening_findings.push_back({.severity = formats::Finding::Severity::note,
+                                        .rule = "dequantize",
+                                        .where = {.path = path()},
+                                        .expected = std::move(expected),
+                                        .found = std::move(found)});
+}
+
+/// Removes what the texts beside the tensors (`__metadata__`) say about a quantization, because the
+/// weights are numbers now.
+void DequantizedReader::remove_settings() {
+  std::string removed;
+  const auto add = [&](const std::string& name) {
+    removed += (removed.empty() ? "'" : ", '") + printable(name) + "'";
+  };
+  if (contents_.annotations.erase("quantization_config") > 0) add("quantization_config");
+  const auto config = contents_.annotations.find("config");
+  if (config != contents_.annotations.end()) {
+    auto without = reshard::remove_quantization(config->second);
+    if (without && !without->removed.empty()) {
+      for (const std::string& member : without->removed) add("config." + member);
+      config->second = std::move(without->text);
+    }
+  }
+  if (removed.empty()) return;
+  note("texts that describe numbers", "settings of the quantization (removed): " + removed);
+}
 
 void DequantizedReader::take_tensors(const std::set<std::size_t>& companions) {
   std::map<std::size_t, std::size_t> weight_of;  // key: index of the codes
@@ -196,15 +227,10 @@ void DequantizedReader::note_disputed_zeros(const NameSelection& only) {
     num_zeros += num_in_weight;
   }
   if (num_weights == 0) return;
-  contents_.opening_findings.push_back(
-      {.severity = formats::Finding::Severity::note,
-       .rule = "dequantize",
-       .where = {.path = path()},
-       .expected = "zero points of GPTQ that are stored as less than the largest integer",
-       .found = std::to_string(num_zeros) + " of the largest integer in " +
-                std::to_string(num_weights) + (num_weights == 1 ? " weight" : " weights") + " ('" +
-                printable(first) +
-                "'), read as this integer plus 1, as AutoGPTQ does (GPTQModel reads 0)"});
+  note("zero points of GPTQ that are stored as less than the largest integer",
+       std::to_string(num_zeros) + " of the largest integer in " + std::to_string(num_weights) +
+           (num_weights == 1 ? " weight" : " weights") + " ('" + printable(first) +
+           "'), read as this integer plus 1, as AutoGPTQ does (GPTQModel reads 0)");
 }
 
 void DequantizedReader::refuse_name(const std::string& name) const {

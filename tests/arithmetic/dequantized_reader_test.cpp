@@ -83,6 +83,32 @@ TEST(DequantizeTest, WithoutQuantizedWeightsTheSourceStaysAsItIs) {
   EXPECT_EQ(result.num_weights, 0);
 }
 
+TEST(DequantizeTest, TextsThatDescribeCodesAreRemovedWithANote) {
+  using Texts = std::map<std::string, std::string>;
+  const auto numbers_beside = [](const Texts& texts) {
+    auto checkpoint = std::make_unique<MemoryCheckpoint>();
+    checkpoint->add({"w.weight", DType::float8_e4m3fn, {2}}, test::Bytes(2, std::byte{0x38}));
+    checkpoint->add({"w.weight_scale", DType::float32, {1}}, test::bytes_of<float>({1}));
+    checkpoint->contents_for_change().annotations = texts;
+    return dequantize(std::move(checkpoint), DType::float32, Value(Value::Dict{}), {},
+                      reshard::OnOverflow::refuse);
+  };
+  const std::string config = R"({"quantization_config": {"quant_method": "fp8"}, "layers": 2})";
+  const auto both = numbers_beside({{"config", config}, {"quantization_config", "{}"}, {"a", "b"}});
+  ASSERT_THAT(both.problems, IsEmpty());
+  EXPECT_EQ(both.reader->contents().annotations,
+            (Texts{{"a", "b"}, {"config", R"({ "layers": 2})"}}));
+  const auto& notes = both.reader->contents().opening_findings;
+  ASSERT_THAT(notes, SizeIs(1));
+  EXPECT_EQ(notes[0].found,
+            "settings of the quantization (removed): 'quantization_config', "
+            "'config.quantization_config'");
+  const Texts others{{"config", "no JSON"}};
+  const auto none = numbers_beside(others);
+  EXPECT_EQ(none.reader->contents().annotations, others);
+  EXPECT_THAT(none.reader->contents().opening_findings, IsEmpty());
+}
+
 TEST(DequantizeTest, EveryMatrixOfAStackHasItsOwnScales) {
   auto source = std::make_unique<MemoryCheckpoint>();
   source->add({"w", DType::int8, {2, 2, 3}},
