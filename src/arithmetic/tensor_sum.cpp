@@ -26,16 +26,20 @@ void read_region(const inspect::TensorReader& tensor, const Region& region, Flat
 }
 
 bool have_equal_elements(const inspect::TensorReader& a, const inspect::TensorReader& b) {
-  constexpr std::uint64_t kBlockNbytes = std::uint64_t{1} << 20;
+  if (a.reads_same_tensor(b)) return true;
+  const auto size = static_cast<std::size_t>(itemsize(a.meta().dtype));
+  std::vector<std::byte> bytes;
   std::vector<std::byte> other;
-  bool are_equal = true;
-  inspect::for_each_block(a, kBlockNbytes, [&](FlatRange window, std::span<const std::byte> bytes) {
-    if (!are_equal) return;
+  for (std::int64_t begin = 0; begin < a.meta().numel();) {
+    const FlatRange window{begin, a.window_end(begin, kWindowNumel)};
+    bytes.resize(static_cast<std::size_t>(window.numel()) * size);
     other.resize(bytes.size());
+    a.read(window, bytes);
     b.read(window, other);
-    are_equal = std::ranges::equal(bytes, other);
-  });
-  return are_equal;
+    if (bytes != other) return false;
+    begin = window.end;
+  }
+  return true;
 }
 
 bool have_equal_numbers(const inspect::TensorReader& a, const inspect::TensorReader& b) {

@@ -535,6 +535,14 @@ TEST(CombinationTest, ASelectedNameOfATiedTensorNeedsNoOtherName) {
               ElementsAre(HasSubstr("embed: combine: expected all files of tied")));
 }
 
+TEST(CombinationTest, NothingIsReadBehindTheFirstDifference) {
+  const std::vector<Piece> halves{{FlatRange{0, 1}, 0}, {FlatRange{1, 2}, 0}};
+  auto a = one_tensor<std::int8_t>("a", DType::int8, {2}, {1, 2}, halves);
+  a.fail_reads_of("w", 1);
+  const auto b = one_tensor<std::int8_t>("b", DType::int8, {2}, {3, 2});
+  EXPECT_THAT(texts(combined({{a}, {b}}).problems), ElementsAre(HasSubstr("different elements")));
+}
+
 /// An adapter of one layer with rank 2.
 LoraAdapter adapter_of(Shape down_shape, std::vector<float> down, Shape up_shape,
                        std::vector<float> up, const std::string& more = "") {

@@ -22,6 +22,10 @@ class TensorReader {
   TensorReader(const formats::CheckpointReader& reader, std::size_t tensor_index);
 
   const TensorMeta& meta() const { return meta_; }
+  /// Whether both read one tensor of one checkpoint.
+  bool reads_same_tensor(const TensorReader& other) const {
+    return &reader_ == &other.reader_ && tensor_index_ == other.tensor_index_;
+  }
 
   /// Fills `out` with elements `[window.begin, window.end)` of the tensor, little-endian.
   /// Requires: a window within the tensor; `out.size() == window.numel() * itemsize`.
