@@ -137,7 +137,7 @@ class Combination {
   std::vector<TensorReader> open_in_all(const std::string& name) {
     std::vector<TensorReader> tensors;
     for (std::size_t s = 0; s < readers_.size(); ++s) {
-      auto tensor = open(s, *entries_[s].find_tensor(name));
+      auto tensor = open(s, *entries_[s].find_tensor_of_rank(name));
       if (tensor) tensors.push_back(std::move(*tensor));
     }
     if (tensors.size() != readers_.size()) tensors.clear();

@@ -5,6 +5,7 @@
 
 #include "arithmetic/element_sum.h"
 #include "base/cast.h"
+#include "formats/per_rank.h"
 #include "formats/quantized_tensors.h"
 #include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
@@ -36,7 +37,7 @@ class Match {
 
   void run() {
     for (const auto& [name, index] : first_entries_.tensors()) {
-      const auto found = other_entries_.find_tensor(name);
+      const auto found = other_entries_.find_tensor_of_rank(name);
       if (found) {
         compare(name, first_.contents().tensors[index], other_.contents().tensors[*found]);
       } else {
@@ -45,20 +46,31 @@ class Match {
       }
     }
     for (const auto& [name, index] : other_entries_.tensors()) {
-      if (first_entries_.tensors().contains(name)) continue;
-      const auto tied = first_entries_.find_tensor(name);
-      problems_.push_back(
-          tied ? combine_problem(name,
-                                 "tied to " + printable(first_.contents().tensors[*tied].meta.fqn) +
-                                     ", as in " + printable(first_.path()),
-                                 "a separate tensor in " + printable(other_.path()))
-               : combine_problem(name, "a tensor of this name in all sources",
-                                 "none in " + printable(first_.path())));
+      if (!first_entries_.tensors().contains(name)) problems_.push_back(without_first(name));
     }
     find_missing();
   }
 
  private:
+  /// Returns the problem of a tensor that the first source does not have under its own name.
+  Finding without_first(const std::string& name) const {
+    if (const auto tied = first_entries_.find_tensor(name)) {
+      return combine_problem(name,
+                             "tied to " + printable(first_.contents().tensors[*tied].meta.fqn) +
+                                 ", as in " + printable(first_.path()),
+                             "a separate tensor in " + printable(other_.path()));
+    }
+    if (first_entries_.find_tensor_of_rank(name)) {
+      return combine_problem(name,
+                             "a first source that has this rank's own copy too (give " +
+                                 printable(other_.path()) + " first)",
+                             "one copy for all ranks in " + printable(first_.path()),
+                             {Remedy::Action::leave_out, "per_rank.*"});
+    }
+    return combine_problem(name, "a tensor of this name in all sources",
+                           "none in " + printable(first_.path()));
+  }
+
   void compare(const std::string& name, const TensorEntry& first, const TensorEntry& other) {
     const auto described = [](const TensorEntry& tensor) {
       return std::string(dtype_name(tensor.meta.dtype)) + " " + shape_to_string(tensor.meta.shape);
@@ -198,6 +210,11 @@ SelectedEntries::SelectedEntries(const CheckpointContents& contents,
 std::optional<std::size_t> SelectedEntries::find_tensor(std::string_view name) const {
   const auto found = find_in(tensors_, name);
   return found ? found : find_in(aliases_, name);
+}
+
+std::optional<std::size_t> SelectedEntries::find_tensor_of_rank(std::string_view name) const {
+  const auto own = find_tensor(name);
+  return own ? own : find_tensor(formats::name_without_rank(name));
 }
 
 std::optional<std::size_t> SelectedEntries::find_value(std::string_view name) const {

@@ -34,6 +34,9 @@ class SelectedEntries {
   const Indices& values() const { return values_; }
   /// Returns the index of a tensor, by its name or by the name of an alias.
   std::optional<std::size_t> find_tensor(std::string_view name) const;
+  /// As find_tensor. For `per_rank.<rank>.<name>`, falls back to `<name>`, which is the tensor of
+  /// all ranks that have none of their own.
+  std::optional<std::size_t> find_tensor_of_rank(std::string_view name) const;
   std::optional<std::size_t> find_value(std::string_view name) const;
 
  private:

@@ -535,6 +535,26 @@ TEST(CombinationTest, ASelectedNameOfATiedTensorNeedsNoOtherName) {
               ElementsAre(HasSubstr("embed: combine: expected all files of tied")));
 }
 
+TEST(CombinationTest, ARankWithoutACopyOfItsOwnHasTheCopyOfAll) {
+  const auto source = [](const char* path, std::vector<float> copies) {
+    MemoryCheckpoint checkpoint(path, 2);
+    if (copies.size() > 1) {
+      checkpoint.add({"per_rank.1.mean", DType::float32, {1}}, bytes_of<float>({copies[1]}));
+    }
+    checkpoint.add({"mean", DType::float32, {1}}, bytes_of<float>({copies[0]}));
+    return checkpoint;
+  };
+  const auto result = combined({{source("a", {1, 2})}, {source("b", {10})}});
+  ASSERT_THAT(texts(result.problems), IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "mean"), ElementsAre(11));
+  EXPECT_THAT(elements<float>(*result.reader, "per_rank.1.mean"), ElementsAre(12));
+  // The first source decides which copies the result has.
+  EXPECT_THAT(texts(combined({{source("b", {10})}, {source("a", {1, 2})}}).problems),
+              ElementsAre(HasSubstr("per_rank.1.mean: combine: expected a first source that has "
+                                    "this rank's own copy too (give a first), found one copy for "
+                                    "all ranks in b (to leave it out, add '!per_rank.*'")));
+}
+
 TEST(CombinationTest, NothingIsReadBehindTheFirstDifference) {
   const std::vector<Piece> halves{{FlatRange{0, 1}, 0}, {FlatRange{1, 2}, 0}};
   auto a = one_tensor<std::int8_t>("a", DType::int8, {2}, {1, 2}, halves);
