@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "arithmetic/element_sum.h"
+#include "arithmetic/tied_embeddings.h"
 #include "base/float_text.h"
 #include "formats/per_rank.h"
 #include "tessera/base/error.h"
@@ -63,11 +64,11 @@ LayerOrder LayerOrders::of(std::string_view weight) const {
 
 AdapterTargets::AdapterTargets(const formats::CheckpointReader& base,
                                const SelectedEntries& entries, const LoraAdapter& adapter,
-                               Accumulation accumulation)
+                               const CombineOptions& options)
     : base_(base),
       entries_(entries),
       adapter_(adapter),
-      accumulation_(accumulation),
+      options_(options),
       orders_(base.contents()),
       problems_(adapter.problems) {
   counts_.path = adapter.reader->path();
@@ -84,22 +85,33 @@ void AdapterTargets::problem(const std::string& name, const std::string& expecte
   problems_.push_back(combine_problem(name, expected, found));
 }
 
+bool AdapterTargets::may_be_missing(const AdapterChange& change) const {
+  return change.is_second_name ||
+         (options_.has_tied_embeddings && embedding_end_of(change.target) == EmbeddingEnd::output);
+}
+
 /// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
 /// names. Of several that fit, takes the one with selected tensors. Empty if none is needed, if
 /// none fits all changed tensors, or if several do.
 std::string AdapterTargets::find_prefix() const {
-  if (adapter_.changes.empty()) return {};
-  const auto first = std::ranges::find(adapter_.changes, false, &AdapterChange::is_second_name);
-  if (first == adapter_.changes.end()) return {};
-  const std::string& target = first->target;
+  std::vector<const std::string*> targets;
+  for (const bool takes_all : {false, true}) {
+    for (const AdapterChange& change : adapter_.changes) {
+      if (takes_all ? !change.is_second_name : !may_be_missing(change)) {
+        targets.push_back(&change.target);
+      }
+    }
+    if (!targets.empty()) break;
+  }
+  if (targets.empty()) return {};
+  const std::string& target = *targets.front();
   std::vector<std::string> prefixes;
   for (const std::string& name : all_names_) {
     if (name != target && !name.ends_with("." + target)) continue;
     if (formats::parse_per_rank_name(name)) continue;
     std::string prefix = name.substr(0, name.size() - target.size());
-    const bool fits = std::ranges::all_of(adapter_.changes, [&](const AdapterChange& change) {
-      return change.is_second_name || all_names_.contains(prefix + change.target);
-    });
+    const bool fits = std::ranges::all_of(
+        targets, [&](const std::string* each) { return all_names_.contains(prefix + *each); });
     if (fits) prefixes.push_back(std::move(prefix));
   }
   const auto selects_none = [&](const std::string& prefix) {
@@ -113,13 +125,12 @@ std::string AdapterTargets::find_prefix() const {
 
 void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced) {
   const std::string prefix = find_prefix();
+  std::vector<const AdapterChange*> missing;
   for (const AdapterChange& change : adapter_.changes) {
     const std::string name = prefix + change.target;
     if (!all_names_.contains(name)) {
       // Hugging Face's files have a tied tensor under its first name only.
-      if (change.is_second_name) continue;
-      problem(name, "a tensor of this name, which " + printable(counts_.path) + " changes",
-              "none in " + printable(base_.path()));
+      if (!change.is_second_name) missing.push_back(&change);
       continue;
     }
     add_to(tensors, replaced, change, name);
@@ -127,6 +138,46 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& re
     if (of_ranks == names_of_ranks_.end()) continue;
     for (const std::string& own : of_ranks->second) add_to(tensors, replaced, change, own);
   }
+  for (const AdapterChange* const change : missing) {
+    match_missing(tensors, replaced, *change, prefix + change->target);
+  }
+}
+
+/// Returns the only tensor of the base that is the input embedding; nothing if there are several.
+std::optional<std::size_t> AdapterTargets::find_input_embedding() const {
+  std::optional<std::size_t> found;
+  for (const auto& [name, index] : entries_.tensors()) {
+    if (embedding_end_of(name) != EmbeddingEnd::input) continue;
+    if (found) return std::nullopt;
+    found = index;
+  }
+  return found;
+}
+
+/// Reports a change to a tensor that the base lacks, unless the tensor is the tied output layer and
+/// becomes equal to the input embedding, which the base stores. Requires: all other changes are
+/// added.
+void AdapterTargets::match_missing(const std::vector<TensorOrigin>& tensors,
+                                   const Replacements& replaced, const AdapterChange& change,
+                                   const std::string& name) {
+  const auto input = may_be_missing(change) ? find_input_embedding() : std::nullopt;
+  if (!input) {
+    return problem(name, "a tensor of this name, which " + printable(counts_.path) + " changes",
+                   "none in " + printable(base_.path()));
+  }
+  if (std::holds_alternative<AsInFirst>(tensors[*input])) return;
+  if (change.is_copy_of_base && adapter_.scale < 0.0) return;
+  if (change.kind == AdapterChange::Kind::replaced) {
+    const auto other = replaced.find(*input);
+    const TensorReader stored =
+        other == replaced.end() ? TensorReader(base_, *input) : other->second;
+    if (have_equal_numbers(TensorReader(*adapter_.reader, change.tensor), stored)) return;
+  }
+  problem(name,
+          "the same new tensor as for " + printable(base_.contents().tensors[*input].meta.fqn) +
+              ", to which config.json ties this one",
+          "another change in " + printable(counts_.path) + ", and no such tensor in " +
+              printable(base_.path()) + " (store both in the base first: docs/combine.md)");
 }
 
 /// Adds a change to the tensor `name`, if it is selected.
@@ -158,7 +209,7 @@ void AdapterTargets::refuse_tensor(const TensorMeta& meta, const TensorMeta& tar
 }
 
 void AdapterTargets::add(const AdapterChange& change, const TensorMeta& target, TensorSum& sum) {
-  if (!can_hold(accumulation_, change.scale)) {
+  if (!can_hold(options_.accumulation, change.scale)) {
     return problem(target.fqn,
                    "a scale of " + printable(counts_.path) + " that the dtype of the sum can hold",
                    tessera::detail::float_to_text(change.scale));

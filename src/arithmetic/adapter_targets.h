@@ -49,9 +49,9 @@ using Replacements = std::map<std::size_t, inspect::TensorReader>;
 /// all these tensors.
 class AdapterTargets {
  public:
-  /// Keeps references to `base`, `entries` and `adapter`.
+  /// Keeps references to all arguments.
   AdapterTargets(const formats::CheckpointReader& base, const SelectedEntries& entries,
-                 const LoraAdapter& adapter, Accumulation accumulation);
+                 const LoraAdapter& adapter, const CombineOptions& options);
 
   /// Adds the adapter's changes to the sums in `tensors`, which is parallel to the base's tensors.
   /// Adds the tensors that replace others to `replaced`. Skips AsInFirst tensors.
@@ -63,9 +63,14 @@ class AdapterTargets {
   const std::set<std::size_t>& changed() const { return changed_; }
 
  private:
+  /// Whether the base may lack the tensor of a change, because it stores a tied tensor once.
+  bool may_be_missing(const AdapterChange& change) const;
   std::string find_prefix() const;
   void add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced,
               const AdapterChange& change, const std::string& name);
+  void match_missing(const std::vector<TensorOrigin>& tensors, const Replacements& replaced,
+                     const AdapterChange& change, const std::string& name);
+  std::optional<std::size_t> find_input_embedding() const;
   void add(const AdapterChange& change, const TensorMeta& target, TensorSum& sum);
   void replace(const AdapterChange& change, std::size_t index, TensorOrigin& origin,
                Replacements& replaced);
@@ -77,7 +82,7 @@ class AdapterTargets {
   const formats::CheckpointReader& base_;
   const SelectedEntries& entries_;
   const LoraAdapter& adapter_;
-  const Accumulation accumulation_;
+  const CombineOptions& options_;
   const LayerOrders orders_;
   std::set<std::string, std::less<>> all_names_;  // of the base, also those that are not selected
   /// The names `per_rank.<rank>.<name>`, by `<name>` (see [Note: Entries of each rank]).

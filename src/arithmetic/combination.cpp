@@ -356,7 +356,7 @@ class Combination {
   void add_adapters() {
     std::set<std::size_t> changed;
     for (LoraAdapter& adapter : adapters_) {
-      AdapterTargets targets(*readers_.front(), entries_.front(), adapter, options_->accumulation);
+      AdapterTargets targets(*readers_.front(), entries_.front(), adapter, *options_);
       targets.add_to(origins_, replaced_);
       problems_.insert(problems_.end(), targets.problems().begin(), targets.problems().end());
       counts_.adapters.push_back(targets.counts());

@@ -815,6 +815,48 @@ TEST(LoraTest, ATensorIsReplacedByEqualOnesOnly) {
                                     "numbers: head.weight in adapter")));
 }
 
+// PEFT stores both names of a tied tensor. Hugging Face's files have only the input embedding.
+TEST(LoraTest, AnAdapterMayStoreATiedTensorTwice) {
+  const std::string input = "model.embed_tokens.weight";
+  const auto merged_with = [&](const MemoryCheckpoint& adapter, bool is_tied,
+                               const std::string& prefix = "") {
+    MemoryCheckpoint base("base", 1);
+    add_number(base, prefix + input, 100);
+    CombineOptions options;
+    options.has_tied_embeddings = is_tied;
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_in(adapter));
+    return combined({{base}}, options, std::move(adapters));
+  };
+  const auto adapter_of_both = [&](float output) {
+    MemoryCheckpoint adapter("adapter", 1);
+    add_number(adapter, "lm_head.weight", output);
+    add_number(adapter, input, 7);
+    return adapter;
+  };
+  for (const char* const prefix : {"", "run."}) {
+    const auto equal = merged_with(adapter_of_both(7), true, prefix);
+    ASSERT_THAT(texts(equal.problems), IsEmpty());
+    EXPECT_EQ(equal.counts.adapters.at(0).num_replaced, 1U);
+    EXPECT_THAT(elements<float>(*equal.reader, prefix + input), ElementsAre(7));
+  }
+  const std::string refused =
+      "lm_head.weight: combine: expected the same new tensor as for model.embed_tokens.weight, to "
+      "which config.json ties this one, found another change in adapter, and no such tensor in "
+      "base";
+  EXPECT_THAT(texts(merged_with(adapter_of_both(8), true).problems),
+              ElementsAre(HasSubstr(refused)));
+  EXPECT_THAT(texts(merged_with(adapter_of_both(7), false).problems),
+              ElementsAre(HasSubstr("expected a tensor of this name")));
+  MemoryCheckpoint unchanged("adapter", 1);
+  add_number(unchanged, "lm_head.weight", 100);
+  EXPECT_THAT(texts(merged_with(unchanged, true).problems), IsEmpty());
+  MemoryCheckpoint product("adapter", 1);
+  add_layer(product, "lm_head", 1);
+  add_layer(product, "model.embed_tokens", 1);
+  EXPECT_THAT(texts(merged_with(product, true).problems), ElementsAre(HasSubstr(refused)));
+}
+
 TEST(LoraTest, TheTensorsOfSingleRanksChangeToo) {
   MemoryCheckpoint base("base", 1);
   add_number(base, "per_rank.1.model.w.weight", 200);
