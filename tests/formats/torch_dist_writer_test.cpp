@@ -540,6 +540,24 @@ TEST_F(TorchDistWriterTest, CopiesOfWeightsOf16BitsAreWidened) {
   EXPECT_TRUE(notes(trained_model()).empty());
 }
 
+/// Newer versions of Megatron keep the state of the run in an object. It is not put into the file.
+TEST_F(TorchDistWriterTest, AnObjectInPlaceOfTheCommonFileIsNoted) {
+  MemoryCheckpoint source("torch_dist");
+  source.add({"decoder.layers.mlp.linear_fc1.weight", DType::float32, {1, 2}},
+             bytes_of<float>({1, 2}));
+  source.add_value("common_state/shard_0_1", Value(Value::List{Value(Value::Dict{})}));
+  const auto notes_with = [&](std::vector<ExtraFile> files) {
+    return writer_of(Format("megatron"))
+        .notes(path(), source.contents(),
+               {.format = Format("megatron"), .extra_files = std::move(files)},
+               [&] { return std::vector<Value>{source.read_value(0)}; }, {});
+  };
+  const auto notes = notes_with({});
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_THAT(notes[0].found, testing::HasSubstr("common.pt gets only defaults"));
+  EXPECT_TRUE(notes_with({{.path = "source/common.pt", .name = "common.pt"}}).empty());
+}
+
 TEST_F(TorchDistWriterTest, CopiesOfManyBlocksAreWidened) {
   const std::int64_t numel = (std::int64_t{1} << 21) + 3;  // of bf16: a block of 4 MiB and a rest
   std::vector<std::uint16_t> weights(static_cast<std::size_t>(numel));

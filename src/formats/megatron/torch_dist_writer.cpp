@@ -316,6 +316,16 @@ class MegatronFormatWriter final : public FormatWriter {
         "stacked layers, as content_metadata.non_homogeneous_layers in common.pt says",
         "the number of a layer in this name",
         " (the names are kept; a recipe with \"megatron\" and no rules stacks the layers)");
+    if (megatron::has_common_object(contents) && !has_file(options.extra_files, kCommonFile)) {
+      notes.push_back(
+          {.severity = Finding::Severity::note,
+           .rule = kCommonFile,
+           .where = {.path = destination},
+           .expected = "the state of the run in common.pt, where Megatron 0.16 reads it",
+           .found = "it in the object 'common_state/shard_0_1' of a newer Megatron "
+                    "(common.pt gets only defaults beside this object; a move to DCP "
+                    "writes the object alone)"});
+    }
     return notes;
   }
 };
