@@ -10,7 +10,7 @@ from python_environment import PIP_INSTALL, install, python_environment
 
 PEERS = ("torchrec", "frameworks", "scanners", "models", "types")  # each has tests under the label interop-<peer>
 SIZES = {"torchrec": "about 20 MB", "torchrec_cuda": "about 400 MB", "frameworks": "about 35 MB",
-         "scanners": "about 2 MB", "models": "about 110 MB", "types": "about 20 MB"}  # size of the download, without torch
+         "scanners": "about 2 MB", "models": "about 110 MB", "types": "about 90 MB"}  # size of the download, without torch
 
 
 def peer_packages(peer: str, torch_version: str | None = None) -> Path:

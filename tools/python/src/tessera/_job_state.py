@@ -260,7 +260,8 @@ def fill(given: Any, loaded: Any) -> Any:
         items = tuple(put_back(one, other) for one, other in zip(given, loaded, strict=True))
         if all(a is b for a, b in zip(items, given, strict=True)):
             return given
-        return type(given)._make(items) if hasattr(given, "_make") else items  # a namedtuple stays one
+        make = getattr(given, "_make", None)  # a namedtuple stays one
+        return make(items) if make is not None else items
     if isinstance(given, frozenset) and isinstance(loaded, set):
         return frozenset(loaded)
     return loaded

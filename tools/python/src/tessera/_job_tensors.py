@@ -101,9 +101,10 @@ def check_plain(name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type == "meta":
         raise _refuse(name, "a tensor with elements", "a tensor on the meta device (call to_empty first)")
     plain = (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter))
-    if type(tensor) not in plain and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        raise _refuse(name, "torch.Tensor, DTensor or ShardedTensor", kind)
+    kind: Any = type(tensor)
+    usual: Any = torch.Tensor
+    if kind not in plain and kind.__torch_dispatch__ is not usual.__torch_dispatch__:
+        raise _refuse(name, "torch.Tensor, DTensor or ShardedTensor", f"{kind.__module__}.{kind.__qualname__}")
     if tensor.numel() and tensor.device.type in ("cpu", "cuda"):  # others may have no storage that torch sees
         last = tensor.storage_offset() + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         needed, found = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()

@@ -169,10 +169,10 @@ class _Load:
         self.selected = [name for name in self.state.values if selection.selects(name_bytes("name", name))]
         # DCP stores nothing for an empty dict or list.
         left = {name for name in self.selected if name not in self.saved.found}
-        tensors = {str(problem.tensor) for problem in problems if problem.rule == "unexpected" and problem.found == "a tensor"}
-        problems += [Problem.of_entry("error", "kind of entry", name, "a value", "a tensor") if name in tensors
+        of_tensors = {str(problem.tensor) for problem in problems if problem.rule == "unexpected" and problem.found == "a tensor"}
+        problems += [Problem.of_entry("error", "kind of entry", name, "a value", "a tensor") if name in of_tensors
                      else _missing_value(name, self.strict)
-                     for name in self.selected if name in left and (name in tensors or not self._may_be_missing(name))]
+                     for name in self.selected if name in left and (name in of_tensors or not self._may_be_missing(name))]
         self.of_ranks = self._values_of_ranks(problems)
         errors = tuple(problem for problem in problems if problem.severity == "error")
         if errors:

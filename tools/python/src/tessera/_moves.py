@@ -262,7 +262,7 @@ def _sources(sources: Mapping[str, PathLike] | Iterable[PathLike | tuple[str, Pa
     """Returns paths and their prefixes."""
     if isinstance(sources, (str, bytes, os.PathLike)) or not isinstance(sources, Iterable):
         refuse_type("sources", "several paths, or a mapping of prefixes to paths", sources)
-    named = sources.items() if isinstance(sources, Mapping) else [
+    named: list[tuple[Any, Any]] = list(sources.items()) if isinstance(sources, Mapping) else [
         source if isinstance(source, tuple) and len(source) == 2 else ("", source) for source in sources]
     found = [(path_bytes("sources", path), name_bytes("sources", prefix)) for prefix, path in named]
     if len(found) < 2:

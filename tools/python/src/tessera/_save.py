@@ -271,6 +271,9 @@ class _Plan(NamedTuple):
 class _Job(SaveSteps):
     """One save, on this rank."""
 
+    path: str
+    format: str
+    state: JobState
     _plans: ClassVar[_Kept[_Plan]] = _Kept()
     _copies: dict[Any, dict[tuple[str, int], torch.Tensor]] = {}  # by ranks; of the last save in the background
 

@@ -307,6 +307,8 @@ class _Begun(NamedTuple):
 class _PlannedSave(SaveSteps):
     """A save of the items that DCP's planner gives to this rank."""
 
+    _state: JobState | None
+
     def __init__(self, ranks: Ranks, path: str | os.PathLike[str], endpoint: str | None,
                  options: tuple[bool, int, str, int], items: list[WriteItem], planner: SavePlanner):
         super().__init__(ranks, f"saving {path!r}")
@@ -362,8 +364,9 @@ class _PlannedSave(SaveSteps):
                 values.append((path, torch.load(data, weights_only=False)))
                 continue
             assert item.tensor_data is not None and isinstance(data, torch.Tensor)
-            if hasattr(data, "wait"):  # an asynchronous collective
-                data = data.wait()
+            wait = getattr(data, "wait", None)
+            if wait is not None:  # an asynchronous collective
+                data = wait()
             check_plain(name, data)
             shape = list(item.tensor_data.size)
             chunk = item.tensor_data.chunk
