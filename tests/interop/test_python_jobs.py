@@ -1937,6 +1937,55 @@ def test_dcp_gets_everything_of_one_rank_through_the_storage_reader(tmp_path, fo
         dcp.load({"other": torch.ones(1)}, storage_reader=tessera.dcp.StorageReader(path))
 
 
+def load_optimizer_through_dcp(root):
+    start()
+    import tessera.dcp
+    from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+
+    def entries_of(found):
+        return {key: {rank.metadata.shard_offsets[0]: rank.tensor for rank in entry.local_shards()} if hasattr(entry, "local_shards") else entry
+                for key, entry in sorted(found.items())}
+
+    model = torch.nn.Linear(4, 6)
+    expected = load_sharded_optimizer_state_dict(model.state_dict(), "optim", dcp.FileSystemReader(f"{root}/dcp"))["optim"]
+    for saved in ("dcp", "native"):
+        reader = tessera.dcp.StorageReader(f"{root}/{saved}")
+        found = load_sharded_optimizer_state_dict(model.state_dict(), "optim", reader)["optim"]
+        assert found.keys() == expected.keys() and found["param_groups"] == expected["param_groups"]
+        for name, state in expected["state"].items():
+            assert_equal(entries_of(state), entries_of(found["state"][name]))
+    # Without dist.destroy_process_group(), as above.
+
+
+def test_dcp_loads_an_optimizer_that_it_builds_from_the_checkpoint(tmp_path):
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optim": optimizer_state}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp")
+    tessera.save(state, tmp_path / "native")
+    run_function(load_optimizer_through_dcp, 2, str(tmp_path))
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_dcp_builds_the_whole_state_dict_from_the_storage_reader(tmp_path, is_flat):
+    import tessera.dcp
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    state = {"args": {"betas": [0.9, {"x": 1}], "lr": 0.5}, "w": torch.ones(2)}
+    if is_flat:
+        state |= {"layers": [{"w": torch.ones(2)}, {"w": torch.zeros(3)}], "by_number": {"3": {"s": torch.ones(1)}}}
+    dcp.save(state, checkpoint_id=tmp_path / "s", planner=dcp.DefaultSavePlanner(flatten_state_dict=is_flat))
+    tessera.save(state, tmp_path / "native")
+    for path in ("s", "native"):
+        found = {}
+        _load_state_dict(found, storage_reader=tessera.dcp.StorageReader(tmp_path / path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+        assert_equal(state, {name: found[name] for name in state})
+
+
 def test_the_storage_reader_refuses_a_part_of_a_checkpoint():
     """Before, every rank got the elements of that part."""
     import tessera.dcp

@@ -121,8 +121,7 @@ class Checkpoint(Mapping[str, Any]):
                 refuse_type("like", "a dict, a list or a tuple", like)
             found = Likeness(self, take).of(like)
         else:
-            names = [*self._metas, *self._values, *self.aliases]
-            found = whole(self, dict(zip(names, reader.paths())), take)
+            found = whole(self, self._paths(), take)
         reader.require_unchanged()
         self._last_value = None
         return found
@@ -147,6 +146,10 @@ class Checkpoint(Mapping[str, Any]):
         if self._reader is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
         return self._reader
+
+    def _paths(self) -> dict[str, list[Any]]:
+        """Returns the key path of each name."""
+        return dict(zip([*self._metas, *self._values, *self.aliases], self._open_reader().paths()))
 
     def _item(self, name: str) -> Any:
         """Returns the item `args.lr` of a dict that the checkpoint has as one value, `args`. Raises KeyError if there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple, Union
@@ -35,6 +36,7 @@ from ._save import DEFAULT_BUFFERS_NBYTES, SaveSteps, core_job, merged_values, n
 from ._symbol import with_constants
 
 CheckpointId = Union[str, "os.PathLike[str]", None]
+_DcpPath = tuple[Union[str, int], ...]
 
 MAX_THREADS = 8  # threads that wait for reads; the core reads a large tensor with more threads
 
@@ -76,21 +78,29 @@ class StorageReader(DcpStorageReader):
         return self._opened
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns names, dtypes and shapes, each tensor as one chunk, whatever its sharding. DCP calls this on the coordinator first."""
+        """Returns names, paths, dtypes and shapes, each tensor as one chunk, whatever its sharding. DCP calls this on the coordinator
+        first."""
         self._opened = None  # the checkpoint may have been replaced since the last load
         checkpoint = self._checkpoint()
+        stored_paths = checkpoint._paths()
         entries: dict[str, Any] = {}
+        paths: dict[str, _DcpPath] = {}
         for name in checkpoint:
+            # DCP takes numbers for positions in lists, and writes other keys as text.
+            path = tuple(int(key) if isinstance(key, Position) else str(key) for key in stored_paths[name])
             found = checkpoint._metas.get(checkpoint.aliases.get(name, name))
             if found is None:
-                entries.update(dict.fromkeys(_names_of_items(checkpoint, name), BytesStorageMetadata()))
+                items = _items_of(checkpoint, name, path)
+                entries.update(dict.fromkeys(items, BytesStorageMetadata()))
+                paths.update(items)
                 continue
+            paths[name] = path
             size = torch.Size(found.shape)
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
             properties = TensorProperties(dtype=getattr(torch, found.dtype))
             entries[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[whole])
         storage = {MetadataIndex(name): name for name in entries}
-        return Metadata(state_dict_metadata=_Entries(entries, checkpoint), storage_data=storage)
+        return Metadata(state_dict_metadata=_Entries(entries, checkpoint), planner_data=paths, storage_data=storage)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuses a part of a checkpoint, as `tessera.load` does. Not in `read_metadata`, because DCP discards its errors."""
@@ -156,21 +166,27 @@ class _Entries(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _names_of_items(checkpoint: Checkpoint, name: str) -> list[str]:
-    """Returns the names that DCP's planner gives to the items of a value that is a dict; the name of any other value."""
+def _items_of(checkpoint: Checkpoint, name: str, path: _DcpPath) -> dict[str, _DcpPath]:
+    """Returns the names that DCP's planner gives to the items of a value that is a dict, and their paths. For any other value: its name
+    and path."""
     if "." in name:  # DCP saves only top-level dicts as one value
-        return [name]
+        return {name: path}
     try:
         value = checkpoint._entry(name)
     except Error:  # `read_data` raises it, if the value is asked for; DCP would discard it here
-        return [name]
+        return {name: path}
 
-    def names_in(name: str, value: Any) -> list[str]:
+    def items_in(name: str, path: _DcpPath, value: Any) -> dict[str, _DcpPath]:
         is_list = isinstance(value, list) and is_split(value, torch.Tensor)
-        items = value.items() if isinstance(value, dict) else enumerate(value) if is_list else ()
-        return [each for key, item in items for each in names_in(f"{name}.{key}", item)] or [name]
+        items: Iterable[tuple[str | int, Any]] = enumerate(value) if is_list else ()
+        if isinstance(value, dict):
+            items = ((str(key), item) for key, item in value.items())
+        found: dict[str, _DcpPath] = {}
+        for key, item in items:
+            found.update(items_in(f"{name}.{key}", (*path, key), item))
+        return found or {name: path}
 
-    return names_in(name, value)
+    return items_in(name, path, value)
 
 
 def _read(checkpoint: Checkpoint, item: ReadItem, target: torch.Tensor) -> None:
