@@ -869,6 +869,23 @@ def test_bad_state_is_refused_by_name(tmp_path, state, told):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("call", [tessera.save, tessera.async_save, tessera.load])
+def test_all_tensors_that_are_refused_are_told_at_once(tmp_path, call):
+    bad = {"meta": torch.empty(2, device="meta"), "good": torch.ones(2), "list": [torch.eye(2).to_sparse()],
+           "lazy": torch.nn.LazyLinear(3, bias=False)}
+    with pytest.raises(tessera.Error) as caught:
+        call(bad, tmp_path / "s")
+    head, *lines = str(caught.value).split("\n  ")
+    assert head == "3 tensors can be neither saved nor loaded:" and caught.value.kind == "unsupported"
+    assert [line.split(": tensor: expected ")[0] for line in lines] == ["meta", "list.0", "lazy.weight"]
+    assert [str(problem) for problem in caught.value.problems] == lines
+    with pytest.raises(tessera.Error) as caught:
+        call({"meta": torch.nn.ParameterList(torch.empty(1, device="meta") for _ in range(105))}, tmp_path / "s")
+    lines = str(caught.value).split("\n  ")
+    assert lines[0].startswith("105 tensors") and len(lines) == 102 and lines[-1] == "and 5 more" and len(caught.value.problems) == 105
+    assert os.listdir(tmp_path) == []
+
+
 def with_storage_of(nbytes):
     """Returns a tensor of 4 elements, whose storage was made smaller afterwards."""
     tensor = torch.zeros(4)
@@ -1530,6 +1547,10 @@ def ranks_that_differ(root):
     partial = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()])
     with pytest.raises(tessera.Error, match="w: tensor: expected Shard or Replicate, found the placement Partial"):
         tessera.save({"w": partial}, f"{root}/bad")
+    for call in (tessera.save, tessera.async_save, tessera.load):
+        told = r"2 tensors can be neither saved nor loaded:\n  w: tensor: .*Partial.*\n  x: tensor: .* on the meta device"
+        with pytest.raises(tessera.Error, match=("^rank 1: " if rank == 0 else "^") + told):
+            call({"w": partial, "x": torch.empty(2, device="meta")} if rank else dict(into), f"{root}/{'stages' if call is tessera.load else 'bad'}")
     with pytest.raises(tessera.Error, match=("rank 1: " if rank == 0 else "^") + "w: value: expected"):
         tessera.save({"w": Odd() if rank else 1}, f"{root}/bad")
     with pytest.raises(tessera.Error, match="new: missing"):

@@ -34,7 +34,7 @@ class Error(Exception):
 
     `kind` is `not_found`, `corruption`, `unsupported`, `invalid_argument`, `mismatch`, `already_exists`, `io` or
     `interrupted`. `path`, `tensor` and `byte_range` are None if they are unknown. `problems` has every reason why a
-    checkpoint was refused.
+    checkpoint, or a state dict, was refused.
     """
 
     def __init__(self, message: str, *, kind: str, path: str | None = None, tensor: str | None = None,
@@ -75,9 +75,20 @@ def refused(paths: list[str], problems: tuple[Problem, ...], summary: str = "pro
             lines: Sequence[str] | None = None, hints: Sequence[str] = ()) -> Error:
     """Returns the error that lists why these checkpoints are refused. If there is one problem, `where` comes before it. `lines`: the
     text, if it is shorter than a line for each problem."""
-    lines = [str(problem) for problem in problems] if lines is None else lines
-    listed = [*lines[:MAX_LISTED], *([f"and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])]
+    listed = _at_most_listed([str(problem) for problem in problems] if lines is None else lines)
     first = problems[0] if len(problems) == 1 else None
     head = [where + listed[0]] if first else [f"{' + '.join(paths)}: {len(problems)} {summary}:", *listed]
     return Error("\n  ".join([*head, *(f"hint: {hint}" for hint in hints)]), kind="mismatch",
                  path=paths[0] if len(paths) == 1 else None, tensor=first.tensor if first else None, problems=problems)
+
+
+def joined(errors: Sequence[Error], summary: str) -> Error:
+    """Returns one error that lists several of one kind; if there is only one, that one."""
+    if len(errors) == 1:
+        return errors[0]
+    text = "\n  ".join([f"{len(errors)} {summary}:", *_at_most_listed([str(error) for error in errors])])
+    return Error(text, kind=errors[0].kind, problems=tuple(problem for error in errors for problem in error.problems))
+
+
+def _at_most_listed(lines: Sequence[str]) -> list[str]:
+    return [*lines[:MAX_LISTED], *([f"and {len(lines) - MAX_LISTED} more"] if len(lines) > MAX_LISTED else [])]

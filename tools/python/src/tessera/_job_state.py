@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._errors import Error
+from ._errors import Error, joined
 from ._job_tensors import Box, JobTensor, LayoutDigests, describe
 from ._per_rank import PerRank
 from ._position import Position
@@ -41,7 +41,10 @@ class JobState:
         self.values: dict[str, Any] = {}
         self.per_rank: dict[str, PerRank] = {}  # values for which the checkpoint stores a list of each rank's value
         self.objects: list[tuple[Path, Any]] = []  # objects with load_state_dict()
+        self._refusals: list[Error] = []  # of tensors
         self.root = self._visit_dict((), state_dict)
+        if self._refusals:
+            raise joined(self._refusals, "tensors can be neither saved nor loaded")
 
     def _visit(self, path: Path, value: Any) -> Any:
         """Records an entry, or all entries below it. Returns the object that takes the place of `value` in `root`."""
@@ -107,7 +110,11 @@ class JobState:
 
     def _add_tensor(self, path: Path, tensor: torch.Tensor) -> None:
         name = self._name(path)
-        found = describe(name, tensor, self._ranks)
+        try:
+            found = describe(name, tensor, self._ranks)
+        except Error as error:
+            self._refusals.append(error)
+            return
         same = _identity(found, self.layout_digests)
         if same is not None:
             first = self._shared.setdefault(same, name)

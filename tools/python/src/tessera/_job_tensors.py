@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ._errors import Error
+from ._errors import Error, Problem
 from ._ranks import Ranks
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def _whole(shape: Sequence[int]) -> Box:
 
 
 def _refuse(name: str, expected: str, found: str) -> Error:
-    return Error(f"{name}: tensor: expected {expected}, found {found}", kind="unsupported", tensor=name)
+    problem = Problem.of_entry("error", "tensor", name, expected, found)
+    return Error(str(problem), kind="unsupported", tensor=name, problems=(problem,))
 
 
 def check_plain(name: str, tensor: torch.Tensor) -> None:
