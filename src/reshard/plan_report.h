@@ -33,9 +33,11 @@ class PlanReport {
     plan_.problems.push_back({formats::Finding::Severity::error, std::move(rule), std::move(where),
                               std::move(expected), std::move(found), std::move(remedy)});
   }
-  void note(std::string rule, std::string fqn, std::string expected, std::string found) {
+  void note(std::string rule, std::string fqn, std::string expected, std::string found,
+            Remedy remedy = {}) {
     plan_.notes.push_back(finding(formats::Finding::Severity::note, std::move(rule), std::move(fqn),
                                   std::move(expected), std::move(found)));
+    plan_.notes.back().remedy = std::move(remedy);
   }
   /// Adds a note about a given place.
   void note_at(ErrorWhere where, std::string rule, std::string expected, std::string found) {
@@ -50,7 +52,8 @@ class PlanReport {
   void relaxable(Relaxation relaxation, std::string rule, std::string fqn, std::string expected,
                  std::string found, Remedy remedy = {}) {
     if (relaxation == Relaxation::allow) {
-      note(std::move(rule), std::move(fqn), std::move(expected), std::move(found));
+      note(std::move(rule), std::move(fqn), std::move(expected), std::move(found),
+           std::move(remedy));
     } else {
       problem(std::move(rule), std::move(fqn), std::move(expected), std::move(found),
               std::move(remedy));

@@ -1283,6 +1283,8 @@ def test_flat_vectors_are_loaded_with_their_layout(tmp_path):
     tessera.load(moved, tmp_path / "moved")
     tessera.load(loaded, source, flat_layout=layout)
     assert_equal(state, loaded)
+    notes = tessera.load(zeroed(state), source, strict=False).notes
+    assert notes and all(str(note).endswith("(give it with flat_layout=FILE)") for note in notes)
     dcp.load(read, storage_reader=tessera.dcp.StorageReader(source, flat_layout=layout))
     assert_equal(state, moved)
     assert_equal(state, read)

@@ -461,6 +461,8 @@ TEST(LoadPlannerTest, BareFlatVectorsAreRefused) {
   ASSERT_THAT(rules_and_names(plan.problems), ElementsAre("flat vector model._flat_param"));
   EXPECT_EQ(plan.problems[0].expected, "a layout that names its parameters");
   EXPECT_EQ(plan.problems[0].remedy, Remedy{Remedy::Action::give_flat_layout});
+  EXPECT_EQ(pair.plan({.unexpected = Relaxation::allow}).notes.at(0).remedy,
+            Remedy{Remedy::Action::give_flat_layout});
   Pair::add(pair.wanted, {"model._flat_param", DType::float32, {64}});
   EXPECT_THAT(rules_and_names(pair.plan({.unexpected = Relaxation::allow}).problems),
               ElementsAre("flat vector model._flat_param"));
