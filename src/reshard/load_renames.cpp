@@ -1,12 +1,13 @@
 #include "reshard/load_renames.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <set>
 #include <string_view>
+#include <tuple>
 
 #include "base/text_parts.h"
+#include "formats/per_rank_rules.h"
+#include "reshard/state_key.h"
 #include "tessera/base/shape.h"
 
 namespace tessera::reshard {
@@ -38,11 +39,85 @@ std::optional<std::string> optimizer_of(const std::string& name,
   return prefix && optimizers.contains(*prefix) ? prefix : std::nullopt;
 }
 
-bool has_name_below(const CheckpointContents& source, const std::string& prefix) {
-  const auto fits = [&](const std::string& name) { return name.starts_with(prefix); };
-  return std::ranges::any_of(source.tensors,
-                             [&](const auto& tensor) { return fits(tensor.meta.fqn); }) ||
-         std::ranges::any_of(source.values, fits, &formats::ValueEntry::name);
+/// Returns the names of the optimizers in `names` (optimizer_prefixes).
+std::set<std::string> prefixes_in(const std::vector<std::string>& names) {
+  std::set<std::string> prefixes;
+  for (const std::string& name : names) {
+    auto prefix = possible_prefix(name);
+    if (!prefix) continue;
+    const bool has_groups = std::string_view(name).substr(prefix->size()).starts_with(kGroupsPart);
+    if (has_groups || prefix->starts_with("optim")) prefixes.insert(std::move(*prefix));
+  }
+  return prefixes;
+}
+
+std::vector<std::string> all_names(const CheckpointContents& contents) {
+  std::vector<std::string> names;
+  names.reserve(contents.tensors.size() + contents.aliases.size() + contents.values.size());
+  for (const formats::TensorEntry& tensor : contents.tensors) names.push_back(tensor.meta.fqn);
+  for (const formats::Alias& alias : contents.aliases) names.push_back(alias.fqn);
+  for (const formats::ValueEntry& value : contents.values) names.push_back(value.name);
+  return names;
+}
+
+/// Returns the parameter in a name of an optimizer: `fc.weight` in `optim.state.fc.weight.exp_avg`.
+std::string_view parameter_in_name(std::string_view name, const std::string& optimizer) {
+  const std::size_t begin = name.find('.', optimizer.size()) + 1;
+  return name.substr(begin, std::max(begin, name.rfind('.')) - begin);
+}
+
+/// Returns what comes before the names of an optimizer's `parameters` in the names of the model:
+/// the beginning with which `names` have the most of them. Returns nothing if they have none.
+std::optional<std::string> model_prefix(const std::vector<std::string>& names,
+                                        const std::string& optimizer,
+                                        std::set<std::string_view> parameters) {
+  std::map<std::string_view, std::size_t> counts;  // of parameters, by what is before them
+  const auto is_of_optimizer = [&](const std::string& name) {
+    return possible_prefix(name) == optimizer;
+  };
+  for (const std::string& name : names) {
+    if (is_of_optimizer(name)) parameters.insert(parameter_in_name(name, optimizer));
+  }
+  std::erase_if(parameters, [](std::string_view each) { return has_only_digits(each); });
+  for (const std::string& name : names) {
+    if (is_of_optimizer(name)) continue;
+    for (std::size_t at = 0; at < name.size();) {
+      if (parameters.contains(std::string_view(name).substr(at))) {
+        ++counts[std::string_view(name).substr(0, at)];
+      }
+      at = std::min(name.find('.', at), name.size() - 1) + 1;
+    }
+  }
+  // Of several, such as `model.` and `ema.`, prefers the trained model's, then the shortest.
+  const auto is_worse = [](const auto& a, const auto& b) {
+    const auto rank = [](const auto& each) {
+      return std::tuple(each.second, count_model_components(each.first),
+                        -static_cast<std::ptrdiff_t>(each.first.size()));
+    };
+    return rank(a) < rank(b);
+  };
+  const auto best = std::ranges::max_element(counts, is_worse);
+  if (best == counts.end()) return std::nullopt;
+  return std::string(best->first);
+}
+
+/// Returns the optimizer's prefix in the job's model; `in_source` if the job does not tell.
+std::string model_in_job(const ModelPrefixes& models_of_job, const std::string& optimizer,
+                         const std::string& in_source) {
+  const auto found = models_of_job.find(optimizer);
+  return found == models_of_job.end() ? in_source : found->second;
+}
+
+/// Returns the rename of a parameter's name without the prefixes of the models: `{"fc.", "up."}`
+/// for `{"model.fc.", "model.up."}`. Returns nothing if it does not change such names.
+std::optional<Rename> rename_of_parameters(const Rename& rename, const std::string& model_in_source,
+                                           const std::string& model_in_job) {
+  if (!rename.from.starts_with(model_in_source) || !rename.to.starts_with(model_in_job)) {
+    return std::nullopt;
+  }
+  Rename inner{rename.from.substr(model_in_source.size()), rename.to.substr(model_in_job.size())};
+  if (inner.from == inner.to) return std::nullopt;
+  return inner;
 }
 
 /// Returns the length of the longest common subsequence of the two names' components.
@@ -83,11 +158,31 @@ struct NamesOfShape {
   std::vector<std::string> unexpected;
 };
 
+/// Adds pairs of an unexpected name (the key) and a missing name (the value), if one rename turns
+/// all unexpected names into missing ones.
+void add_pairs_of_one_rename(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
+  // If there is such a rename, it keeps the order of the names, except that it may put them behind
+  // or before missing names that it does not give.
+  const std::set<std::string> missing(names.missing.begin(), names.missing.end());
+  const auto first = std::ranges::min_element(names.unexpected);
+  const Rename rename = prefix_rename(*first, *missing.begin());
+  std::map<std::string, std::string> found;
+  for (const std::string& from : names.unexpected) {
+    std::string to = renamed(from, {rename});
+    if (!from.starts_with(rename.from) || !missing.contains(to)) return;
+    found.emplace(from, std::move(to));
+  }
+  pairs.merge(found);
+}
+
 /// Adds pairs of an unexpected name (the key) and a missing name (the value). The two must be each
 /// other's best match, with no second match that is as good.
 void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pairs) {
   constexpr std::size_t kMaxComparisons = 1'000'000;
-  if (names.missing.size() * names.unexpected.size() > kMaxComparisons) return;
+  if (names.missing.empty() || names.unexpected.empty()) return;
+  if (names.missing.size() * names.unexpected.size() > kMaxComparisons) {
+    return add_pairs_of_one_rename(names, pairs);
+  }
   struct Best {
     std::size_t score = 0;
     std::size_t index = 0;
@@ -117,173 +212,92 @@ void add_pairs(const NamesOfShape& names, std::map<std::string, std::string>& pa
   }
 }
 
-/// The names of tensors that the problems call missing or unexpected.
-struct UnmatchedNames {
-  std::set<std::string> missing;                 // of the job, not of its optimizer
-  std::set<std::string> unexpected;              // of the checkpoint
-  std::map<std::string, NamesOfShape> by_shape;  // names that a rename may match
-};
-
-UnmatchedNames unmatched_names(const std::vector<Finding>& problems,
-                               const CheckpointContents& source, const CheckpointContents& wanted,
-                               const std::vector<Rename>& given,
-                               const std::set<std::string>& optimizers) {
-  UnmatchedNames names;
+/// Returns the names of tensors that the problems call missing or unexpected, and that a rename may
+/// match, by shape.
+std::map<std::string, NamesOfShape> unmatched_names(const std::vector<Finding>& problems,
+                                                    const CheckpointContents& source,
+                                                    const CheckpointContents& wanted,
+                                                    const std::vector<Rename>& given) {
+  std::set<std::string> optimizers = optimizer_prefixes(source);
+  optimizers.merge(optimizer_prefixes(wanted));
+  std::map<std::string, NamesOfShape> by_shape;
   for (const Finding& problem : problems) {
     const std::string& fqn = problem.where.fqn;
-    if (optimizer_of(fqn, optimizers)) {
-      if (problem.rule == "unexpected") names.unexpected.insert(fqn);
-    } else if (problem.rule == "missing") {
-      const formats::TensorEntry* const tensor = wanted.find_tensor(fqn);
-      if (tensor == nullptr && !fqn.starts_with(kModel)) continue;  // a value
-      names.missing.insert(fqn);
-      if (tensor == nullptr) continue;
-      names.by_shape[shape_to_string(tensor->meta.shape)].missing.push_back(fqn);
-    } else if (problem.rule == "unexpected") {
-      names.unexpected.insert(fqn);
-      const formats::TensorEntry* const tensor = source.find_tensor(fqn);
-      if (tensor == nullptr || renamed(fqn, given) != fqn) continue;
-      names.by_shape[shape_to_string(tensor->meta.shape)].unexpected.push_back(fqn);
+    const bool is_missing = problem.rule == "missing";
+    if (!is_missing && problem.rule != "unexpected") continue;
+    if (optimizer_of(fqn, optimizers)) continue;
+    const formats::TensorEntry* const tensor = (is_missing ? wanted : source).find_tensor(fqn);
+    if (tensor == nullptr) continue;  // a value or an alias
+    NamesOfShape& names = by_shape[shape_to_string(tensor->meta.shape)];
+    if (is_missing) {
+      names.missing.push_back(fqn);
+    } else if (renamed(fqn, given) == fqn) {
+      names.unexpected.push_back(fqn);
     }
   }
-  return names;
-}
-
-/// Returns renames of prefixes that match names of the same shape, the longest prefixes first.
-std::vector<RenamedNames> likely_renames(const UnmatchedNames& names) {
-  std::map<std::string, std::string> pairs;  // unexpected -> missing
-  for (const auto& [shape, of_shape] : names.by_shape) add_pairs(of_shape, pairs);
-  std::vector<RenamedNames> found;
-  for (const auto& [from, to] : pairs) {
-    const Rename rename = prefix_rename(from, to);
-    const bool is_new = std::ranges::none_of(
-        found, [&](const RenamedNames& each) { return each.rename.from == rename.from; });
-    if (is_new) found.push_back({rename});
-  }
-  std::ranges::stable_sort(found, [](const RenamedNames& a, const RenamedNames& b) {
-    return a.rename.from.size() > b.rename.from.size();
-  });
-  return found;
-}
-
-/// Removes renames that would also change names of the checkpoint that fit already.
-void erase_breaking(std::vector<RenamedNames>& found, const CheckpointContents& source,
-                    const UnmatchedNames& names) {
-  std::erase_if(found, [&](const RenamedNames& each) {
-    const auto breaks = [&](const std::string& name) {
-      return name.starts_with(each.rename.from) && !names.unexpected.contains(name);
-    };
-    return std::ranges::any_of(source.tensors,
-                               [&](const auto& tensor) { return breaks(tensor.meta.fqn); }) ||
-           std::ranges::any_of(source.values, breaks, &formats::ValueEntry::name);
-  });
-}
-
-/// The names that a rename fixes, each with its rename.
-struct MatchedNames {
-  std::map<std::string, RenamedNames*> unexpected;
-  std::map<std::string, RenamedNames*> missing;
-};
-
-/// Applies to each unexpected name the first rename whose prefix it has. Returns the names that
-/// then fit, and counts them in `found`.
-MatchedNames match_names(std::vector<RenamedNames>& found, const CheckpointContents& source,
-                         const CheckpointContents& wanted, const UnmatchedNames& names) {
-  const auto has_same_shape = [&](const std::string& from, const std::string& to) {
-    const formats::TensorEntry* const old_tensor = source.find_tensor(from);
-    const formats::TensorEntry* const new_tensor = wanted.find_tensor(to);
-    return old_tensor == nullptr || new_tensor == nullptr ||  // one of them is an alias
-           old_tensor->meta.shape == new_tensor->meta.shape;
-  };
-  MatchedNames matched;
-  for (const std::string& from : names.unexpected) {
-    const auto rule = std::ranges::find_if(
-        found, [&](const RenamedNames& each) { return from.starts_with(each.rename.from); });
-    if (rule == found.end()) continue;
-    const std::string to = renamed(from, {rule->rename});
-    if (!names.missing.contains(to) || !has_same_shape(from, to)) continue;
-    ++rule->num_tensors;
-    matched.unexpected.emplace(from, &*rule);
-    matched.missing.emplace(to, &*rule);
-  }
-  return matched;
-}
-
-/// Returns the rename in `matched` of the parameter to which a name of the optimizer belongs, such
-/// as `optim.state.fc.weight.exp_avg`; nullptr if there is none.
-RenamedNames* rename_of_parameter(const std::map<std::string, RenamedNames*>& matched,
-                                  const std::string& fqn, const std::set<std::string>& optimizers) {
-  const auto prefix = optimizer_of(fqn, optimizers);
-  if (!prefix) return nullptr;
-  const std::size_t begin = fqn.find('.', prefix->size()) + 1;
-  const std::size_t end = std::max(begin, fqn.rfind('.'));
-  const std::string name = fqn.substr(begin, end - begin);
-  for (const std::string& each : {std::string(kModel) + name, name}) {
-    if (const auto found = matched.find(each); found != matched.end()) return found->second;
-  }
-  return nullptr;
-}
-
-/// Returns whether the renames of `matched` would fix a problem: of a name, or of that parameter's
-/// optimizer state or group. Counts the optimizer's problems in the rename.
-bool count_if_fixed(const MatchedNames& matched, const Finding& problem,
-                    const std::set<std::string>& optimizers) {
-  const std::string& fqn = problem.where.fqn;
-  if (problem.rule == "missing") {
-    if (matched.missing.contains(fqn)) return true;
-    if (rename_of_parameter(matched.missing, fqn, optimizers) != nullptr) return true;
-    const auto of_group = matched.missing.find(std::string(kModel) + fqn);
-    if (of_group == matched.missing.end()) return false;
-    ++of_group->second->num_optimizer_problems;  // the problem is a parameter that no group has
-    return true;
-  }
-  if (problem.rule != "unexpected") return false;
-  if (matched.unexpected.contains(fqn)) return true;
-  RenamedNames* const of_parameter = rename_of_parameter(matched.unexpected, fqn, optimizers);
-  if (of_parameter == nullptr) return false;
-  ++of_parameter->num_optimizer_problems;
-  return true;
+  return by_shape;
 }
 
 }  // namespace
 
 std::set<std::string> optimizer_prefixes(const CheckpointContents& contents) {
-  std::set<std::string> prefixes;
-  const auto add = [&](const std::string& name) {
-    auto prefix = possible_prefix(name);
-    if (!prefix) return;
-    const bool has_groups = std::string_view(name).substr(prefix->size()).starts_with(kGroupsPart);
-    if (has_groups || prefix->starts_with("optim")) prefixes.insert(std::move(*prefix));
-  };
-  for (const formats::TensorEntry& tensor : contents.tensors) add(tensor.meta.fqn);
-  for (const formats::ValueEntry& value : contents.values) add(value.name);
-  return prefixes;
+  return prefixes_in(all_names(contents));
+}
+
+ModelPrefixes model_prefixes(const std::vector<std::string>& names) {
+  ModelPrefixes models;
+  for (const std::string& optimizer : prefixes_in(names)) {
+    if (auto model = model_prefix(names, optimizer, {})) models.emplace(optimizer, *model);
+  }
+  return models;
+}
+
+ImpliedRenames::ImpliedRenames(const CheckpointContents& source, const ModelPrefixes& models_of_job)
+    : names_(all_names(source)) {
+  std::ranges::sort(names_);
+  const ModelPrefixes models = model_prefixes(names_);
+  for (const std::string& optimizer : prefixes_in(names_)) {
+    const std::string model = model_in_job(models, optimizer, std::string(kModel));
+    optimizers_.push_back({optimizer, model, model_in_job(models_of_job, optimizer, model),
+                           has_name_below(optimizer + std::string(kGroupsPart) + "0.params")});
+  }
+}
+
+bool ImpliedRenames::has_name_below(const std::string& prefix) const {
+  const auto it = std::ranges::lower_bound(names_, prefix);
+  return it != names_.end() && it->starts_with(prefix);
+}
+
+std::vector<Rename> ImpliedRenames::of(const Rename& rename) const {
+  std::vector<Rename> implied;
+  for (const Optimizer& optimizer : optimizers_) {
+    const auto inner =
+        rename_of_parameters(rename, optimizer.model_in_source, optimizer.model_in_job);
+    if (!inner) continue;
+    for (const std::string_view part : {kStatePart, kGroupsPart}) {
+      if (part == kGroupsPart && optimizer.has_numbered_groups) continue;
+      const std::string prefix = optimizer.prefix + std::string(part);
+      if (!has_name_below(prefix + inner->from)) continue;
+      implied.push_back({prefix + inner->from, prefix + inner->to});
+    }
+  }
+  return implied;
 }
 
 std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
-                                           const CheckpointContents& source) {
+                                           const CheckpointContents& source,
+                                           const ModelPrefixes& models_of_job) {
   std::vector<Rename> all = renames;
   if (renames.empty()) return all;
-  for (const std::string& optimizer : optimizer_prefixes(source)) {
-    // If groups have numbers, the names of their fields contain no parameter names.
-    const bool has_numbered_groups =
-        has_name_below(source, optimizer + std::string(kGroupsPart) + "0.params");
-    for (const Rename& rename : renames) {
-      if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-      for (const std::string_view part : {kStatePart, kGroupsPart}) {
-        const std::string prefix = optimizer + std::string(part);
-        if (part == kGroupsPart && has_numbered_groups) continue;
-        const std::string from = prefix + rename.from.substr(kModel.size());
-        if (!has_name_below(source, from)) continue;
-        all.push_back({from, prefix + rename.to.substr(kModel.size())});
-      }
-    }
+  const ImpliedRenames implied(source, models_of_job);
+  for (const Rename& rename : renames) {
+    for (Rename& each : implied.of(rename)) all.push_back(std::move(each));
   }
   return all;
 }
 
-Value with_renamed_members(const std::string& name, Value value,
-                           const std::vector<Rename>& renames) {
+Value with_renamed_members(const std::string& name, Value value, const std::vector<Rename>& renames,
+                           const CheckpointContents& source, const ModelPrefixes& models_of_job) {
   const std::string new_list = renamed(name, renames);
   const std::size_t groups = name.find(kGroupsPart);
   const std::size_t new_groups = new_list.find(kGroupsPart);
@@ -292,16 +306,24 @@ Value with_renamed_members(const std::string& name, Value value,
       new_groups == std::string::npos || !name.ends_with(".params")) {
     return value;
   }
-  const std::string state = name.substr(0, groups) + std::string(kStatePart);
+  const std::string optimizer = name.substr(0, groups);
+  std::set<std::string_view> parameters;
+  for (const Value& each : *members) {
+    if (const auto* const member = each.get_if<std::string>()) parameters.insert(*member);
+  }
+  const std::string model =
+      model_prefix(all_names(source), optimizer, parameters).value_or(std::string(kModel));
+  const std::string state = optimizer + std::string(kStatePart);
   const std::string new_state = new_list.substr(0, new_groups) + std::string(kStatePart);
   const std::vector<Rename> of_parameters = [&] {
     // `with_optimizer_renames` adds no rename for state that the checkpoint lacks. The list
     // also names parameters without state, so each rename of the model also renames state here.
     std::vector<Rename> all = renames;
+    const std::string new_model =
+        model_in_job(models_of_job, new_list.substr(0, new_groups), model);
     for (const Rename& rename : renames) {
-      if (!rename.from.starts_with(kModel) || !rename.to.starts_with(kModel)) continue;
-      all.push_back(
-          {state + rename.from.substr(kModel.size()), new_state + rename.to.substr(kModel.size())});
+      const auto inner = rename_of_parameters(rename, model, new_model);
+      if (inner) all.push_back({state + inner->from, new_state + inner->to});
     }
     return all;
   }();
@@ -314,22 +336,47 @@ Value with_renamed_members(const std::string& name, Value value,
   return value;
 }
 
-std::vector<RenamedNames> find_renames(const std::vector<Finding>& problems,
-                                       const CheckpointContents& source,
-                                       const CheckpointContents& wanted,
-                                       const std::vector<Rename>& given,
-                                       std::vector<bool>& explained) {
-  std::set<std::string> optimizers = optimizer_prefixes(source);
-  optimizers.merge(optimizer_prefixes(wanted));
-  const UnmatchedNames names = unmatched_names(problems, source, wanted, given, optimizers);
-  std::vector<RenamedNames> found = likely_renames(names);
-  erase_breaking(found, source, names);
-  const MatchedNames matched = match_names(found, source, wanted, names);
-  explained.assign(problems.size(), false);
-  for (std::size_t i = 0; i < problems.size(); ++i) {
-    explained[i] = count_if_fixed(matched, problems[i], optimizers);
+std::vector<Rename> likely_renames(const std::vector<Finding>& problems,
+                                   const CheckpointContents& source,
+                                   const CheckpointContents& wanted, const LoadPlanOptions& options,
+                                   const ImpliedRenames& implied) {
+  std::map<std::string, std::string> pairs;  // unexpected -> missing
+  for (const auto& [shape, names] : unmatched_names(problems, source, wanted, options.renames)) {
+    add_pairs(names, pairs);
   }
-  std::erase_if(found, [](const RenamedNames& each) { return each.num_tensors == 0; });
+  std::map<std::string, std::string> by_prefix;
+  for (const auto& [from, to] : pairs) {
+    Rename rename = prefix_rename(from, to);
+    by_prefix.emplace(std::move(rename.from), std::move(rename.to));
+  }
+  std::vector<Rename> found;
+  for (const auto& [from, to] : by_prefix) found.push_back({from, to});
+  std::ranges::stable_sort(
+      found, [](const Rename& a, const Rename& b) { return a.from.size() > b.from.size(); });
+
+  std::set<std::string> unexpected;
+  for (const Finding& problem : problems) {
+    if (problem.rule == "unexpected") unexpected.insert(problem.where.fqn);
+  }
+  std::vector<std::string> fitting;  // names that are loaded already
+  for (std::string& name : all_names(source)) {
+    const bool is_selected =
+        options.only.selects(formats::name_after_renames(name, options.renames));
+    if (is_selected && !unexpected.contains(name)) fitting.push_back(std::move(name));
+  }
+  const std::set<std::string> optimizers = optimizer_prefixes(source);
+  std::erase_if(found, [&](const Rename& rename) {
+    const auto moves = [&](const std::string& optimizer) {
+      return optimizer.starts_with(rename.from);
+    };
+    if (std::ranges::any_of(optimizers, moves)) return true;
+    std::vector<Rename> rules = implied.of(rename);
+    rules.push_back(rename);
+    return std::ranges::any_of(fitting, [&](const std::string& name) {
+      const auto changes = [&](const Rename& rule) { return formats::fits_entry(rule, name); };
+      return std::ranges::any_of(rules, changes) && std::ranges::none_of(options.renames, changes);
+    });
+  });
   return found;
 }
 

@@ -1,5 +1,6 @@
 """Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
 
+import ast
 import collections
 import contextlib
 import copy
@@ -1265,6 +1266,59 @@ def test_state_by_numbers_is_refused_with_a_hint(tmp_path):
     tessera.save({"model": named["model"], "optim": by_number}, tmp_path / "s")
     error = refusal_of(zeroed(named), tmp_path / "s")
     assert "hint: the checkpoint has numbers instead of parameter names" in str(error)
+
+
+def options_in(error):
+    """Returns the options that the hints of a refused load name."""
+    hints = "\n".join(line for line in str(error).split("\n") if line.startswith("  hint: "))
+    found = re.findall(r"(rename|only|allow_cast|strict)=(\{[^}]*\}|\[[^]]*\]|True|False)", hints)
+    return {name: ast.literal_eval(value) for name, value in found}
+
+
+def job_of(key, name_of, optimizer, dtype=torch.float32):
+    """Returns a state dict whose model is under `key`, or at the top level."""
+    state = layers("fc", dtype)
+    model = {name_of(name): tensor for name, tensor in state["model"].items()}
+    by_name = {name_of(name): entry for name, entry in state["optim"]["state"].items()}
+    of_optimizer = {"names": {"state": by_name, "param_groups": [{"lr": 0.1, "params": list(model)}]},
+                    "numbers": {"state": dict(enumerate(by_name.values())), "param_groups": [{"lr": 0.1, "params": list(range(5))}]},
+                    "groups": {"param_groups": [{"lr": 0.1, "params": list(model)}]}}  # such as SGD
+    return ({} if optimizer == "none" else {"optim": of_optimizer[optimizer]}) | ({key: model} if key else model)
+
+
+def fc(name):
+    return name
+
+
+def up(name):
+    return name.replace("fc", "up")
+
+
+def module(name):
+    return f"module.{name}"
+
+
+@pytest.mark.parametrize("key", ["model", "", "net"])
+@pytest.mark.parametrize("saved, wanted", [("none", "none"), ("names", "none"), ("names", "names"), ("numbers", "names"),
+                                           ("numbers", "none"), ("groups", "groups")])
+@pytest.mark.parametrize("old, new", [(fc, up), (module, fc), (fc, module)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_load_with_the_options_of_the_hints_succeeds(tmp_path, key, saved, wanted, old, new, dtype):
+    """Shows E7."""
+    tessera.save(job_of(key, old, saved), tmp_path / "s")
+    expected = job_of(key, new, wanted, dtype)
+    state = zeroed(expected)
+    if wanted != "none":
+        state["optim"]["param_groups"] = copy.deepcopy(expected["optim"]["param_groups"])
+    if saved == "numbers" and wanted == "names":
+        expected["optim"] = copy.deepcopy(state["optim"])
+    error = refusal_of(state, tmp_path / "s")
+    if (key, new) == ("", module) and saved != "none":  # the optimizer would get the prefix, too
+        assert not {"rename", "only"} & options_in(error).keys() - ({"only"} if saved == "numbers" else set())
+        return
+    assert "nearest" not in str(error)
+    tessera.load(state, tmp_path / "s", **options_in(error))
+    assert_equal(expected, state)
 
 
 def test_flat_vectors_are_loaded_with_their_layout(tmp_path):

@@ -282,8 +282,15 @@ TEST(LoadPlannerTest, UnexpectedNamesAreRefusedOrPassedOver) {
 
 /// Returns the hints for the problems that plan_load finds.
 LoadHints hints_of(const Pair& pair, const LoadPlanOptions& options = {}) {
-  return hints_for_load(pair.plan(options).problems, pair.source, pair.wanted, options,
-                        {"epoch", "model", "optim"});
+  const ModelPrefixes models = {{"optim.", "model."}, {"optimizer.", "model."}};
+  return hints_for_load({pair.plan(options).problems,
+                         pair.source,
+                         "checkpoint",
+                         pair.wanted,
+                         0,
+                         options,
+                         models,
+                         {"epoch", "model", "optim"}});
 }
 
 std::vector<std::string> renames_in(const LoadHints& hints) {
@@ -316,10 +323,11 @@ TEST(LoadHintsTest, ARenameFixesAParameterAndItsOptimizerStateWhateverTheOptimiz
                 ::testing::StartsWith("'model.old.' in the checkpoint, 'model.new.' in the job: "
                                       "renamed? 1 tensor has"));
     LoadPlanOptions options;
-    options.renames = with_optimizer_renames({hints.renames.front().rename}, pair.source);
+    options.renames = with_optimizer_renames({hints.renames.front().rename}, pair.source, {});
     EXPECT_THAT(pair.plan(options).problems, IsEmpty());
-    const Value renamed_list = with_renamed_members(
-        optimizer + "param_groups.0.params", Value::List{"old.weight", "bias"}, options.renames);
+    const Value renamed_list =
+        with_renamed_members(optimizer + "param_groups.0.params", Value::List{"old.weight", "bias"},
+                             options.renames, pair.source, {});
     EXPECT_EQ(renamed_list, Value(Value::List{"new.weight", "bias"}));
   }
 }
@@ -332,9 +340,97 @@ TEST(LoadHintsTest, OtherStateIsNoOptimizerState) {
                      {"sgd.state.w.step", {}},
                      {"sgd.param_groups.0.params", {}}};
   EXPECT_THAT(optimizer_prefixes(contents), ElementsAre("optim.", "sgd."));
-  const auto renames = with_optimizer_renames({{"model.", "model.net."}}, contents);
+  const auto renames = with_optimizer_renames({{"model.", "model.net."}}, contents, {});
   EXPECT_TRUE(std::ranges::none_of(
       renames, [](const Rename& each) { return each.from.starts_with("rng."); }));
+}
+
+// Shows E7.
+TEST(LoadHintsTest, AModelIsWhereTheParametersOfTheOptimizerAre) {
+  EXPECT_THAT(model_prefixes({"optim.state.fc.w.step", "net.fc.w"}),
+              ElementsAre(std::pair("optim.", "net.")));
+  EXPECT_THAT(model_prefixes({"optim.param_groups.fc.w.lr", "fc.w"}),
+              ElementsAre(std::pair("optim.", "")));
+  EXPECT_THAT(model_prefixes({"optim.state.w.step", "ema.w", "model.w", "net.fc.w"}),
+              ElementsAre(std::pair("optim.", "model.")));
+  EXPECT_THAT(
+      model_prefixes({"optim_g.state.g.w.step", "optim_d.state.d.w.step", "gen.g.w", "disc.d.w"}),
+      ElementsAre(std::pair("optim_d.", "disc."), std::pair("optim_g.", "gen.")));
+  EXPECT_THAT(model_prefixes({"optim.state.0.step", "model.0", "optim.param_groups.0.lr"}),
+              IsEmpty());
+  EXPECT_THAT(model_prefixes({"optim.state.w.step", "optim.param_groups.0.params"}), IsEmpty());
+}
+
+// Shows E7.
+TEST(LoadHintsTest, ARenameOfAWrapperChangesTheOptimizerWhereTheModelIsElsewhereInTheJob) {
+  CheckpointContents source;
+  for (const char* name : {"module.w", "optim.state.module.w.step"}) {
+    source.tensors.push_back({.meta = {name, DType::float32, {}}});
+  }
+  const auto state_of = [&](const ModelPrefixes& of_job, const Rename& rename) {
+    std::vector<std::string> texts;
+    for (const Rename& each : ImpliedRenames(source, of_job).of(rename)) {
+      texts.push_back(each.from + "=" + each.to);
+    }
+    return texts;
+  };
+  const ModelPrefixes in_model = {{"optim.", "model."}};
+  EXPECT_THAT(state_of(in_model, {"module.", "model."}),
+              ElementsAre("optim.state.module.=optim.state."));
+  EXPECT_THAT(state_of({}, {"module.", "model."}),
+              ElementsAre("optim.state.module.=optim.state.model."));
+  EXPECT_THAT(state_of(in_model, {"", "model."}), IsEmpty());
+  EXPECT_THAT(state_of(in_model, {"other.", "model."}), IsEmpty());
+}
+
+// Shows E7.
+TEST(LoadHintsTest, ManyNamesOfAShapeAreMatchedByOneRename) {
+  for (const std::string to : {"net.", "model.net.", ""}) {
+    SCOPED_TRACE(to);
+    Pair pair;
+    const auto add_1100 = [](CheckpointContents& contents, const std::string& prefix) {
+      for (int i = 0; i < 1100; ++i) {
+        contents.tensors.push_back(
+            {.meta = {prefix + std::to_string(i) + ".scale", DType::float32, {3}},
+             .pieces = {{whole_box(Shape{3}), 0}}});
+      }
+      Pair::add(contents, {prefix + "last.scale", DType::float32, {3}});  // sorts
+    };
+    add_1100(pair.source, "model.");
+    add_1100(pair.wanted, "model." + to + "layers.");
+    const LoadHints hints = hints_of(pair);
+    EXPECT_THAT(hints.renames, IsEmpty());  // `model.` has other names, too, and they fit
+    for (CheckpointContents* const contents : {&pair.source, &pair.wanted}) {
+      for (const char* name :
+           {"model.bias", "model.empty", "model.scale", "model.thin", "model.weight",
+            "optim.state.weight.exp_avg", "optim.state.weight.step"}) {
+        Pair::erase(*contents, name);
+      }
+    }
+    EXPECT_THAT(renames_in(hints_of(pair)), ElementsAre("model.=model." + to + "layers."));
+    Pair::erase(pair.wanted, "model." + to + "layers.7.scale");
+    EXPECT_THAT(hints_of(pair).renames, IsEmpty());
+  }
+}
+
+// Shows E7. The hint that fixes names tells what else would be wrong with them.
+TEST(LoadHintsTest, ProblemsOfRenamedTensorsAreToldAtOnce) {
+  Pair pair;
+  for (const char* name : {"model.weight", "model.thin"}) Pair::erase(pair.source, name);
+  Pair::add(pair.source, {"model.up.weight", DType::bfloat16, {7, 6}});
+  Pair::erase(pair.wanted, "model.weight");
+  Pair::add(pair.wanted, {"model.net.weight", DType::float32, {7, 6}});
+  Pair::erase(pair.wanted, "model.thin");
+  for (CheckpointContents* const contents : {&pair.source, &pair.wanted}) {
+    Pair::erase(*contents, "optim.state.weight.exp_avg");
+    Pair::erase(*contents, "optim.state.weight.step");
+  }
+  const LoadHints hints = hints_of(pair);
+  EXPECT_THAT(renames_in(hints), ElementsAre("model.up.=model.net."));
+  ASSERT_THAT(hints.after_renames, SizeIs(1));
+  EXPECT_EQ(formats::finding_to_string(hints.after_renames[0]),
+            "model.net.weight: dtype: expected float32, found bfloat16");
+  EXPECT_TRUE(hints.may_cast);
 }
 
 // Shows E7.

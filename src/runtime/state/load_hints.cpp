@@ -45,7 +45,7 @@ std::vector<std::string> texts_of(const reshard::LoadHints& hints,
     texts.push_back(renames_to_write(hints.renames) +
                     (options.renames.empty() ? "" : ", in addition to the given ones"));
   }
-  if (hints.has_numbered_state) {
+  if (!hints.numbered.empty()) {
     texts.push_back(
         "the checkpoint has numbers instead of parameter names, as from an optimizer's own "
         "state_dict(): save it with get_state_dict, or load only the model, .only = {\"model.*\"}");

@@ -78,6 +78,11 @@ std::optional<std::string> key_under(const std::string& name, const std::string&
   return key.substr(name.size() + 1);
 }
 
+/// Returns where the model is in a TrainState's names.
+reshard::ModelPrefixes models_of_optimizers() {
+  return {{std::string(kOptimizerName) + ".", std::string(kModelName) + "."}};
+}
+
 /// Throws if `only` selects some of a parameter's optimizer state but not all of it, or some fields
 /// of the parameter groups but not all. An optimizer cannot use incomplete state.
 void refuse_partial_state(const std::string& path, const StateDict& of_optimizer,
@@ -290,7 +295,8 @@ void TrainState::Impl::Load::prepare() {
   const CheckpointContents& source = reader_->contents();
   summary_.format = reader_->format();
   summary_.saved_world_size = source.world_size;
-  options_.renames = reshard::with_optimizer_renames(options_.renames, source);
+  options_.renames =
+      reshard::with_optimizer_renames(options_.renames, source, models_of_optimizers());
   const LiveState live = want();
   plan_ = reshard::plan_load(source, path_, wanted_, state_.mesh_.rank(), plan_options());
   read_values();
@@ -404,9 +410,10 @@ void TrainState::Impl::Load::read_values() {
   const CheckpointContents& source = reader_->contents();
   for (std::size_t i = 0; i < plan_.value_sources.size(); ++i) {
     const std::size_t index = plan_.value_sources[i];
-    tree_.add_renamed(plan_.destination.values[i].name, source.values[index].key_path,
-                      reshard::with_renamed_members(source.values[index].name,
-                                                    reader_->read_value(index), options_.renames));
+    tree_.add_renamed(
+        plan_.destination.values[i].name, source.values[index].key_path,
+        reshard::with_renamed_members(source.values[index].name, reader_->read_value(index),
+                                      options_.renames, source, models_of_optimizers()));
   }
 }
 
@@ -533,15 +540,21 @@ void TrainState::Impl::Load::refuse_problems() const {
   const std::vector<formats::Finding>& problems = plan_.problems;
   if (problems.empty()) return;
   const std::vector<std::string> held = state_.held_names();
-  const reshard::LoadHints hints =
-      reshard::hints_for_load(problems, reader_->contents(), wanted_, plan_options(), held);
+  const reshard::LoadPlanOptions options = plan_options();
+  const reshard::ModelPrefixes models = models_of_optimizers();
+  const reshard::LoadHints hints = reshard::hints_for_load(
+      {problems, reader_->contents(), path_, wanted_, state_.mesh_.rank(), options, models, held});
   std::vector<std::string> lines;
   for (const auto& each : hints.renames) lines.push_back(reshard::line_of(each, "the model"));
   for (std::size_t i = 0; i < problems.size(); ++i) {
     if (hints.is_renamed[i]) continue;
     lines.push_back(state::line_of(problems[i], state::kCheckpointOfState));
   }
-  state::refuse_lines(path_, problems.size(), lines, state::texts_of(hints, held, options_));
+  for (const formats::Finding& problem : hints.after_renames) {
+    lines.push_back(state::line_of(problem, state::kCheckpointOfState));
+  }
+  state::refuse_lines(path_, problems.size() + hints.after_renames.size(), lines,
+                      state::texts_of(hints, held, options_));
 }
 
 /// Sets the memory that each tensor of the plan is read into, and counts the bytes.

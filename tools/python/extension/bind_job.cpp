@@ -412,19 +412,23 @@ class Load {
       reader_ = formats::open_checkpoint(files_.file_system(), opened,
                                          {.flat_layout_path = string_of(flat_layout)});
     });
-    options_.renames = reshard::with_optimizer_renames(rules_of(renames), reader_->contents());
+    renames_ = options_.renames = rules_of(renames);
   }
 
   std::string_view format() const { return reader_->format().name(); }
   int world_size() const { return reader_->contents().world_size; }
   std::uint64_t nbytes() const { return plan_.nbytes_to_write; }
 
-  /// Takes each value apart of which the job has only items: `args` if the names of the job's
-  /// entries contain `args.lr`, but not `args`.
-  void split_values(const std::vector<nb::bytes>& names_of_job) {
+  /// Takes the names of the job's entries. Adds the renames that the given ones imply. Takes each
+  /// value apart of which the job has only items: `args` if the names contain `args.lr`, but not
+  /// `args`.
+  void set_names(const std::vector<nb::bytes>& names_of_job) {
     split_.reset();
     const std::vector<std::string> listed = strings_of(names_of_job);
     const std::set<std::string> names(listed.begin(), listed.end());
+    models_of_job_ = reshard::model_prefixes(listed);
+    options_.renames =
+        reshard::with_optimizer_renames(renames_, reader_->contents(), models_of_job_);
     Split split;
     bool is_split = false;
     const std::vector<formats::ValueEntry>& values = reader_->contents().values;
@@ -466,7 +470,8 @@ class Load {
   }
   nb::object read_value(std::size_t value_index) const {
     return value_to_python(reshard::with_renamed_members(contents().values[value_index].name,
-                                                         value_at(value_index), options_.renames));
+                                                         value_at(value_index), options_.renames,
+                                                         reader_->contents(), models_of_job_));
   }
 
   /// Returns a digest by which ranks check that they load the same checkpoint, or copies of it.
@@ -501,6 +506,7 @@ class Load {
       const CheckpointContents of_job = reshard::share_out(job.state(), {});
       wanted_ = reshard::held_contents(of_job, regions_of(of_job, held), rank);
       for (std::string& name : names) wanted_.values.push_back({std::move(name), {}});
+      rank_ = rank;
       plan_ = reshard::plan_load(contents(), reader_->path(), wanted_, rank, options_);
       for (formats::Finding& problem : plan_.problems) problem.where.path.clear();
     }
@@ -518,8 +524,10 @@ class Load {
       problems.push_back(
           {formats::Finding::Severity::error, rule, {.fqn = string_of(name)}, {}, {}});
     }
+    const std::vector<std::string> first_components = strings_of(held);
     const reshard::LoadHints found =
-        reshard::hints_for_load(problems, contents(), wanted_, options_, strings_of(held));
+        reshard::hints_for_load({problems, contents(), reader_->path(), wanted_, rank_, options_,
+                                 models_of_job_, first_components});
     nb::list renames;
     nb::list lines;
     for (const reshard::RenamedNames& each : found.renames) {
@@ -533,7 +541,10 @@ class Load {
     hints["renames"] = renames;
     hints["lines"] = lines;
     hints["is_renamed"] = is_renamed;
-    hints["has_numbered_state"] = found.has_numbered_state;
+    hints["after_renames"] = findings_to_python(found.after_renames, python_remedy_of_load);
+    nb::list numbered;
+    for (const std::string& each : found.numbered) numbered.append(text_to_python(each));
+    hints["numbered"] = numbered;
     hints["has_more"] = found.has_more;
     hints["may_cast"] = found.may_cast;
     hints["nearest"] = nb::none();
@@ -616,9 +627,12 @@ class Load {
 
   reshard::SourceFiles files_;
   std::unique_ptr<formats::CheckpointReader> reader_;
-  std::optional<Split> split_;        // empty if no value is taken apart
-  CheckpointContents wanted_;         // with the pieces that this rank holds
+  std::optional<Split> split_;  // empty if no value is taken apart
+  CheckpointContents wanted_;   // with the pieces that this rank holds
+  int rank_ = 0;
+  std::vector<Rename> renames_;       // as given
   reshard::LoadPlanOptions options_;  // its renames have those of optimizer state that they imply
+  reshard::ModelPrefixes models_of_job_;
   reshard::Plan plan_;
 };
 
@@ -664,7 +678,7 @@ void bind_job(nb::module_& module) {
       .def_prop_ro("format", &Load::format)
       .def_prop_ro("world_size", &Load::world_size)
       .def_prop_ro("nbytes", &Load::nbytes)
-      .def("split_values", &Load::split_values, nb::arg("names_of_job"))
+      .def("set_names", &Load::set_names, nb::arg("names_of_job"))
       .def("values", &Load::values)
       .def("read_value", &Load::read_value, nb::arg("value_index"))
       .def("identity", &Load::identity, nb::arg("only"))

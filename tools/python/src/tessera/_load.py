@@ -159,7 +159,7 @@ class _Load:
         self._plan((tensors, {}), set(self.state.values).union(*(names for _, names in described if names is not None)))
 
     def _plan(self, tensors: Description, names: set[str]) -> None:
-        self.load.split_values([name_bytes("name", name) for name in (*names, *tensors[0])])
+        self.load.set_names([name_bytes("name", name) for name in (*names, *tensors[0])])
         self.saved = _SavedValues(self.load, names)
         rows = self.load.plan(core_job(self.ranks, tensors), self.ranks.rank, held_boxes(self.state),
                               [name_bytes("name", name) for name in self.saved.wanted], not self.strict, not self.strict,
@@ -187,16 +187,21 @@ class _Load:
         held = sorted({name.split(".", 1)[0] for name in self.state.paths})
         hints = self.load.hints([(problem.rule, name_bytes("name", problem.tensor or "")) for problem in errors[num_planned:]],
                                 [name_bytes("name", name) for name in held])
+        left = [problem for problem, is_renamed in zip(errors, hints["is_renamed"], strict=True) if not is_renamed]
+        after_renames = tuple(Problem(*row) for row in hints["after_renames"])
         texts = []
         if hints["renames"]:
-            texts.append(f"rename={dict(hints['renames'])} loads them under the names of the state dict"
-                         + (", in addition to the given ones" if self.rename else ""))
-        if hints["has_numbered_state"]:
+            texts.append(f"rename={dict(self.rename) | dict(hints['renames'])} loads them under the names of the state dict")
+        left_out = [name for prefix in hints["numbered"] for name in ([prefix[:-1]] if prefix else ["state", "param_groups"])]
+        listed = [name for name in held if name not in left_out]
+        lists_names = hints["has_more"] and len(listed) <= MAX_HELD
+        only = listed if lists_names else [*(os.fsdecode(pattern) for pattern in self.only), *(f"!{name}" for name in left_out)]
+        if left_out:
             texts.append("the checkpoint has numbers instead of parameter names, as from an optimizer's own state_dict(): save it with "
-                         "get_state_dict, or load only the model")
-        if hints["has_more"] and len(held) <= MAX_HELD:
-            texts.append(f"only={held} loads only what the state dict has")
-        elif hints["has_more"]:
+                         f"get_state_dict; only={only} loads the rest")
+        elif lists_names:
+            texts.append(f"only={only} loads only what the state dict has")
+        if hints["has_more"] and not lists_names:
             texts.append("strict=False loads only what the state dict has, and accepts that the checkpoint lacks names")
         if any(problem.rule == "flat vector" for problem in errors):
             texts.append("flat_layout=FILE says which parameters the flat vectors of FSDP1 consist of")
@@ -205,8 +210,8 @@ class _Load:
         if hints["nearest"] is not None:
             missing, nearest = hints["nearest"]
             texts.append(f"the name in the checkpoint that is nearest to {missing!r} is {nearest!r}")
-        left = [str(problem) for problem, is_renamed in zip(errors, hints["is_renamed"], strict=True) if not is_renamed]
-        return refused([self.path], errors, "entries do not fit the state dict", f"{self.path}: ", [*hints["lines"], *left], texts)
+        return refused([self.path], errors + after_renames, "entries do not fit the state dict", f"{self.path}: ",
+                       [*hints["lines"], *(str(problem) for problem in (*left, *after_renames))], texts)
 
     def _may_be_missing(self, name: str) -> bool:
         per_rank = self.state.per_rank.get(name)
