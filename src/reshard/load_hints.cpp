@@ -110,22 +110,33 @@ bool try_renames(const RefusedLoad& load, const std::vector<Rename>& tried,
   for (const Rename& rename : tried) hints.renames.push_back({rename});
   hints.is_renamed.assign(load.problems.size(), false);
   std::map<std::string, RenamedNames*> fixed;  // the rename of each new name that fits
-  for (std::size_t i = 0; i < load.problems.size(); ++i) {
-    const std::string& fqn = load.problems[i].where.fqn;
-    if (load.problems[i].rule != "unexpected" || after.contains({"unexpected", fqn})) continue;
-    const auto rule = std::ranges::find_if(
-        rules, [&](const Rename& each) { return formats::fits_entry(each, fqn); });
-    if (rule == rules.end()) continue;
-    hints.is_renamed[i] = true;
-    const auto position = static_cast<std::size_t>(rule - rules.begin());
-    const bool is_implied = position >= tried.size();
-    RenamedNames& parent = hints.renames[is_implied ? parents[position - tried.size()] : position];
-    const std::string new_name = formats::name_after_renames(fqn, rules);
-    fixed.emplace(new_name, &parent);
-    if (is_implied) {
-      ++parent.num_optimizer_problems;
-    } else if (!after.contains({"shape", new_name})) {
-      ++parent.num_tensors;
+  const auto is_taken = [&](const std::string& new_name) {
+    return load.takes_any_state &&
+           std::ranges::any_of(load.models_of_job, [&](const auto& optimizer_and_model) {
+             const auto& [optimizer, model] = optimizer_and_model;
+             return new_name.starts_with(optimizer) &&
+                    fixed.contains(model + std::string(parameter_in_name(new_name, optimizer)));
+           });
+  };
+  for (const bool are_implied : {false, true}) {  // parameters first, then their state
+    for (std::size_t i = 0; i < load.problems.size(); ++i) {
+      const std::string& fqn = load.problems[i].where.fqn;
+      if (load.problems[i].rule != "unexpected") continue;
+      const auto rule = std::ranges::find_if(
+          rules, [&](const Rename& each) { return formats::fits_entry(each, fqn); });
+      const auto position = static_cast<std::size_t>(rule - rules.begin());
+      if (rule == rules.end() || (position >= tried.size()) != are_implied) continue;
+      const std::string new_name = formats::name_after_renames(fqn, rules);
+      if (after.contains({"unexpected", fqn}) && !(are_implied && is_taken(new_name))) continue;
+      hints.is_renamed[i] = true;
+      RenamedNames& parent =
+          hints.renames[are_implied ? parents[position - tried.size()] : position];
+      fixed.emplace(new_name, &parent);
+      if (are_implied) {
+        ++parent.num_optimizer_problems;
+      } else if (!after.contains({"shape", new_name})) {
+        ++parent.num_tensors;
+      }
     }
   }
   for (std::size_t i = 0; i < load.problems.size(); ++i) {

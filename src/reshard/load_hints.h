@@ -29,6 +29,9 @@ struct RefusedLoad {
   const LoadPlanOptions& options;
   const ModelPrefixes& models_of_job;
   const std::vector<std::string>& held;  // the first components of all names of the job
+  /// The job takes what state the checkpoint has of its parameters. So `wanted` lists no state of
+  /// parameters that are missing.
+  bool takes_any_state = false;
 };
 
 /// What the user can do about a load that was refused. These are data, because each caller writes

@@ -60,12 +60,6 @@ std::vector<std::string> all_names(const CheckpointContents& contents) {
   return names;
 }
 
-/// Returns the parameter in a name of an optimizer: `fc.weight` in `optim.state.fc.weight.exp_avg`.
-std::string_view parameter_in_name(std::string_view name, const std::string& optimizer) {
-  const std::size_t begin = name.find('.', optimizer.size()) + 1;
-  return name.substr(begin, std::max(begin, name.rfind('.')) - begin);
-}
-
 /// Returns what comes before the names of an optimizer's `parameters` in the names of the model:
 /// the beginning with which `names` have the most of them. Returns nothing if they have none.
 std::optional<std::string> model_prefix(const std::vector<std::string>& names,
@@ -239,6 +233,11 @@ std::map<std::string, NamesOfShape> unmatched_names(const std::vector<Finding>& 
 }
 
 }  // namespace
+
+std::string_view parameter_in_name(std::string_view name, std::string_view optimizer) {
+  const std::size_t begin = name.find('.', optimizer.size()) + 1;
+  return name.substr(begin, std::max(begin, name.rfind('.')) - begin);
+}
 
 std::set<std::string> optimizer_prefixes(const CheckpointContents& contents) {
   return prefixes_in(all_names(contents));

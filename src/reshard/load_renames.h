@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/name_rules.h"
@@ -18,6 +19,9 @@ namespace tessera::reshard {
 /// optimizers, such as `optim.`. A dict that has only `state`, such as `rng`, is an optimizer only
 /// if its name begins with `optim`.
 std::set<std::string> optimizer_prefixes(const formats::CheckpointContents& contents);
+
+/// Returns the parameter in a name of an optimizer: `fc.weight` in `optim.state.fc.weight.exp_avg`.
+std::string_view parameter_in_name(std::string_view name, std::string_view optimizer);
 
 /// What comes before a parameter's name in the names of the model, by optimizer: `{"optim.",
 /// "model."}` if `optim.state.fc.weight.exp_avg` is the state of `model.fc.weight`.

@@ -542,8 +542,9 @@ void TrainState::Impl::Load::refuse_problems() const {
   const std::vector<std::string> held = state_.held_names();
   const reshard::LoadPlanOptions options = plan_options();
   const reshard::ModelPrefixes models = models_of_optimizers();
-  const reshard::LoadHints hints = reshard::hints_for_load(
-      {problems, reader_->contents(), path_, wanted_, state_.mesh_.rank(), options, models, held});
+  const reshard::LoadHints hints =
+      reshard::hints_for_load({problems, reader_->contents(), path_, wanted_, state_.mesh_.rank(),
+                               options, models, held, true});
   std::vector<std::string> lines;
   for (const auto& each : hints.renames) lines.push_back(reshard::line_of(each, "the model"));
   for (std::size_t i = 0; i < problems.size(); ++i) {
