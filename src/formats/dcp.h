@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/file_system.h"
@@ -24,6 +26,12 @@ std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string pat
 /// (OpenOptions::as_dict). Reads all values immediately, in order to count those objects.
 std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, std::string path,
                                                         std::vector<std::string> as_dict);
+
+/// Opens the values of a DCP checkpoint for whose names in `.metadata` `keeps` returns true. Leaves
+/// out all else, and opens no file for it. Otherwise as open_dcp_with_classes.
+std::unique_ptr<CheckpointReader> open_dcp_values(
+    const FileSystem& fs, std::string path, std::vector<std::string> as_dict,
+    const std::function<bool(std::string_view)>& keeps);
 
 /// Starts a DCP checkpoint that PyTorch's default planner can load. It has a file
 /// `__<rank>_0.distcp` for each rank that holds something, and `.metadata`, which is written last.

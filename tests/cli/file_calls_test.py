@@ -8,6 +8,7 @@ On a network file system each of these calls is a request to the server, and eac
 import argparse
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 RANKS, WORKERS = 64, 16
+MEGATRON = Path(__file__).parents[2] / "fixtures" / "dcp" / "megatron" / "llama"  # each rank's file has objects
 
 
 def write_model(path: Path) -> None:
@@ -86,6 +88,13 @@ def main() -> int:
         if begun["one process"] != RANKS:
             failures.append(f"one process: expected {RANKS} opened files, found {begun['one process']}")
         require("one of many workers: opened files", begun["one of many workers"], RANKS // WORKERS + 2)
+        shutil.copytree(MEGATRON, folder / "megatron")
+        (folder / "recipe.json").write_text('{"schema": 1, "megatron": "from", "rest": "keep", "rules": []}')
+        calls = tool.calls("megatron", "renamed", "--to", "dcp", "--recipe", "recipe.json")
+        for file, each in most_for_one_file(calls, "megatron").items():
+            require(f"recipe for Megatron's names: opens of {file}", each["open"], 1)
+        require("recipe for Megatron's names: opens of the recipe", calls["open", "recipe.json"], 1)
+        require("recipe for Megatron's names: opens of .metadata", calls["open", "megatron/.metadata"], 2)
     for failure in failures:
         print(failure)
     return 1 if failures else 0

@@ -110,6 +110,22 @@ TEST_F(TorchDistFilesTest, AMissingFileIsNamed) {
   EXPECT_THAT(findings_of_files(), ElementsAre(kNoConfig));
 }
 
+TEST_F(TorchDistFilesTest, TheCommonObjectIsOpenedAlone) {
+  MemoryCheckpoint source("model");
+  source.add({"weight", DType::float32, {2}}, bytes_of<float>({1, 2}));
+  source.add_value("common_state/shard_0_1", Value(std::int64_t{7}));
+  source.add_value("weight._extra_state/shard_0_1", Value(std::int64_t{8}));
+  write(source, Format::dcp);
+  const auto reader = megatron::open_common_object(fs_, path());
+  ASSERT_NE(reader, nullptr);
+  EXPECT_THAT(reader->contents().tensors, IsEmpty());
+  ASSERT_EQ(reader->contents().values.size(), 1U);
+  EXPECT_EQ(reader->contents().values.front().name, "common_state/shard_0_1");
+  EXPECT_EQ(reader->read_value(0), Value(std::int64_t{7}));
+  SetUp();
+  EXPECT_EQ(megatron::open_common_object(fs_, path()), nullptr);
+}
+
 constexpr const char* kOtherPickle =
     "common.pt: error structure: a torch.save file, as Megatron writes it, found CRC-32 of zip "
     "member 'archive/data.pkl': expected ";

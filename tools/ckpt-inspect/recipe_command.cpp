@@ -3,7 +3,6 @@
 #include "base/size_text.h"
 #include "ckpt-inspect/json_members.h"
 #include "cli/command_line_remedies.h"
-#include "tessera/base/file_system.h"
 
 namespace tessera::cli {
 namespace {
@@ -112,13 +111,15 @@ ExitCode run_recipe(const RecipeCommandOptions& options, Terminal& terminal) {
     throw UsageError("ACTION: expected 'check', found '" + printable(options.action) + "'",
                      "ckpt-inspect recipe --help");
   }
-  const RecipeArguments& arguments = options.source.recipe;
-  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
+  if (options.source.recipe.path.empty()) {
+    throw UsageError("FILE: expected the path of a recipe, found ''", "ckpt-inspect recipe --help");
+  }
+  const auto recipe = read_recipe(options.source.recipe, {options.source.path});
   SourceOptions source = options.source;
   source.recipe = {};
   const formats::CheckpointReader* reader = open_source(source, terminal);
-  const RecipeReport report = recipe::check_recipe(
-      recipe, reader->contents(), recipe_options(recipe, arguments, {source.path}));
+  const RecipeReport report =
+      recipe::check_recipe(recipe->recipe, reader->contents(), recipe->options);
   require_sources_unchanged();
   if (options.json) {
     print_json(report, terminal);

@@ -76,8 +76,9 @@ const formats::CheckpointReader* open_kept(const SourceOptions& options) {
   // Readers are never destroyed, because the process ends with its command, and freeing a large
   // index would take a quarter of the time of listing it.
   static auto& kept = *new std::vector<std::unique_ptr<formats::CheckpointReader>>;
-  return kept.emplace_back(apply_recipe(open_reader(options), options.recipe, {options.path}))
-      .get();
+  auto reader = open_reader(options);
+  const auto recipe = read_recipe(options.recipe, {options.path});
+  return kept.emplace_back(apply_recipe(std::move(reader), recipe)).get();
 }
 
 void print_notes(const formats::CheckpointReader& reader, Terminal& terminal) {

@@ -283,7 +283,7 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
         std::move(source.reader),
         options.optimizer_params.empty() ? nullptr : &files.optimizer_params, only,
         [&](std::unique_ptr<CheckpointReader> reader) {
-          return apply_recipe(std::move(reader), options.recipe, paths, options.extra_files_folder);
+          return apply_recipe(std::move(reader), files.recipe);
         });
   }
   source.prefixes.check_used(source.reader->contents(), "--prefix");

@@ -218,7 +218,7 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::vector<std::stri
       mesh(read_option_file(options.mesh_path)),
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
-      recipe(recipe_identity(options.recipe, sources, options.extra_files_folder)),
+      recipe(read_recipe(options.recipe, sources, options.extra_files_folder)),
       quantization(dequantize_identity(object_store::files(), sources.front(), options)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
@@ -279,6 +279,7 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
   create.native = compression(options);
   create.journal.emplace();
   const std::string like_digest = files.like ? reshard::layout_digest(*files.like) : "";
+  const std::string recipe = recipe_identity(files.recipe);
   create.journal->identity =
       reshard::identity_of_options({.world_size = plan.world_size,
                                     .strategy = plan.strategy,
@@ -289,7 +290,7 @@ formats::CreateOptions create_options(const MoveOptions& options, const OptionFi
                                     .flat_layout = files.flat_layout,
                                     .as_dict = options.as_dict,
                                     .optimizer_params = files.optimizer_params.names,
-                                    .recipe = files.recipe,
+                                    .recipe = recipe,
                                     .inverse = options.recipe.inverse,
                                     .set = options.recipe.settings,
                                     .only = options.only,

@@ -97,8 +97,8 @@ struct OptionFiles {
   std::string units;
   std::string flat_layout;
   reshard::OptimizerParams optimizer_params;
-  std::string recipe;        // text of the recipe and of the source's config.json
-  std::string quantization;  // dequantize_identity
+  std::optional<RecipeWithOptions> recipe;  // with the source's config.json
+  std::string quantization;                 // dequantize_identity
 };
 
 // The next two functions convert the options for the core. Throws: UsageError that names the

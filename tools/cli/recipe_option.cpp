@@ -20,43 +20,37 @@ void add_recipe_options(Command& command, RecipeArguments& arguments) {
               "Repeatable");
 }
 
-recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
-                                     const std::vector<std::string>& checkpoints,
-                                     const std::string& model_folder) {
-  recipe::RecipeOptions options;
-  if (arguments.inverse) options.direction = recipe::Direction::inverse;
-  for (const std::string& setting : arguments.settings) recipe::add_setting(options, setting);
+std::optional<RecipeWithOptions> read_recipe(const RecipeArguments& arguments,
+                                             const std::vector<std::string>& checkpoints,
+                                             const std::string& model_folder) {
+  if (arguments.path.empty()) {
+    if (!arguments.inverse && arguments.settings.empty()) return std::nullopt;
+    throw Error::expected(ErrorKind::invalid_argument, {},
+                          arguments.inverse ? "--inverse" : "--set", "--recipe FILE with it",
+                          "none");
+  }
+  RecipeWithOptions read{recipe::Recipe::read(FileSystem::posix(), arguments.path)};
+  if (arguments.inverse) read.options.direction = recipe::Direction::inverse;
+  for (const std::string& setting : arguments.settings) recipe::add_setting(read.options, setting);
   const auto unless_standard_input = [](const std::string& path) {
     return path == "-" ? std::string() : path;
   };
   std::vector<std::string> paths;
   std::ranges::transform(checkpoints, std::back_inserter(paths), unless_standard_input);
-  recipe::read_config(object_store::files(), recipe, paths, unless_standard_input(model_folder),
-                      options);
-  return options;
+  recipe::read_config(object_store::files(), read.recipe, paths,
+                      unless_standard_input(model_folder), read.options);
+  return read;
 }
 
-std::string recipe_identity(const RecipeArguments& arguments,
-                            const std::vector<std::string>& checkpoints,
-                            const std::string& model_folder) {
-  if (arguments.path.empty()) return {};
-  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
-  return recipe::identity_text(recipe,
-                               recipe_options(recipe, arguments, checkpoints, model_folder));
+std::string recipe_identity(const std::optional<RecipeWithOptions>& recipe) {
+  return recipe ? recipe::identity_text(recipe->recipe, recipe->options) : std::string();
 }
 
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
-    std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
-    const std::vector<std::string>& checkpoints, const std::string& model_folder) {
-  if (arguments.path.empty()) {
-    if (!arguments.inverse && arguments.settings.empty()) return reader;
-    throw Error::expected(ErrorKind::invalid_argument, {},
-                          arguments.inverse ? "--inverse" : "--set", "--recipe FILE with it",
-                          "none");
-  }
-  const auto recipe = recipe::Recipe::read(FileSystem::posix(), arguments.path);
-  return recipe::open_transformed(std::move(reader), recipe,
-                                  recipe_options(recipe, arguments, checkpoints, model_folder));
+    std::unique_ptr<formats::CheckpointReader> reader,
+    const std::optional<RecipeWithOptions>& recipe) {
+  if (!recipe) return reader;
+  return recipe::open_transformed(std::move(reader), recipe->recipe, recipe->options);
 }
 
 }  // namespace tessera::cli

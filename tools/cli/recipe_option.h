@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,24 +20,27 @@ struct RecipeArguments {
 
 void add_recipe_options(Command& command, RecipeArguments& arguments);
 
-/// Returns the options for `recipe`. The model's config.json, beside the first of `checkpoints`,
-/// else in `model_folder` (empty: none), gives values to the recipe's variables. `checkpoints`: as
-/// in recipe::read_config. Throws: Error as recipe::add_setting and recipe::read_config.
-recipe::RecipeOptions recipe_options(const recipe::Recipe& recipe, const RecipeArguments& arguments,
-                                     const std::vector<std::string>& checkpoints,
-                                     const std::string& model_folder = {});
+/// The recipe of `--recipe FILE`, and how to apply it.
+struct RecipeWithOptions {
+  recipe::Recipe recipe;
+  recipe::RecipeOptions options{};
+};
+
+/// Reads the recipe that the arguments name; nothing if they name none. The model's config.json,
+/// beside the first of `checkpoints`, else in `model_folder` (empty: none), gives values to the
+/// recipe's variables. `checkpoints`: as in recipe::read_config. Throws: Error(invalid_argument)
+/// for --inverse or --set alone; Error as recipe::add_setting and recipe::read_config.
+std::optional<RecipeWithOptions> read_recipe(const RecipeArguments& arguments,
+                                             const std::vector<std::string>& checkpoints,
+                                             const std::string& model_folder = {});
 
 /// Returns a text with everything that the result of the recipe depends on, except the checkpoint:
-/// the recipe's text, its settings and config.json. Empty if no recipe is given.
-std::string recipe_identity(const RecipeArguments& arguments,
-                            const std::vector<std::string>& checkpoints,
-                            const std::string& model_folder);
+/// the recipe's text, its settings and config.json. Empty without a recipe.
+std::string recipe_identity(const std::optional<RecipeWithOptions>& recipe);
 
 /// Returns a reader of the checkpoint as the recipe changes it; `reader` itself without a recipe.
-/// Throws Error(invalid_argument) for --inverse or --set alone. `checkpoints`: the paths of the
-/// sources of `reader`.
 std::unique_ptr<formats::CheckpointReader> apply_recipe(
-    std::unique_ptr<formats::CheckpointReader> reader, const RecipeArguments& arguments,
-    const std::vector<std::string>& checkpoints, const std::string& model_folder = {});
+    std::unique_ptr<formats::CheckpointReader> reader,
+    const std::optional<RecipeWithOptions>& recipe);
 
 }  // namespace tessera::cli

@@ -2,12 +2,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -97,7 +99,9 @@ class DcpReader final : public DividedReader,
                         public KnownRanges,
                         public SimplifiedValues {
  public:
-  DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict)
+  /// `keeps`: empty, or as in open_dcp_values.
+  DcpReader(const FileSystem& fs, std::string path, std::vector<std::string> as_dict,
+            const std::function<bool(std::string_view)>& keeps = {})
       : fs_(fs), path_(std::move(path)), as_dict_(std::move(as_dict)) {
     const bool is_of_one_rank = fs_.kind_of(path_) == FileKind::regular;
     directory_ = is_of_one_rank ? directory_of(path_) : path_;
@@ -109,6 +113,7 @@ class DcpReader final : public DividedReader,
                             std::to_string(file->nbytes()));
     }
     metadata_ = dcp::parse_metadata(pickle::PickleBytes(*file), file_path);
+    if (keeps) keep_only_values(keeps);
     if (is_of_one_rank) metadata_.contents.part = part_by_names_beside(fs_, path_);
     refuse_objects();
     if (!metadata_.is_flattened) {
@@ -170,6 +175,7 @@ class DcpReader final : public DividedReader,
   void verify_value(std::size_t value_index, ItemCheck& check) const;
   void verify_nested(const std::vector<bool>& is_readable, ItemCheck& check,
                      PartOfCheck& part) const;
+  void keep_only_values(const std::function<bool(std::string_view)>& keeps);
   void count_opened_classes();
   std::optional<Error> refusal_of_object(const TensorEntry& tensor, std::size_t piece,
                                          const StorageInfo& info) const;
@@ -454,6 +460,20 @@ void DcpReader::require_within_limit(std::size_t tensor_index) const {
                             " bytes in all tensors together, the limit for files of this size",
                         std::to_string(meta.nbytes()) + " more in this tensor",
                         {Remedy::Action::leave_out, pattern_of(metadata_.contents, meta.fqn)});
+}
+
+/// Drops all tensors, and the values that `keeps` refuses, before anything opens their items.
+void DcpReader::keep_only_values(const std::function<bool(std::string_view)>& keeps) {
+  CheckpointContents& contents = metadata_.contents;
+  contents.tensors.clear();
+  metadata_.storage.pieces = {};
+  const std::vector<ValueEntry> values = std::exchange(contents.values, {});
+  const std::vector<StorageInfo> places = std::exchange(metadata_.storage.values, {});
+  for (std::size_t v = 0; v < values.size(); ++v) {
+    if (!keeps(values[v].name)) continue;
+    contents.values.push_back(values[v]);
+    metadata_.storage.values.push_back(places[v]);
+  }
 }
 
 /// Counts the objects that are read as dicts. If the caller asked for classes (`as_dict`), reads
@@ -746,6 +766,12 @@ std::unique_ptr<CheckpointReader> open_dcp(const FileSystem& fs, std::string pat
 std::unique_ptr<CheckpointReader> open_dcp_with_classes(const FileSystem& fs, std::string path,
                                                         std::vector<std::string> as_dict) {
   return std::make_unique<DcpReader>(fs, std::move(path), std::move(as_dict));
+}
+
+std::unique_ptr<CheckpointReader> open_dcp_values(
+    const FileSystem& fs, std::string path, std::vector<std::string> as_dict,
+    const std::function<bool(std::string_view)>& keeps) {
+  return std::make_unique<DcpReader>(fs, std::move(path), std::move(as_dict), keeps);
 }
 
 }  // namespace tessera::formats

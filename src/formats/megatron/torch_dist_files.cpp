@@ -158,8 +158,9 @@ std::unique_ptr<CheckpointReader> open_common_object(const FileSystem& fs,
                                                      const std::string& path) {
   try {
     if (detect_format(fs, path) != Format("dcp")) return nullptr;
-    if (!has_common_object(open_dcp(fs, path)->contents())) return nullptr;
-    return open_dcp_with_classes(fs, path, {"argparse.Namespace"});
+    // Each rank's file may have objects of its own: nothing else is opened.
+    auto reader = open_dcp_values(fs, path, {"argparse.Namespace"}, is_common_object);
+    return has_common_object(reader->contents()) ? std::move(reader) : nullptr;
   } catch (const Error& error) {
     if (tessera::detail::is_outside_failure(error)) throw;
     return nullptr;

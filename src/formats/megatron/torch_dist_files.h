@@ -28,8 +28,9 @@ std::optional<std::string_view> before_common_object(std::string_view name);
 /// Whether a checkpoint of Megatron has that object.
 bool has_common_object(const CheckpointContents& contents);
 
-/// Opens the DCP checkpoint at `path` if there is one, with arguments as a dict, and if it has that
-/// object. Null otherwise, also if it cannot be opened: the caller's own reader reports this.
+/// Opens that object, with arguments as a dict, if `path` is a DCP checkpoint that has it. The
+/// reader shows nothing else. Null otherwise, also if the checkpoint cannot be opened: the caller's
+/// own reader reports this.
 std::unique_ptr<CheckpointReader> open_common_object(const FileSystem& fs, const std::string& path);
 
 /// Whether `directory` is a torch_dist checkpoint, as its `metadata.json` says.
