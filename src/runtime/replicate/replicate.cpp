@@ -1,5 +1,6 @@
 #include "tessera/runtime/replicate/replicate.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,6 +18,7 @@
 #include "runtime/registry/end_of_backward.h"
 #include "runtime/registry/gradient_hook.h"
 #include "runtime/registry/mesh_around.h"
+#include "runtime/replicate/add_and_multiply.h"
 #include "runtime/torch_bridge.h"
 #include "runtime/weak_tensor.h"
 #include "tessera/base/error.h"
@@ -32,6 +34,45 @@ using ModulePtr = std::shared_ptr<Module>;
 
 /// The alignment of gradients in a bucket, for vectorised kernels.
 constexpr std::int64_t kAlignmentNbytes = 16;
+
+/// Returns the strides of a tensor, without those of dimensions of size 1, which mean nothing.
+std::vector<std::int64_t> strides_of(const Tensor& tensor) {
+  std::vector<std::int64_t> strides;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) != 1) strides.push_back(tensor.stride(d));
+  }
+  return strides;
+}
+
+/// Returns whether the elements of two tensors lie in the same order in memory, without gaps.
+bool are_alike_in_memory(const Tensor& a, const Tensor& b) {
+  return a.is_non_overlapping_and_dense() && a.is_same_size(b) && strides_of(a) == strides_of(b) &&
+         a.options().type_equal(b.options());
+}
+
+/// Runs the loop of add_and_multiply.h on several threads. Requires: the tensors are alike in
+/// memory, on the CPU, with elements of type T.
+template <class T>
+void add_and_multiply_on_cpu(const Tensor& sum, const Tensor& addend, double factor) {
+  T* const to = sum.mutable_data_ptr<T>();
+  const T* const from = addend.const_data_ptr<T>();
+  at::parallel_for(
+      0, sum.numel(), at::internal::GRAIN_SIZE, [&](std::int64_t begin, std::int64_t end) {
+        add_and_multiply(to + begin, from + begin, static_cast<T>(factor), end - begin);
+      });
+}
+
+/// Sets `sum` to (sum + addend) * factor; for most tensors on the CPU in one pass over memory.
+void add_then_multiply(const Tensor& sum, const Tensor& addend, double factor) {
+  const bool has_loop = sum.is_cpu() && are_alike_in_memory(sum, addend);
+  if (has_loop && sum.scalar_type() == at::kFloat) {
+    add_and_multiply_on_cpu<float>(sum, addend, factor);
+  } else if (has_loop && sum.scalar_type() == at::kDouble) {
+    add_and_multiply_on_cpu<double>(sum, addend, factor);
+  } else {
+    sum.add_(addend).mul_(factor);
+  }
+}
 
 /// Returns whether a module averages its gradients by itself, as sharded embedding tables do.
 bool is_closed(const Module& module) {
@@ -51,12 +92,14 @@ void for_each_open_module(Module& module, const std::string& prefix, const Visit
   }
 }
 
-/// Averages the gradients of a module's parameters. A gradient that is ready moves into its
-/// parameter's bucket. A bucket with all its gradients is sent (all-reduced), in the same order on
-/// all ranks. After the average, `.grad`s are views into the buckets. A gradient that is ready when
-/// its bucket was sent already (recomputation, two uses) is late: the bucket is sent again
-/// with the late gradients only. The last bucket is sent at the end of the backward. Its flags tell
-/// all ranks which buckets have late gradients.
+/// Averages the gradients of a module's parameters. When a backward begins, the `.grad`s of earlier
+/// ones are put aside, so that autograd does not add to them in a pass of its own. A gradient that
+/// is ready moves, with the one that was put aside, into its parameter's bucket. A bucket with all
+/// its gradients is sent (all-reduced), in the same order on all ranks. After the average, `.grad`s
+/// are views into the buckets. A gradient that is ready when its bucket was sent already
+/// (recomputation, two uses) is late: the bucket is sent again with the late gradients only. The
+/// last bucket is sent at the end of the backward. Its flags tell all ranks which buckets have late
+/// gradients.
 class Reducer final : public registry::PassMember, public std::enable_shared_from_this<Reducer> {
  public:
   /// `group`: all ranks; used by this Reducer only.
@@ -86,8 +129,9 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
     bool is_late = false;     // a gradient came after the bucket was sent
     // Since the last `make_room`: `.grad` was set to its part of the bucket, or `show` has run.
     bool has_slot = false;
-    Tensor unused{};  // its old gradient, if this backward did not use the parameter
-    Tensor late{};    // its late gradient
+    Tensor put_aside{};  // its `.grad` from before this backward, until it moves into the bucket
+    Tensor unused{};     // its old gradient, if this backward did not use the parameter
+    Tensor late{};       // its late gradient
   };
   struct Bucket {
     std::vector<std::size_t> parameters;
@@ -106,8 +150,10 @@ class Reducer final : public registry::PassMember, public std::enable_shared_fro
   bool is_last(const Bucket& bucket) const { return &bucket == &buckets_.back(); }
   bool syncs() const { return num_scopes_without_sync_ == 0; }
   bool has_late(const Bucket& bucket) const;
+  static bool is_movable(const Parameter& parameter, const Tensor& tensor);
   void check_tree(Module& module) const;
   void begin();
+  void put_gradients_aside();
   void give_up_failed();
   Tensor slot_of(const Parameter& parameter, const Tensor& tensor) const;
   at::TensorOptions options_of(const Bucket& bucket) const;
@@ -260,6 +306,26 @@ void Reducer::begin() {
   give_up_failed();
   end_of_backward_.queue([self = shared_from_this()] { self->end_backward(); });
   is_running_ = true;
+  put_gradients_aside();
+}
+
+void Reducer::put_gradients_aside() {
+  for (Parameter& parameter : parameters_) {
+    const Tensor tensor = parameter.tensor.lock();
+    if (!tensor.defined() || !tensor.grad().defined()) continue;
+    if (is_movable(parameter, tensor)) {
+      parameter.put_aside = std::exchange(tensor.mutable_grad(), Tensor());
+    }
+  }
+}
+
+/// Returns whether `.grad` can move into a bucket. If not, it stays where it is until
+/// `gradient_ready` refuses it.
+bool Reducer::is_movable(const Parameter& parameter, const Tensor& tensor) {
+  const Tensor& gradient = tensor.grad();
+  return tensor.numel() == parameter.numel && gradient.layout() == at::kStrided &&
+         gradient.is_same_size(tensor) && !gradient.requires_grad() &&
+         gradient.options().type_equal(tensor.options());
 }
 
 void Reducer::gradient_ready(std::size_t index) {
@@ -338,7 +404,8 @@ void Reducer::make_room(Bucket& bucket) {
   for (const std::size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
-    const Tensor gradient = tensor.defined() ? tensor.grad() : Tensor();
+    Tensor gradient = parameter.put_aside;
+    if (!gradient.defined() && tensor.defined()) gradient = tensor.grad();
     parameter.has_slot = gradient.defined() && bucket.flat.defined() &&
                          gradient.is_alias_of(bucket.flat) &&
                          gradient.storage_offset() == parameter.offset;
@@ -361,26 +428,33 @@ void Reducer::accumulate_in_bucket(Parameter& parameter) {
   Bucket& bucket = buckets_[parameter.bucket];
   if (bucket.flat.defined() && gradient.is_alias_of(bucket.flat)) return;
   if (parameter.has_slot || !bucket.flat.defined()) make_room(bucket);
-  const bool fits = tensor.numel() == parameter.numel && gradient.layout() == at::kStrided &&
-                    gradient.is_same_size(tensor) && !gradient.requires_grad() &&
-                    gradient.options().type_equal(bucket.flat.options());
-  if (!fits) return;
+  if (!is_movable(parameter, tensor) || !gradient.options().type_equal(bucket.flat.options())) {
+    return;
+  }
   Tensor slot = slot_of(parameter, tensor);
   slot.copy_(gradient);
   tensor.mutable_grad() = std::move(slot);
   parameter.has_slot = true;
 }
 
-/// Moves `.grad`, times share(), into the bucket. Adds it if this backward has moved one before.
+/// Moves `.grad`, plus the gradient that was put aside, times share(), into the bucket. Adds it if
+/// this backward has moved one before.
 void Reducer::move(Parameter& parameter) const {
   const at::NoGradGuard no_grad;
   const Tensor tensor = parameter.tensor.lock();
   Tensor slot = slot_of(parameter, tensor);
   Tensor gradient = std::exchange(tensor.mutable_grad(), Tensor());
-  if (gradient.is_alias_of(slot) && gradient.strides() != slot.strides()) {
-    gradient = gradient.clone();  // because the parameter has other strides now
+  Tensor earlier = std::exchange(parameter.put_aside, Tensor());
+  if (!gradient.defined()) std::swap(gradient, earlier);
+  for (Tensor* const each : {&gradient, &earlier}) {
+    if (each->defined() && each->is_alias_of(slot) && each->strides() != slot.strides()) {
+      *each = each->clone();  // because the parameter has other strides now
+    }
   }
-  if (parameter.is_moved) {
+  if (earlier.defined()) {
+    if (!earlier.is_alias_of(slot)) slot.copy_(earlier);
+    add_then_multiply(slot, gradient, share());
+  } else if (parameter.is_moved) {
     slot.add_(gradient * share());
   } else if (gradient.is_same_size(slot) && gradient.options().type_equal(slot.options())) {
     at::mul_out(slot, gradient, c10::scalar_to_tensor(share()));
@@ -442,7 +516,8 @@ void Reducer::send(Bucket& bucket) {
     Parameter& parameter = parameters_[index];
     const Tensor tensor = parameter.tensor.lock();
     // The user may have cleared a gradient that came under NoSyncScope.
-    const bool has_one = parameter.is_moved || (tensor.defined() && tensor.grad().defined());
+    const bool has_one = parameter.is_moved || parameter.put_aside.defined() ||
+                         (tensor.defined() && tensor.grad().defined());
     flags.push_back(has_one && parameter.is_pending ? 1.0F : 0.0F);
     if (!tensor.defined() || parameter.is_moved) continue;
     if (!has_one) {
@@ -450,8 +525,8 @@ void Reducer::send(Bucket& bucket) {
       continue;
     }
     if (!parameter.is_pending) {
-      const bool is_in_bucket = tensor.grad().is_alias_of(bucket.flat);
-      parameter.unused = is_in_bucket ? tensor.grad().clone() : tensor.grad();
+      const Tensor& old = parameter.put_aside.defined() ? parameter.put_aside : tensor.grad();
+      parameter.unused = old.is_alias_of(bucket.flat) ? old.clone() : old;
     }
     move(parameter);
   }
@@ -568,8 +643,8 @@ void Reducer::drop() {
     if (!tensor.defined() || tensor.grad().defined()) continue;
     if (parameter.is_moved && parameter.bucket >= num_sent_) {
       tensor.mutable_grad() = slot_of(parameter, tensor).div(share());
-    } else if (parameter.unused.defined()) {
-      tensor.mutable_grad() = parameter.unused;
+    } else {
+      tensor.mutable_grad() = parameter.unused.defined() ? parameter.unused : parameter.put_aside;
     }
   }
   for (std::size_t i = 0; i < num_sent_; ++i) {
@@ -583,7 +658,7 @@ void Reducer::reset() {
   for (Bucket& bucket : buckets_) bucket.num_ready = 0;
   for (Parameter& parameter : parameters_) {
     parameter.is_moved = parameter.is_late = false;
-    parameter.unused = parameter.late = Tensor();
+    parameter.put_aside = parameter.unused = parameter.late = Tensor();
   }
   num_sent_ = 0;
   is_running_ = false;
@@ -647,15 +722,6 @@ FoundParameters find_parameters(Module& module, const std::vector<Tensor>& ignor
     }
   });
   return found;
-}
-
-/// Returns the strides of a tensor, without those of dimensions of size 1, which mean nothing.
-std::vector<std::int64_t> strides_of(const Tensor& tensor) {
-  std::vector<std::int64_t> strides;
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) != 1) strides.push_back(tensor.stride(d));
-  }
-  return strides;
 }
 
 /// Throws on all ranks if ranks have different parameters or buffers to replicate. Collective.

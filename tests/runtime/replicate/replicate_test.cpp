@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "runtime/support/checks.h"
+#include "runtime/support/largest_pass.h"
 
 namespace tessera {
 namespace {
@@ -208,6 +209,67 @@ TEST(ReplicateTest, BackwardsUnderNoSyncAddToOneMemory) {
       }
       backward();
       EXPECT_EQ(places(), expected);
+    }
+  });
+}
+
+// Shows B21. After a NoSyncScope, a backward adds its gradients to the earlier ones and divides
+// them in one loop, not with an operator for each.
+TEST(ReplicateTest, GradientsAreAddedAndDividedInOnePass) {
+  for (const int num_ranks : {2, 3}) {
+    test::on_ranks(num_ranks, [](const dist::Mesh& mesh) {
+      torch::nn::Linear model(64, 64);
+      replicate(*model, {.mesh = mesh});
+      const auto loss_of = [&](int backward) {
+        return forward(model, torch::full({2, 64}, 0.1 + backward + mesh.rank())).sum();
+      };
+      loss_of(0).backward();
+      model->zero_grad();
+      {
+        const NoSyncScope no_sync(*model);
+        loss_of(1).backward();
+        loss_of(2).backward();
+      }
+      const at::Tensor loss = loss_of(3);
+      {
+        const test::LargestPass largest;
+        loss.backward();
+        EXPECT_LT(largest.numel(), 64 * 64);
+      }
+      const double mean_rank = (mesh.world_size() - 1) / 2.0;
+      const at::Tensor expected = torch::full({64, 64}, 2 * (0.3 + 1 + 2 + 3 + 3 * mean_rank));
+      EXPECT_TRUE(torch::allclose(model->weight.grad(), expected));
+      EXPECT_TRUE(model->bias.grad().eq(6).all().item<bool>());
+    });
+  }
+}
+
+// Shows B8, B21. Also gradients that the user keeps, and ones that the averaging backward does not
+// use.
+TEST(ReplicateTest, GradientsOfEarlierBackwardsAreAddedWhoeverKeepsThem) {
+  test::on_ranks(2, [](const dist::Mesh& mesh) {
+    Mlp model = seeded<Mlp>();
+    replicate(*model, {.mesh = mesh});
+    const at::Tensor x = torch::ones({1, 7});
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      {
+        const NoSyncScope no_sync(*model);
+        ForwardScope scope(*model);
+        const at::Tensor loss =
+            model->up->forward(x).sum() + model->middle->forward(torch::ones({1, 13})).sum();
+        scope.watch(loss);
+        loss.backward();
+      }
+      const at::Tensor kept = model->up->bias.grad().detach();
+      ForwardScope scope(*model);
+      const at::Tensor loss = 2 * (mesh.rank() + 1) * model->up->forward(x).sum();
+      scope.watch(loss);
+      loss.backward();
+      EXPECT_TRUE(kept.eq(1).all().item<bool>());
+      EXPECT_TRUE(model->up->bias.grad().eq(4).all().item<bool>());
+      EXPECT_TRUE(model->middle->bias.grad().eq(1).all().item<bool>());
+      EXPECT_FALSE(model->down->bias.grad().defined());
     }
   });
 }

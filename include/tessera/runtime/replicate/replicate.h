@@ -28,7 +28,8 @@ struct ReplicateOptions {
 /// Averages the gradients of `module` over the ranks in every backward (data parallel, DDP), in
 /// buckets that are sent while the backward runs. The module keeps its type, names and `forward`.
 /// After a backward, `.grad` of a parameter that any rank used is part of the bucket's memory; a
-/// parameter that no rank used keeps its old gradient. NoSyncScope postpones the averaging.
+/// parameter that no rank used keeps its old gradient. While a backward that averages runs, `.grad`
+/// is undefined, also if an earlier backward has set it. NoSyncScope postpones the averaging.
 /// `replicate` ignores tables that `shard` has sharded. A later fully_shard of a module around
 /// `module` ignores `module`. Call `replicate` before you create the optimizer.
 ///
