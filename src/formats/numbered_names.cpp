@@ -49,9 +49,14 @@ std::optional<std::uint64_t> number_in(std::string_view digits) {
   return number;
 }
 
-/// Returns the mark that is the word before a number: `rank` in `rank_3`. Nothing for any other
-/// word.
-std::optional<Mark> mark_before(std::string_view before) {
+/// Returns the mark that is the word before a number, in lower or upper case: `rank` in `rank_3`.
+/// Nothing for any other word.
+std::optional<Mark> mark_before(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    if ('A' <= c && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  std::string_view before = lower;
   if (!before.empty() && is_separator(before.back())) before.remove_suffix(1);
   for (const Mark& mark : kMarks) {
     if (!before.ends_with(mark.word)) continue;
@@ -68,9 +73,10 @@ bool is_of_progress(std::string_view before) {
   return std::ranges::any_of(kWords, [&](std::string_view word) { return before.ends_with(word); });
 }
 
-/// Returns 3 if the text after a number begins with `-of-3` or `_of_3`; nothing for any other text.
+/// Returns 3 if the text after a number begins with `-of-3`, `_of_3`, or as DeepSeek's converter
+/// writes it, `-mp3`; nothing for any other text.
 std::optional<std::uint64_t> count_behind(std::string_view after) {
-  for (const std::string_view of : {"-of-", "_of_"}) {
+  for (const std::string_view of : {"-of-", "_of_", "-mp"}) {
     if (!after.starts_with(of)) continue;
     after.remove_prefix(of.size());
     return number_in(after.substr(0, after.find_first_not_of(kDigits)));

@@ -23,8 +23,8 @@ struct NumberedName {
 
 /// Returns the numbers in a name that follow the word `rank`, `shard`, `part` or `consolidated`, or
 /// one for a way to be parallel (`tp`, `pp`, `dp`, `wp` or `zo`, as in `model_tp0_pp1.pt`), and the
-/// number in DCP's `__1.metadata`, from last to first; then those before `-of-3` or
-/// `_of_3`, but not behind `epoch`, `step` or `iter`. Empty if the name has none.
+/// number in DCP's `__1.metadata`, from last to first; then those before `-of-3`, `_of_3`
+/// or `-mp3`, but not behind `epoch`, `step` or `iter`. Empty if the name has none.
 std::vector<NumberedName> numbered_names(std::string_view name);
 
 /// Returns the first of `numbered_names(name)`, or nothing if that list is empty.

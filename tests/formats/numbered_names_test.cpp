@@ -27,6 +27,8 @@ TEST(NumberedNamesTest, ANumberBehindOneOfTheWordsCounts) {
         Case{"a_1_of_2_rank_7.pt", 7, "a_1_of_2_rank_#.pt"},
         Case{"model_tp1.pt", 1, "model_tp#.pt"},
         Case{"pytorch_model_tp_2.bin", 2, "pytorch_model_tp_#.bin"},
+        Case{"model-00000-TP-001.safetensors", 1, "model-00000-TP-#.safetensors"},
+        Case{"model1-mp2.safetensors", 1, "model#-mp2.safetensors"},
         Case{"__12.metadata", 12, "__#.metadata"}}) {
     SCOPED_TRACE(c.name);
     const auto found = numbered_name(c.name);
@@ -85,7 +87,9 @@ TEST_F(NamesBesideTest, AFileWhoseNameSaysHowManyThereAreIsAPartAlone) {
         Case{"m_pp-rank-1-of-2_tp-rank-0-of-2.pt",
              "one rank of 4: numbers 1 and 0, as its name says"},
         Case{"model_tp-1-of-2.pt", "one rank of 2: rank 1, as its name says"},
-        Case{"model-1-of-1.pt", ""}, Case{"version-4-of-3.pt", ""}, Case{"epoch-3-of-10.pt", ""}}) {
+        Case{"model0-mp2.safetensors", "one file of 2: file 0, as its name says"},
+        Case{"model0-mp1.safetensors", ""}, Case{"model-1-of-1.pt", ""},
+        Case{"version-4-of-3.pt", ""}, Case{"epoch-3-of-10.pt", ""}}) {
     SCOPED_TRACE(c.name);
     put(c.name);
     EXPECT_EQ(part_of(c.name), c.part);
