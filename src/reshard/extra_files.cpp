@@ -135,6 +135,23 @@ bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::s
          formats::megatron::is_torch_dist(fs, directory);
 }
 
+/// Returns the names of the files in the `weight_map` of an index of shards; none for other JSON.
+std::set<std::string> files_in_index(std::string_view text, const std::string& path) {
+  std::set<std::string> names;
+  try {
+    const Value index = parse_json(text, path);
+    const Value* const map = index.find("weight_map");
+    const auto* const files = map ? map->get_if<Value::Dict>() : nullptr;
+    if (files == nullptr) return names;
+    for (const auto& [tensor, file] : *files) {
+      if (const auto* const name = file.get_if<std::string>()) names.insert(*name);
+    }
+  } catch (const Error& error) {
+    if (tessera::detail::is_outside_failure(error)) throw;  // other errors: no strict JSON
+  }
+  return names;
+}
+
 /// Decides for each extra file whether it is copied, left out or refused.
 class Sorter {
  public:
@@ -156,6 +173,7 @@ class Sorter {
   void sort(const Found& found) {
     for (const auto& [name, places] : found) sort(name, places);
     keep_to_limit();
+    leave_indexes_without_shards();
   }
   void leave_all(const Found& found, const std::string& why) {
     for (const auto& [name, places] : found) leave(name, why);
@@ -275,6 +293,24 @@ class Sorter {
                             iec_size(options_.max_nbytes) + " for all");
     }
     carried.erase(too_large, carried.end());
+  }
+
+  /// Leaves out each index of shards, such as that of a variant
+  /// (`diffusion_pytorch_model.safetensors.index.fp16.json`), if not all its shards are copied.
+  void leave_indexes_without_shards() {
+    std::set<std::string> carried;
+    for (const ExtraFile& file : result_.carried) carried.insert(file.name);
+    std::erase_if(result_.carried, [&](const ExtraFile& file) {
+      const bool may_be_index = file.name.ends_with(".json") &&
+                                file.name.find(".index.") != std::string::npos &&
+                                file.nbytes <= kMaxConfigNbytes;
+      if (!may_be_index) return false;
+      const std::set<std::string> shards =
+          files_in_index(read_file(fs_, file.path, kMaxConfigNbytes), file.path);
+      if (std::ranges::includes(carried, shards)) return false;
+      leave(file.name, "lists shards that are not copied");
+      return true;
+    });
   }
 
   const FileSystem& fs_;
@@ -432,6 +468,32 @@ std::optional<std::string> folder_of_source(const FileSystem& fs, const std::str
   if (fs.kind_of(source) == FileKind::directory) return join_path(source, "");
   if (!source.ends_with(formats::detail::kIndexSuffix)) return std::nullopt;
   return source.substr(0, source.rfind('/') + 1);  // npos + 1 is 0
+}
+
+/// Notes that the files of an adapter get weights of the base model, as the state of a whole model
+/// of PEFT has them. PEFT's adapters have only those of embeddings.
+void note_weights_of_base(const Plan& plan, const std::string& destination, formats::Format format,
+                          ExtraFilesPlan& files) {
+  if (!has_files_of_models(destination, format)) return;
+  constexpr std::string_view kWeight = ".base_layer.weight";
+  const auto& tensors = plan.destination.tensors;
+  const auto is_weight_of_base = [&](const formats::TensorEntry& tensor) {
+    const std::string& name = tensor.meta.fqn;
+    if (!name.ends_with(kWeight)) return false;
+    const std::string matrix = name.substr(0, name.size() - kWeight.size()) + ".lora_embedding_";
+    return std::ranges::none_of(tensors, [&](const formats::TensorEntry& other) {
+      return other.meta.fqn.starts_with(matrix);
+    });
+  };
+  const auto found = std::ranges::find_if(tensors, is_weight_of_base);
+  if (found == tensors.end()) return;
+  files.notes.push_back({.severity = Finding::Severity::note,
+                         .rule = std::string(kExtraFilesRule),
+                         .where = {.path = destination},
+                         .expected = "only tensors of an adapter in files called adapter_model",
+                         .found = "weights of the base model too, such as " +
+                                  printable(found->meta.fqn) +
+                                  ": PEFT does not load a whole model as an adapter"});
 }
 
 /// Returns the data files that lie in the sources' folders themselves.
@@ -641,6 +703,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   }
   ExtraFilesPlan files = sorter.take();
   const bool is_adapter = is_adapter_of_peft(reader, plan, files);
+  if (is_adapter) note_weights_of_base(plan, destination, format, files);
   if (!is_adapter || options.merges_adapters) {
     leave_config_of_adapter(reader, plan, destination, format, options, files);
   }

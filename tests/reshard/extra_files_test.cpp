@@ -306,6 +306,46 @@ TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
                       "checkpoint does not list it"});
 }
 
+TEST_F(ExtraFilesTest, AnIndexWhoseShardsAreNotCopiedIsLeft) {
+  const std::string variant = "diffusion_pytorch_model.safetensors.index.fp16.json";
+  write_file(tmp_ / ("source/" + variant), R"({"weight_map": {"w": "a.fp16.safetensors"}})");
+  write_file(tmp_ / "source/a.fp16.safetensors", "x");
+  write_file(tmp_ / "source/tf_model.h5.index.json",
+             R"({"weight_map": {"v": "tf-1.h5", "w": "tf-2.h5"}})");
+  write_file(tmp_ / "source/tf-1.h5", "x");
+  write_file(tmp_ / "source/tf-2.h5", "x");
+  write_file(tmp_ / "source/no.index.json", "[]");
+  write_file(tmp_ / "source/bad.index.json", "{");
+  const std::vector<std::string> copied = {"bad.index.json", "no.index.json", "tf-1.h5", "tf-2.h5",
+                                           "tf_model.h5.index.json"};
+  EXPECT_EQ(carried(plan()), copied);
+  EXPECT_EQ(left(plan()), (FileNames{"a.fp16.safetensors: looks like a checkpoint file",
+                                     variant + ": lists shards that are not copied"}));
+}
+
+TEST_F(ExtraFilesTest, WeightsOfTheBaseInTheFilesOfAnAdapterAreNoted) {
+  const auto notes_of = [&](const std::vector<std::string>& names) {
+    MemoryCheckpoint memory;
+    for (const std::string& name : names) {
+      memory.add({"base_model.model." + name, DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+    }
+    write_native(memory, tmp_ / "peft", {}, 1, OverwritePolicy::replace);
+    const ExtraFilesPlan found = plan({}, Format::safetensors, {"peft"});
+    EXPECT_EQ(found.stem, "adapter_model");
+    std::vector<std::string> notes;
+    for (const auto& note : found.notes) notes.push_back(note.found);
+    return notes;
+  };
+  const std::string without_config = "none (copy it, too)";
+  EXPECT_EQ(notes_of({"w.lora_A.weight", "w.lora_B.weight"}), FileNames{without_config});
+  EXPECT_EQ(notes_of({"e.base_layer.weight", "e.lora_embedding_A", "e.lora_embedding_B"}),
+            FileNames{without_config});
+  EXPECT_EQ(notes_of({"w.base_layer.weight", "w.lora_A.default.weight"}),
+            (FileNames{"weights of the base model too, such as base_model.model.w.base_layer.weight"
+                       ": PEFT does not load a whole model as an adapter",
+                       without_config}));
+}
+
 TEST_F(ExtraFilesTest, ACastPutsItsDTypeIntoTheConfig) {
   const std::string config = R"({"torch_dtype": "float32"})";
   write_file(tmp_ / "source/config.json", config);
