@@ -70,7 +70,12 @@ class Combination {
     if (!is_copy()) {
       for (std::size_t s = 0; s < readers_.size(); ++s) {
         const auto adapter = find_adapter(*readers_[s], entries_[s]);
-        if (adapter) problems_.push_back(*adapter);
+        if (!adapter) continue;
+        if (adapter->severity == Finding::Severity::error) {
+          problems_.push_back(*adapter);
+        } else if (s == 0) {  // the other sources have the same names
+          contents_.opening_findings.push_back(*adapter);
+        }
       }
       const auto without_sum = find_floats_without_sum(*readers_.front(), entries_.front());
       problems_.insert(problems_.end(), without_sum.begin(), without_sum.end());

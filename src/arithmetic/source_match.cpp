@@ -1,6 +1,7 @@
 #include "arithmetic/source_match.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "arithmetic/element_sum.h"
@@ -153,19 +154,42 @@ void find_quantized_weights(const CheckpointReader& source, const std::string& m
   }
 }
 
-/// Returns whether the name is that of the first matrix of a layer of a LoRA adapter: as PEFT
-/// stores adapters, or of a layer whose weight is not there.
-bool is_matrix_of_adapter(const std::string& name, const SelectedEntries& entries) {
-  constexpr std::string_view kMatrix = ".lora_A";
-  constexpr std::string_view kOfEmbedding = ".lora_embedding_A";
-  const bool is_of_embedding = name.ends_with(kOfEmbedding);
-  const std::size_t at = name.rfind(is_of_embedding ? kOfEmbedding : kMatrix);
-  if (at == std::string::npos) return false;
-  const std::string layer = name.substr(0, at);
-  const bool is_of_peft = name.starts_with("base_model.model.") &&
-                          (is_of_embedding || name.ends_with(".lora_A.weight"));
-  return is_of_peft || (!entries.find_tensor(layer + ".weight") &&
-                        !entries.find_tensor(layer + ".base_layer.weight"));
+/// Returns the layer of a matrix of an adapter whose change is a product of matrices, as its name
+/// tells; nothing for other tensors. `.lora_` is in names of PEFT, kohya (`lora_down`), torchtune
+/// and MLX (`lora_a`); `.hada_` is LoHa, `.lokr_` LoKr, `.vera_` VeRA; diffusers has names such as
+/// `to_q_lora.down`, and NeMo `adapter.linear_in`.
+std::optional<std::string> layer_of_adapter(const std::string& name) {
+  constexpr std::array<std::string_view, 8> kKeys = {".lora_",
+                                                     ".hada_",
+                                                     ".lokr_",
+                                                     ".vera_",
+                                                     "lora.down.",
+                                                     "lora.up.",
+                                                     ".adapter.linear_in.",
+                                                     ".adapter.linear_out."};
+  for (const std::string_view key : kKeys) {
+    const std::size_t at = name.rfind(key);
+    if (at != std::string::npos) return name.substr(0, name.rfind('.', at));
+  }
+  return std::nullopt;
+}
+
+/// Returns whether the name is as in the files of PEFT's adapters, where that of an embedding has a
+/// copy of the layer's weight. A model in training has the adapter's name in it: `lora_A.default`.
+bool is_stored_by_peft(const std::string& name) {
+  constexpr std::array<std::string_view, 4> kEnds = {".lora_A.weight", ".lora_B.weight",
+                                                     ".lora_embedding_A", ".lora_embedding_B"};
+  return name.starts_with("base_model.model.") &&
+         std::ranges::any_of(kEnds, [&](std::string_view end) { return name.ends_with(end); });
+}
+
+/// Returns whether the weight to which an adapter of the layer adds its change is there, too.
+bool has_weight(const std::string& layer, const SelectedEntries& entries) {
+  constexpr std::array<const char*, 4> kEnds = {".weight", ".base_layer.weight" /* PEFT */,
+                                                ".to_wrap.weight" /* NeMo */,
+                                                ".linear.weight" /* MLX */};
+  return std::ranges::any_of(
+      kEnds, [&](const char* end) { return entries.find_tensor(layer + end).has_value(); });
 }
 
 }  // namespace
@@ -257,17 +281,28 @@ std::vector<Finding> find_floats_without_sum(const CheckpointReader& source,
 
 std::optional<Finding> find_adapter(const CheckpointReader& source,
                                     const SelectedEntries& entries) {
+  std::optional<Finding> note;
   for (const auto& [name, index] : entries.tensors()) {
-    if (!is_matrix_of_adapter(name, entries)) continue;
-    Finding problem = combine_problem(
-        name,
-        "no LoRA adapter, because its change is a product of matrices, so a sum of adapters is not "
-        "that of their changes",
-        "an adapter (merge it into its model, scaled by its weight)");
-    problem.where.path = source.path();
-    return problem;
+    const auto layer = layer_of_adapter(name);
+    if (!layer) continue;
+    if (is_stored_by_peft(name) || !has_weight(*layer, entries)) {
+      Finding problem = combine_problem(
+          name,
+          "no LoRA adapter, because its change is a product of matrices, so a sum of adapters is "
+          "not that of their changes",
+          "an adapter (merge it into its model, scaled by its weight)");
+      problem.where.path = source.path();
+      return problem;
+    }
+    if (note) continue;
+    note = combine_problem(name,
+                           "no matrices of an adapter beside the weights, because their product is "
+                           "what changes the model, and the sum is not that of the products",
+                           "such matrices, which are added up one by one");
+    note->severity = Finding::Severity::note;
+    note->where.path = source.path();
   }
-  return std::nullopt;
+  return note;
 }
 
 }  // namespace tessera::arithmetic

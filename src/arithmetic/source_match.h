@@ -53,8 +53,9 @@ std::vector<formats::Finding> match_sources(
     const std::vector<SelectedEntries>& entries,
     const std::vector<std::string>& quantization_methods, const reshard::PlanOptions& selection);
 
-/// Returns the problem that a source of a sum is a LoRA adapter: it has matrices of layers, but not
-/// the layers' weights. Nothing if the source is no adapter.
+/// Returns the problem that a source of a sum is a LoRA adapter (or LoHa, LoKr, VeRA): it has
+/// matrices of layers, but not the layers' weights. A model that has both gets a note. Nothing if
+/// the source has no such matrices.
 std::optional<formats::Finding> find_adapter(const formats::CheckpointReader& source,
                                              const SelectedEntries& entries);
 

@@ -909,9 +909,44 @@ TEST(CombinationTest, AdaptersHaveNoSum) {
   }
   EXPECT_THAT(texts(combined({{of_embedding, {.weight = 2}}}).problems),
               ElementsAre(HasSubstr("expected no LoRA adapter")));
-  // A model that has such layers is no adapter.
-  add_number(adapter, "w.base_layer.weight", 100);
-  EXPECT_THAT(combined({{adapter, {.weight = 0.5}}}).problems, IsEmpty());
+}
+
+TEST(CombinationTest, AdaptersOfOtherLibrariesHaveNoSum) {
+  for (const std::string name :
+       {"lora_unet_to_q.lora_down.weight", "lora_unet_to_q.lora_up.weight",  // kohya
+        "a.processor.to_q_lora.down.weight", "a.to_q.lora.up.weight",        // diffusers
+        "layers.0.attn.q_proj.lora_a.weight",
+        "model.layers.0.mlp.up_proj.lora_b",  // torchtune, MLX
+        "decoder.linear_qkv.adapter.linear_in.weight", "decoder.adapter.linear_out.weight",  // NeMo
+        "lora_unet_to_q.hada_w1_a", "lora_unet_to_q.lokr_w1", "q_proj.vera_lambda_b"}) {
+    MemoryCheckpoint adapter("adapter", 1);
+    add_number(adapter, name, 1);
+    add_number(adapter, "lora_unet_to_q.alpha", 1);
+    EXPECT_THAT(texts(combined({{adapter, {.weight = 0.5}}}).problems),
+                ElementsAre(HasSubstr(name + ": combine: expected no LoRA adapter")));
+  }
+  MemoryCheckpoint model("model", 1);
+  for (const char* const name : {"w_lora.lora.0.weight", "adapter.linear_in_proj.weight",
+                                 "color_a.weight", "flora_a.weight", "lora.weight"}) {
+    add_number(model, name, 1);
+  }
+  EXPECT_THAT(combined({{model, {.weight = 0.5}}}).problems, IsEmpty());
+}
+
+TEST(CombinationTest, AModelWithMatricesOfAnAdapterIsAddedUpWithANote) {
+  for (const std::string weight : {"w.base_layer.weight", "w.weight"}) {
+    MemoryCheckpoint model("model", 1);
+    for (const char* const role : {"w.lora_A.default.weight", "w.lora_B.default.weight"}) {
+      add_number(model, role, 1);
+    }
+    add_number(model, weight, 100);
+    const auto mean = combined({{model}, {model}}, {.divisor = 2});
+    EXPECT_THAT(mean.problems, IsEmpty());
+    EXPECT_THAT(texts(mean.reader->contents().opening_findings),
+                ElementsAre(HasSubstr("model: w.lora_A.default.weight: combine: expected no "
+                                      "matrices of an adapter beside the weights")));
+    EXPECT_THAT(combined({{model}}).reader->contents().opening_findings, IsEmpty());  // a copy
+  }
 }
 
 TEST(LoraTest, ReplacesACounterThatCannotBeAddedUp) {
