@@ -94,6 +94,7 @@ class Combination {
     note_preferred();
     note_left_out();
     note_texts_left();
+    note_rest_of_adapters();
     add_findings_of_others();
     count();
     sort_problems();
@@ -348,14 +349,35 @@ class Combination {
              left.size());
   }
 
+  /// Adds a note about the values and annotations of each adapter. The result does not have them.
+  void note_rest_of_adapters() {
+    for (const LoraAdapter& adapter : adapters_) {
+      const CheckpointContents& contents = adapter.reader->contents();
+      std::set<std::string> left;
+      for (const formats::ValueEntry& value : contents.values) left.insert(value.name);
+      for (const auto& [key, text] : contents.annotations) {
+        const auto kept = contents_.annotations.find(key);
+        const bool is_same = kept != contents_.annotations.end() && kept->second == text;
+        if (!is_same && !formats::is_own_annotation(key, text)) left.insert(key);
+      }
+      if (left.empty()) continue;
+      add_note("only tensors in an adapter",
+               "values or annotations in " + printable(adapter.reader->path()) +
+                   ", which are left out: '" + printable(*left.begin()) + "'",
+               left.size());
+    }
+  }
+
+  /// Adds what opening the later sources and the adapters found.
   void add_findings_of_others() {
-    for (std::size_t s = 1; s < readers_.size(); ++s) {
-      const CheckpointContents& other = readers_[s]->contents();
+    const auto add = [&](const CheckpointContents& other) {
       contents_.opening_findings.insert(contents_.opening_findings.end(),
                                         other.opening_findings.begin(),
                                         other.opening_findings.end());
       if (!contents_.part) contents_.part = other.part;
-    }
+    };
+    for (std::size_t s = 1; s < readers_.size(); ++s) add(readers_[s]->contents());
+    for (const LoraAdapter& adapter : adapters_) add(adapter.reader->contents());
   }
 
   void add_adapters() {

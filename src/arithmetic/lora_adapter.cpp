@@ -20,7 +20,6 @@ namespace {
 using formats::CheckpointContents;
 using formats::TensorEntry;
 
-constexpr const char* kConfigName = "adapter_config.json";
 constexpr std::uint64_t kMaxConfigNbytes = std::uint64_t{16} << 20;
 constexpr std::string_view kNamePrefix = "base_model.model.";
 
@@ -318,7 +317,7 @@ class AdapterNames {
 
 std::string config_path_of(const FileSystem& fs, const std::string& adapter) {
   const bool is_folder = fs.kind_of(adapter) == FileKind::directory;
-  return join_path(is_folder ? adapter : directory_of(adapter), kConfigName);
+  return join_path(is_folder ? adapter : directory_of(adapter), kAdapterConfigName);
 }
 
 }  // namespace

@@ -11,6 +11,9 @@
 
 namespace tessera::arithmetic {
 
+/// The file of an adapter's configuration.
+inline constexpr const char* kAdapterConfigName = "adapter_config.json";
+
 /// The change that an adapter makes to one tensor of its base model. `tensor`, `down` and `up` are
 /// indices of the adapter's tensors.
 struct AdapterChange {

@@ -949,6 +949,31 @@ TEST(CombinationTest, AModelWithMatricesOfAnAdapterIsAddedUpWithANote) {
   }
 }
 
+TEST(LoraTest, NotesTheValuesAndTextsOfAnAdapter) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "w.weight", 100);
+  base.contents_for_change().annotations["license"] = "mit";
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "w", 3);
+  adapter.contents_for_change().annotations = {{"format", "pt"}, {"license", "mit"}};
+  EXPECT_THAT(merged(base, adapter_in(adapter)).reader->contents().opening_findings, IsEmpty());
+  adapter.add_value("epoch", Value(7));
+  adapter.contents_for_change().annotations["made_by"] = "a test";
+  EXPECT_THAT(texts(merged(base, adapter_in(adapter)).reader->contents().opening_findings),
+              ElementsAre(HasSubstr("base: combine: expected only tensors in an adapter, found "
+                                    "values or annotations in adapter, which are left out: "
+                                    "'epoch' and 1 more")));
+}
+
+TEST(LoraTest, TheFileOfOneRankIsNoWholeAdapter) {
+  MemoryCheckpoint base("base", 1);
+  add_number(base, "w.weight", 100);
+  MemoryCheckpoint adapter("adapter", 1);
+  add_layer(adapter, "w", 3);
+  adapter.contents_for_change().part = formats::PartOfWhole{};
+  EXPECT_TRUE(merged(base, adapter_in(adapter)).reader->contents().part);
+}
+
 TEST(LoraTest, ReplacesACounterThatCannotBeAddedUp) {
   MemoryCheckpoint base("base", 1);
   base.add({"bn.num_batches_tracked", DType::int64, {1}}, bytes_of<std::int64_t>({7}));

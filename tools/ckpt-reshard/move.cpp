@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "arithmetic/lora_adapter.h"
 #include "ckpt-reshard/dequantize_option.h"
 #include "ckpt-reshard/incomplete_parts.h"
 #include "ckpt-reshard/move_summary.h"
@@ -290,28 +291,52 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   return source;
 }
 
-/// Adds to `files.left` (the extra files that are not copied) those of the second and later sources
-/// of a combination. Skips a file that the first source or --extra-files-from has, byte for byte.
-void leave_files_of_later_sources(std::span<const std::string> sources, const MoveOptions& options,
-                                  const Plan& plan, const CheckpointReader& reader,
-                                  reshard::ExtraFilesPlan& files) {
+/// Returns the problem that there are extra files in a folder, although --extra-files refuses any.
+formats::Finding refusal_of_files(const std::string& folder,
+                                  const std::vector<std::string>& names) {
+  constexpr std::size_t kMaxNamed = 20;
+  std::string list;
+  for (const std::string& name : std::span(names).first(std::min(names.size(), kMaxNamed))) {
+    list += (list.empty() ? "" : ", ") + printable(name);
+  }
+  if (names.size() > kMaxNamed) list += ", …";
+  return {.rule = "extra files",
+          .where = {.path = folder},
+          .expected = "none beside the checkpoint",
+          .found = std::to_string(names.size()) + ": " + list,
+          .remedy = {Remedy::Action::leave_extra_files}};
+}
+
+/// Adds to `files.left` (the extra files that are not copied) those of the second and later paths
+/// of a combination: of `num_sources` sources, then of adapters. Skips a file that the first source
+/// or --extra-files-from has, byte for byte.
+void leave_files_of_others(const std::vector<std::string>& paths, std::size_t num_sources,
+                           const MoveOptions& options, const Plan& plan,
+                           const CheckpointReader& reader, reshard::ExtraFilesPlan& files) {
   const FileSystem& fs = object_store::files();
   const std::string& first =
-      options.extra_files_folder.empty() ? sources.front() : options.extra_files_folder;
+      options.extra_files_folder.empty() ? paths.front() : options.extra_files_folder;
   std::set<std::string> left;
   for (const auto& file : files.left) left.insert(file.name);
-  for (std::size_t s = 1; s < sources.size(); ++s) {
+  for (std::size_t p = 1; p < paths.size(); ++p) {
+    const bool is_adapter = p >= num_sources;
     const reshard::ExtraFilesPlan others = reshard::plan_extra_files(
-        fs, plan, reader, {sources[s]}, options.destination, *options.format,
+        fs, plan, reader, {paths[p]}, options.destination, *options.format,
         {.policy = reshard::ExtraFilesPolicy::leave, .max_nbytes = 0, .folder = {}});
+    std::vector<std::string> added;
     for (const auto& [name, why] : others.left) {
-      const std::string other = join_path(sources[s], name);
+      if (is_adapter && name == arithmetic::kAdapterConfigName) continue;  // it was applied
+      const std::string other = join_path(paths[p], name);
       const std::string own = join_path(first, name);
       const bool is_same = fs.kind_of(own) == FileKind::regular &&
                            fs.kind_of(other) == FileKind::regular &&
                            formats::have_equal_bytes(fs, own, other);
       if (is_same || !left.insert(name).second) continue;
-      files.left.push_back({name, "of a later source"});
+      files.left.push_back({name, is_adapter ? "of an adapter" : "of a later source"});
+      added.push_back(name);
+    }
+    if (options.extra_files == reshard::ExtraFilesPolicy::refuse && !added.empty()) {
+      files.problems.push_back(refusal_of_files(paths[p], added));
     }
   }
   std::ranges::sort(files.left, {}, &reshard::ExtraFilesPlan::Left::name);
@@ -342,8 +367,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .is_converted = !options.recipe.path.empty(),
        .widened = std::move(widened)});
   if (source.combination) {
-    leave_files_of_later_sources(std::span(paths).first(source.combination->num_sources), options,
-                                 outcome.plan, reader, outcome.extra_files);
+    leave_files_of_others(paths, source.combination->num_sources, options, outcome.plan, reader,
+                          outcome.extra_files);
   }
   auto& problems = outcome.plan.problems;
   problems.insert(problems.begin(), source.problems.begin(), source.problems.end());
