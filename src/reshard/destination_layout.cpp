@@ -72,6 +72,13 @@ bool is_numbered_vector(const TensorEntry& tensor) {
          !formats::is_quantized_state(tensor.meta.fqn, tensor.meta.dtype);
 }
 
+/// Returns whether a tensor has dimensions, and each of its pieces is the whole tensor.
+bool is_stored_whole(const TensorEntry& tensor) {
+  return !tensor.meta.shape.empty() && std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
+    return is_whole(tensor, piece);
+  });
+}
+
 /// Returns whether the source has a tensor that is cut into several pieces.
 bool has_cut_tensor(const CheckpointContents& source) {
   return std::ranges::any_of(source.tensors, [](const TensorEntry& tensor) {
@@ -122,7 +129,8 @@ LayoutRule choose_layout_rule(const CheckpointContents& source, const PlanOption
 }
 
 DestinationLayout::DestinationLayout(const CheckpointContents& source, const PlanOptions& options,
-                                     const LayoutRule& rule, std::span<const FlatUnit> units)
+                                     const LayoutRule& rule, std::span<const FlatUnit> units,
+                                     std::span<const StateRole> roles)
     : source_(source),
       options_(options),
       rule_(rule),
@@ -136,6 +144,9 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   }
   if (!holds_replicas_) return;
   if (options.like) other_cuts_ = cut_dimensions(*options.like);
+  for (const StateRole& role : roles) {
+    if (role.parameter_index) with_state_.insert(*role.parameter_index);
+  }
   for (const TensorEntry& tensor : source.tensors) {
     const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
     if (!own || own->rank >= rule.world_size) continue;
@@ -162,24 +173,38 @@ bool DestinationLayout::is_under_uncut_prefix(const std::string& name) const {
 }
 
 /// Returns whether a tensor stays whole on all ranks: if ranks have different values of it, if its
-/// name has the format's prefix of uncut tensors, or if the source cuts other tensors but not this
-/// one (as with a buffer). But a vector of numbered state may be cut, and a tensor of one row that
-/// only some ranks have. A tensor with the prefix may be cut only if the source stores replicas and
-/// cuts it, so that the cut is a trainer's: moves to formats without replicas cut all tensors.
-bool DestinationLayout::stays_uncut(const TensorEntry& tensor, const std::string& name) const {
+/// name has the format's prefix of uncut tensors, or if it is taken for a buffer. A tensor with the
+/// prefix may be cut only if the source stores replicas and cuts it, so that the cut is a
+/// trainer's: moves to formats without replicas cut all tensors.
+bool DestinationLayout::stays_uncut(std::size_t source_tensor, const std::string& name) const {
+  const TensorEntry& tensor = source_.tensors[source_tensor];
   if (names_of_ranks_.contains(tensor.meta.fqn)) return true;
   const bool is_under_prefix = is_under_uncut_prefix(name);
-  if (is_under_prefix && !keeps_cuts_) return true;
-  if (tensor.meta.shape.empty() || !std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
-        return is_whole(tensor, piece);
-      })) {
+  if (!is_under_prefix) return is_taken_for_buffer(source_tensor);
+  return !keeps_cuts_ || is_stored_whole(tensor);
+}
+
+/// Returns whether the source cuts other tensors, but not this one, and nothing shows that it is a
+/// parameter: no optimizer has state of it, and it is no range of a flat vector, in which a
+/// parameter may be whole on one rank. But a vector of numbered state may be cut, and a tensor of
+/// one row that only some ranks have.
+bool DestinationLayout::is_taken_for_buffer(std::size_t source_tensor) const {
+  const TensorEntry& tensor = source_.tensors[source_tensor];
+  if (!keeps_uncut_ || !is_stored_whole(tensor) || with_state_.contains(source_tensor))
     return false;
-  }
-  if (is_under_prefix) return true;
-  if (!keeps_uncut_) return false;
-  if (is_numbered_vector(tensor)) return false;
+  if (is_numbered_vector(tensor) || formats::has_only_flat_ranges(tensor)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
+}
+
+bool DestinationLayout::is_guessed_buffer(const TensorEntry& entry,
+                                          std::size_t source_tensor) const {
+  const bool has_strategy = rule_.strategy && !options_.mesh && !options_.like &&
+                            rule_.strategy->sharding != Strategy::Sharding::replicated &&
+                            rule_.world_size > 1;
+  return has_strategy && !keeps_cuts_ && entry.kind == StateKind::plain &&
+         !table_rules_.contains(source_tensor) && !has_values_of_ranks(source_tensor) &&
+         !is_under_uncut_prefix(entry.meta.fqn) && is_taken_for_buffer(source_tensor);
 }
 
 /// Returns the shards of a tensor in PlanOptions::like. If the other checkpoint does not cut a
@@ -230,7 +255,7 @@ std::vector<Shard> DestinationLayout::shards_of_parameter(std::size_t source_ten
     return options_.mesh->shards_of(name_for_mesh(*options_.mesh, name, parameter.meta.shape),
                                     parameter.meta.shape);
   }
-  if (stays_uncut(parameter, name)) {
+  if (stays_uncut(source_tensor, name)) {
     return shards_of({Strategy::Sharding::replicated, rule_.strategy->world_size(), 1},
                      parameter.meta.shape);
   }
@@ -286,7 +311,8 @@ std::vector<Shard> DestinationLayout::shards_of_entry(const TensorEntry& entry,
 }
 
 bool is_flat_state(const TensorEntry& entry, const TensorEntry& source_tensor) {
-  return is_numbered_vector(entry) && entry.meta.shape == source_tensor.meta.shape &&
+  return is_numbered_vector(entry) && entry.parameter.empty() &&
+         entry.meta.shape == source_tensor.meta.shape &&
          formats::has_only_flat_ranges(source_tensor);
 }
 

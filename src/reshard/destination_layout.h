@@ -32,9 +32,10 @@ LayoutRule choose_layout_rule(const formats::CheckpointContents& source,
 /// options and units, which must outlive it and not move. Immutable; thread-safe.
 class DestinationLayout {
  public:
-  /// `units` is the result of choose_units.
+  /// `units` is the result of choose_units, `roles` that of classify_state for the source.
   DestinationLayout(const formats::CheckpointContents& source, const PlanOptions& options,
-                    const LayoutRule& rule, std::span<const FlatUnit> units);
+                    const LayoutRule& rule, std::span<const FlatUnit> units,
+                    std::span<const StateRole> roles);
 
   /// Says whether all tensors keep their pieces, except row-wise state that is merged or repeated.
   bool keeps_pieces() const { return !rule_.strategy; }
@@ -46,6 +47,10 @@ class DestinationLayout {
   bool has_values_of_ranks(std::size_t source_tensor) const {
     return names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn);
   }
+
+  /// Returns whether a tensor is whole on all ranks only because nothing shows that it is a
+  /// parameter: the source cuts others, but not this one, and has no copies of it.
+  bool is_guessed_buffer(const formats::TensorEntry& entry, std::size_t source_tensor) const;
 
   /// Returns whether a destination tensor keeps the flat ranges of its source tensor. This is so
   /// for a vector of numbered state if the destination has a file for each rank and as many ranks
@@ -60,7 +65,8 @@ class DestinationLayout {
 
  private:
   bool cuts_numbered_vectors() const;
-  bool stays_uncut(const formats::TensorEntry& tensor, const std::string& name) const;
+  bool stays_uncut(std::size_t source_tensor, const std::string& name) const;
+  bool is_taken_for_buffer(std::size_t source_tensor) const;
   bool is_under_uncut_prefix(const std::string& name) const;
   std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor,
                                      const std::string& name) const;
@@ -71,17 +77,19 @@ class DestinationLayout {
   const LayoutRule rule_;
   const FlatUnitIndex unit_index_;
   const bool holds_replicas_;  // the destination's format stores replicas
-  const bool keeps_uncut_;     // tensors that the source does not cut stay whole on all ranks
+  const bool keeps_uncut_;     // buffers stay whole on all ranks (is_taken_for_buffer)
   const bool keeps_cuts_;      // tensors under the format's uncut prefix keep the source's cuts
   const bool other_stores_replicas_;
   std::map<std::size_t, TableRule> table_rules_;  // by index of the source tensor
   std::set<std::size_t> other_cuts_;              // the dimensions that PlanOptions::like cuts
+  std::set<std::size_t> with_state_;              // source tensors of which an optimizer has state
   /// Tensors of which ranks have their own values: stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };
 
 /// Returns whether an entry is state of a flat parameter (FSDP1) at source and destination: a
-/// vector of numbered state that consists of flat ranges.
+/// vector of numbered state that consists of flat ranges. State of a parameter that is known is
+/// none: FSDP1 keeps its flat state under numbers alone.
 bool is_flat_state(const formats::TensorEntry& entry, const formats::TensorEntry& source_tensor);
 
 /// Returns the pieces of a source tensor as shards, without empty ones. Of several replicas,

@@ -14,6 +14,7 @@
 
 #include "base/text_parts.h"
 #include "reshard/numbered_optimizer.h"
+#include "reshard/optimizer_rules.h"
 #include "reshard/renamed_entries.h"
 #include "tessera/base/error.h"
 
@@ -66,7 +67,8 @@ class NumberedParamsReader final : public RenamedEntries {
       : RenamedEntries(std::move(source)),
         front_(optimizer.root + "state."),
         numbers_(std::move(numbers)),
-        params_values_(optimizer.values.begin(), optimizer.values.end()) {
+        params_values_(optimizer.values.begin(), optimizer.values.end()),
+        roles_(classify_state(base().contents())) {
     rename_entries("state only under a name", "also state under this number");
   }
 
@@ -137,6 +139,14 @@ class NumberedParamsReader final : public RenamedEntries {
     return keys;
   }
 
+  /// Keeps what the name says and the number does not: which parameter the state belongs to.
+  void set_role(std::size_t tensor_in_source, formats::TensorEntry& tensor) const override {
+    const StateRole& role = roles_[tensor_in_source];
+    if (!role.parameter_index) return;
+    tensor.kind = role.kind;
+    tensor.parameter = base().contents().tensors[*role.parameter_index].meta.fqn;
+  }
+
   std::string renamed_text(const std::string& name) const override {
     const std::size_t begin = place_behind(name, front_);
     if (begin == std::string::npos) return name;
@@ -155,6 +165,7 @@ class NumberedParamsReader final : public RenamedEntries {
   const std::string front_;  // `optim.state.`
   const Numbers numbers_;
   const std::set<std::size_t> params_values_;  // indices of the source's values that list names
+  const std::vector<StateRole> roles_;         // one per tensor of the source
 };
 
 }  // namespace

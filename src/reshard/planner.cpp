@@ -47,9 +47,11 @@ void plan_values(const CheckpointContents& source, std::span<const MovedValue> v
 }
 
 void plan_tensors(const CheckpointContents& source, const PlanOptions& options,
-                  const SourceGaps& gaps, const DestinationLayout& layout,
+                  const SourceGaps& gaps, const LayoutRule& rule, std::span<const FlatUnit> units,
                   std::vector<MovedTensor>& moved, Plan& plan, PlanReport& report) {
-  TensorPlanner tensor_planner(source, options, gaps, layout, moved, plan, report);
+  const std::vector<StateRole> roles = classify_state(source);
+  const DestinationLayout layout(source, options, rule, units, roles);
+  TensorPlanner tensor_planner(source, options, gaps, layout, roles, moved, plan, report);
   plan.destination.tensors.reserve(moved.size());
   plan.copies.reserve(moved.size());
   for (MovedTensor& each : moved) {
@@ -279,8 +281,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   }
 
   const std::vector<FlatUnit> units = choose_units(source, options, rule.strategy, report);
-  const DestinationLayout layout(source, options, rule, units);
-  plan_tensors(source, options, gaps, layout, moved.tensors, plan, report);
+  plan_tensors(source, options, gaps, rule, units, moved.tensors, plan, report);
   plan_values(source, moved.values, options, gaps, plan, report);
   destination.aliases = std::move(moved.aliases);
   const formats::FormatTraits traits = formats::traits_of(options.format);

@@ -79,9 +79,9 @@ void RenamedEntries::rename_tensors() {
     TensorEntry& tensor = contents_.tensors[i];
     change(tensor);
     if (rename(tensor.meta.fqn, tensor.key_path)) {
-      // Plain, so that classify_state finds the kind by the new name.
       tensor.kind = formats::StateKind::plain;
       tensor.parameter.clear();
+      set_role(i, tensor);
     }
     renamed.emplace_back(std::move(tensor), i);
   }

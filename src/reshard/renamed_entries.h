@@ -51,6 +51,9 @@ class RenamedEntries : public formats::DerivedReader,
   virtual bool rename(std::string& name, formats::SharedKeyPath& path) const = 0;
   /// Returns the new name for a name that comes without its key path.
   virtual std::string renamed_text(const std::string& name) const = 0;
+  /// Sets the kind and the parameter of a renamed tensor, which is plain state of no parameter.
+  /// `tensor_in_source`: its index there. Without it, classify_state finds both by the new name.
+  virtual void set_role(std::size_t /*tensor_in_source*/, formats::TensorEntry& /*tensor*/) const {}
   /// Changes a tensor before it is renamed.
   virtual void change(formats::TensorEntry& /*tensor*/) const {}
   /// Returns what a value of the source becomes. `value_in_source`: its index there.

@@ -17,6 +17,12 @@
 
 namespace tessera::reshard {
 
+namespace {
+
+constexpr std::string_view kModelBegin = "model.";
+
+}  // namespace
+
 using formats::CheckpointContents;
 using formats::FormatTraits;
 using formats::Piece;
@@ -25,14 +31,15 @@ using formats::TensorEntry;
 
 TensorPlanner::TensorPlanner(const CheckpointContents& source, const PlanOptions& options,
                              const SourceGaps& gaps, const DestinationLayout& layout,
-                             std::span<const MovedTensor> moved, Plan& plan, PlanReport& report)
+                             std::span<const StateRole> roles, std::span<const MovedTensor> moved,
+                             Plan& plan, PlanReport& report)
     : source_(source),
       options_(options),
       gaps_(gaps),
       layout_(layout),
       plan_(plan),
       report_(report),
-      roles_(classify_state(source)),
+      roles_(roles),
       layout_check_(source, options, report),
       merge_planner_(source, options, layout, report),
       holds_replicas_(formats::traits_of(options.format).holds_replicas),
@@ -67,6 +74,10 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
   if (present) present->restore_numbers(copy);
   plan_.nbytes_to_write += nbytes_to_write(entry);
+  if (entry.meta.fqn.starts_with(kModelBegin) &&
+      layout_.is_guessed_buffer(entry, moved.source_tensor)) {
+    guessed_buffers_.push_back(entry.meta.fqn);
+  }
   entry.pieces = pieces_pool_.share(std::move(entry.pieces));
   copy.source_pieces = source_pieces_pool_.share(std::move(copy.source_pieces));
   plan_.destination.tensors.push_back(std::move(entry));
@@ -194,8 +205,23 @@ bool TensorPlanner::note_uncast(const TensorEntry& entry) {
   return true;
 }
 
+/// Adds a note about tensors of the model that may be parameters, although they are not cut.
+void TensorPlanner::note_guessed_buffers() {
+  if (guessed_buffers_.empty()) return;
+  const bool is_one = guessed_buffers_.size() == 1;
+  report_.note("buffers", *std::ranges::min_element(guessed_buffers_),
+               "optimizer state for each parameter, which tells parameters from buffers",
+               counted(guessed_buffers_.size(), "tensor") +
+                   " without such state that the source "
+                   "does not cut, so " +
+                   (is_one ? "it is taken for a buffer" : "they are taken for buffers") +
+                   ": an ordinary tensor on each rank, which FSDP2 does not load into a parameter "
+                   "(cut parameters, such as frozen ones, by the rules of a mesh)");
+}
+
 void TensorPlanner::finish() {
   layout_check_.note_unused_rules();
+  note_guessed_buffers();
   const auto note = [&](std::vector<std::string>& names, const std::string& outcome) {
     if (names.empty()) return;
     std::ranges::sort(names);

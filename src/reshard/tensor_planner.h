@@ -42,11 +42,12 @@ struct NumbersHash {
 /// then `finish`.
 class TensorPlanner {
  public:
-  /// `moved`: all moved tensors; only the constructor reads this list. Requires:
-  /// `plan.destination.world_size` is set.
+  /// `roles`: the result of classify_state for the source. `moved`: all moved tensors; only the
+  /// constructor reads this list. Requires: `plan.destination.world_size` is set.
   TensorPlanner(const formats::CheckpointContents& source, const PlanOptions& options,
                 const SourceGaps& gaps, const DestinationLayout& layout,
-                std::span<const MovedTensor> moved, Plan& plan, PlanReport& report);
+                std::span<const StateRole> roles, std::span<const MovedTensor> moved, Plan& plan,
+                PlanReport& report);
 
   void plan_tensor(const MovedTensor& moved);
 
@@ -62,6 +63,7 @@ class TensorPlanner {
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
   std::uint64_t nbytes_to_write(const formats::TensorEntry& entry) const;
   bool note_uncast(const formats::TensorEntry& entry);
+  void note_guessed_buffers();
   void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
 
   const formats::CheckpointContents& source_;
@@ -70,13 +72,14 @@ class TensorPlanner {
   const DestinationLayout& layout_;
   Plan& plan_;
   PlanReport& report_;
-  const std::vector<StateRole> roles_;                  // one per tensor of the source
+  const std::span<const StateRole> roles_;              // one per tensor of the source
   std::optional<formats::QuantizedTensors> quantized_;  // the source's; only for a cast
   std::optional<std::string> unknown_codes_;  // why nothing may be cast, until it was reported
   std::optional<CastRule> cast_rule_;         // only for a cast
   std::vector<std::string> kept_outside_;     // tensors outside the model that a cast leaves alone
   std::vector<std::string> cast_outside_;     // tensors outside the model that are cast
   std::vector<std::string> cast_apart_;       // tensors in dicts that look like no model's
+  std::vector<std::string> guessed_buffers_;  // DestinationLayout::is_guessed_buffer
   // The new names of tensors that are moved under the name of an alias only, by index.
   std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;

@@ -228,6 +228,46 @@ def load_and_train(checkpoint, result):
     optimizer.step()
 
 
+def load_files_of_ranks(folder, whole):
+    """Loads the files of this rank as verl does, compares its shards with those of the whole tensors, and takes the next step."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = Model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",)))
+    optimizer = torch.optim.AdamW(groups_of(model), lr=1.0)
+    model.load_state_dict(torch.load(folder / f"model_world_size_{world_size}_rank_{rank}.pt", weights_only=False))
+    optimizer.load_state_dict(torch.load(folder / f"optim_world_size_{world_size}_rank_{rank}.pt", weights_only=False))
+    expected = torch.load(whole, weights_only=True)
+
+    def compare(tensor, whole_tensor):
+        shards = whole_tensor.chunk(world_size)
+        shard = shards[rank] if rank < len(shards) else whole_tensor[:0]
+        assert torch.equal(tensor.to_local(), shard.to(tensor.dtype))
+
+    names = [name for group in expected["optim"]["param_groups"] for name in group["params"]]
+    parameters = dict(model.named_parameters())
+    assert [id(parameter) for group in optimizer.param_groups for parameter in group["params"]] == [id(parameters[name]) for name in names]
+    for name, parameter in parameters.items():
+        compare(parameter.data, expected["model"][name])
+    assert torch.equal(model.seen, expected["model"]["seen"])
+    for name in names:
+        state = optimizer.state[parameters[name]]
+        for kind in ("exp_avg", "exp_avg_sq"):
+            compare(state[kind], expected["optim"]["state"][name][kind])
+        assert float(state["step"]) == float(expected["optim"]["state"][name]["step"])
+    model(torch.arange(6) % 7).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name, world_size", [("zero1", 3), ("zero2_cpu_adam", 2), ("zero2_cpu_adam", 3), ("zero3", 2), ("zero3", 3)])
+def test_fsdp2_loads_files_of_ranks_and_trains_on(name, world_size, tmp_path, monkeypatch):
+    """Shows F1, F2. Each parameter and its moments are DTensors, also where ZeRO has the parameter on one rank."""
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    whole = reshard(VALID / name, tmp_path / "whole.pt")
+    moved = reshard(VALID / name, tmp_path / "moved", "--to", "rank_files", "--world-size", world_size, "--optimizer-params", "numbers",
+                    "--device-mesh", "cpu:fsdp")
+    ranks.run(world_size, load_files_of_ranks, moved, whole)
+
+
 @pytest.mark.parametrize("path", ZERO, ids=lambda path: path.name)
 def test_fsdp2_loads_it_and_trains_on(path, tmp_path, monkeypatch):
     """Shows F2, A4. FSDP2 holds DeepSpeed's weights, frozen weights, buffers, moments, steps and groups, and can take

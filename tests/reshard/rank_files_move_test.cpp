@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "reshard/optimizer_numbers.h"
 #include "support/contents_text.h"
 #include "support/error_matchers.h"
 #include "support/expectation.h"
@@ -105,6 +107,89 @@ TEST_F(RankFilesMoveTest, OtherStateOfOneRankIsWholeOnEachRank) {
       move(source, {.world_size = 2, .renames = {{"generator", "extra_state.rng.cpu"}}});
   EXPECT_EQ(pieces_of(*moved, "extra_state.rng.cpu"), "[0:4] on 0, [0:4] on 1");
   EXPECT_EQ(pieces_of(*moved, "model.w"), "[0:2] on 0, [2:3] on 1");
+}
+
+/// Returns what the notes of a move with this rule found, each after the name that it is about.
+std::vector<std::string> notes_of(const CheckpointReader& source, const std::string& rule,
+                                  PlanOptions options) {
+  options.format = Format("rank_files");
+  std::vector<std::string> found;
+  for (const auto& note : plan_reshard(source.contents(), source.path(), options).notes) {
+    if (note.rule == rule) found.push_back(note.where.fqn + ": " + note.found);
+  }
+  return found;
+}
+
+/// Returns the names of tensors with dimensions and without elements of their own on rank 1.
+std::vector<std::string> names_of_uncut(const CheckpointReader& moved) {
+  std::vector<std::string> names;
+  for (const formats::TensorEntry& tensor : moved.contents().tensors) {
+    const bool is_whole = std::ranges::all_of(tensor.pieces, [&](const formats::Piece& piece) {
+      return numel_of(piece.region) == tensor.meta.numel();
+    });
+    if (!tensor.meta.shape.empty() && tensor.meta.numel() > 1 && is_whole) {
+      names.push_back(tensor.meta.fqn);
+    }
+  }
+  return names;
+}
+
+// Shows F1, F2. ZeRO 2 cuts one vector of all parameters, so many parameters are whole on one rank.
+TEST_F(RankFilesMoveTest, ParametersThatZeroHasOnOneRankAreCut) {
+  for (const char* const name : {"zero1", "zero2_cpu_adam", "zero3"}) {
+    SCOPED_TRACE(name);
+    const auto source = open(test::fixture("deepspeed/valid/") + name);
+    for (const int num_ranks : {2, 3}) {
+      const auto moved = move(*source, {.world_size = num_ranks});
+      EXPECT_THAT(names_of_uncut(*moved), ElementsAre("model.seen", "sampler.generator"));
+    }
+  }
+}
+
+// Shows F1, F2. FSDP1 keeps flat state under numbers; state that had a name is not of FSDP1.
+TEST_F(RankFilesMoveTest, NumberedStateIsCutAsItsParameterIs) {
+  const auto source =
+      number_optimizer_params(open(test::fixture("deepspeed/valid/zero3")), NameSelection());
+  for (const int num_ranks : {2, 3}) {
+    const auto moved = move(*source, {.world_size = num_ranks});
+    EXPECT_THAT(names_of_uncut(*moved), ElementsAre("model.seen", "sampler.generator"));
+    std::size_t num_compared = 0;
+    for (const formats::TensorEntry& tensor : source->contents().tensors) {
+      if (tensor.parameter.empty() || tensor.meta.shape.empty()) continue;
+      EXPECT_EQ(pieces_of(*moved, tensor.meta.fqn), pieces_of(*moved, tensor.parameter));
+      ++num_compared;
+    }
+    EXPECT_EQ(num_compared, 14U);
+    for (const std::string& note : notes_of(*source, "ranks", {.world_size = num_ranks})) {
+      EXPECT_THAT(note, testing::Not(testing::HasSubstr("FSDP1")));
+    }
+  }
+}
+
+// Shows F1. Tensor parallelism cuts matrices only, and pipeline stages have whole parameters.
+TEST_F(RankFilesMoveTest, OptimizerStateTellsParametersFromBuffers) {
+  test::MemoryCheckpoint source("source", 2);
+  const auto add = [&](const std::string& name, std::vector<formats::Piece> pieces) {
+    source.add({name, DType::float32, {4}}, test::bytes_of<float>({1, 2, 3, 4}), std::move(pieces));
+  };
+  const Box all{{0}, {4}};
+  add("model.bias", {{all, 1}});
+  add("model.buffer", {{all, 0}});
+  add("model.w", {{Box{{0}, {1}}, 0}, {Box{{1}, {3}}, 1}});
+  EXPECT_THAT(names_of_uncut(*move(source, {})), ElementsAre("model.bias", "model.buffer"));
+  EXPECT_THAT(
+      notes_of(source, "buffers", {}),
+      ElementsAre(testing::StartsWith("model.bias: 2 tensors without such state that the "
+                                      "source does not cut, so they are taken for buffers")));
+  add("optim.state.bias.exp_avg", {{all, 1}});
+  const auto moved = move(source, {});
+  EXPECT_THAT(names_of_uncut(*moved), ElementsAre("model.buffer"));
+  EXPECT_EQ(pieces_of(*moved, "optim.state.bias.exp_avg"), "[0:2] on 0, [2:4] on 1");
+  EXPECT_THAT(notes_of(source, "buffers", {}),
+              ElementsAre(testing::StartsWith("model.buffer: 1 tensor without such state")));
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 2, .strategy = "replicated"}),
+              testing::IsEmpty());
+  EXPECT_THAT(notes_of(*open(kValid + "fsdp2"), "buffers", {.world_size = 2}), testing::IsEmpty());
 }
 
 /// A checkpoint without cut tensors. Two of its ranks have random generators of their own.

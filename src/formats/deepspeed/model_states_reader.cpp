@@ -143,6 +143,7 @@ void ModelStatesReader::add_rest_of_module(
   if (is_partitioned()) add_frozen_parts(known);
   add_ties(known);
   const std::set<std::string> buffers = buffer_names();
+  const bool lists_buffers = model().value_at({"buffer_names"}).has_value();
   std::map<std::size_t, std::string> names;  // by tensor of the file
   for (const Entry* const entry : model().below({"module"})) {
     // Finds tied parameters that `shared_params` does not list, as in checkpoints without ZeRO.
@@ -165,6 +166,10 @@ void ModelStatesReader::add_rest_of_module(
       without_elements.push_back(name);
     } else if (const auto [first, is_new] = names.emplace(entry->index, name); !is_new) {
       add_alias(name, first->second);
+    } else if (lists_buffers && !buffers.contains(name) && is_floating_point(copy.dtype) &&
+               !copy.shape.empty()) {
+      add_frozen(name, copy.shape, copy.dtype,
+                 {{&model().reader(), entry->index, 0, copy.numel()}});
     } else {
       add_entry(text_keys({"model", name}), model(), *entry);
     }
@@ -175,6 +180,23 @@ void ModelStatesReader::add_rest_of_module(
   note_without_elements(without_elements);
   if (!is_partitioned()) return;
   note_different_buffers({models_}, [&](const std::string& name) { return known.contains(name); });
+}
+
+/// Adds a frozen parameter. Run i is the part of rank i. The pieces are flat ranges, also a single
+/// one: those of trained parameters are, and those of buffers are not.
+void ModelStatesReader::add_frozen(const std::string& name, const Shape& shape, DType dtype,
+                                   const std::vector<Run>& runs) {
+  Tensor tensor = named(text_keys({"model", name}));
+  tensor.entry.meta.shape = shape;
+  tensor.entry.meta.dtype = dtype;
+  std::int64_t end = 0;
+  int rank = 0;
+  for (const Run& run : runs) {
+    tensor.pieces.push_back({models_[static_cast<std::size_t>(rank)], run.tensor, 0});
+    tensor.entry.pieces.push_back({FlatRange{end, end + run.numel}, rank++});
+    end += run.numel;
+  }
+  add(std::move(tensor));
 }
 
 void ModelStatesReader::add_ties(std::map<std::string, Shape>& known) {
@@ -233,18 +255,9 @@ void ModelStatesReader::add_frozen_parts(std::map<std::string, Shape>& known) {
       add_quantized_frozen(model(), name);
       continue;
     }
-    Tensor tensor = named(text_keys({"model", name}));
-    tensor.entry.meta.shape = *shape;
-    const std::vector<Run> runs = runs_of_frozen(name, tensor.entry.meta.numel());
-    tensor.entry.meta.dtype = model().tensor(*model().find({"frozen_param_fragments", name})).dtype;
-    std::int64_t end = 0;
-    int rank = 0;
-    for (const Run& run : runs) {
-      tensor.pieces.push_back({models_[static_cast<std::size_t>(rank)], run.tensor, 0});
-      tensor.entry.pieces.push_back({FlatRange{end, end + run.numel}, rank++});
-      end += run.numel;
-    }
-    add(std::move(tensor));
+    const std::vector<Run> runs = runs_of_frozen(name, numel_of(*shape));
+    const Entry* const part = model().find({"frozen_param_fragments", name});
+    add_frozen(name, *shape, model().tensor(*part).dtype, runs);
   }
 }
 

@@ -144,6 +144,8 @@ class ModelStatesReader : public EntryReader {
   void add_client_state();
   std::set<std::string> buffer_names() const;
   void add_frozen_parts(std::map<std::string, Shape>& known);
+  void add_frozen(const std::string& name, const Shape& shape, DType dtype,
+                  const std::vector<Run>& runs);
 
   std::vector<const File*> models_;  // by rank, null if it has no file; before stage 3 only one
   bool has_state_ = false;           // whether state of a parameter was added
