@@ -380,9 +380,35 @@ std::size_t most_that_fit(const NumberedOptimizer& optimizer,
   return num_fitting;
 }
 
-/// Checks that each parameter has the shape of its pointwise state. Smaller state is accepted (a
-/// move notes it), because some optimizers keep it under the same names, if some other state fits
-/// or all state is scalar, and if no other order of the names fits more state.
+/// Returns whether Adafactor can have state of this name and shape for a parameter. Returns nothing
+/// for other names. PyTorch's Adafactor keeps `row_var` [rows, 1] and `col_var` [1, columns] of a
+/// matrix and `variance` of a vector (with FSDP1, any parameter is one), that of transformers the
+/// first two as vectors.
+std::optional<bool> fits_adafactor(std::string_view entry, const Shape& state,
+                                   const Shape& parameter) {
+  if (entry == "variance") {
+    return state == parameter || state == Shape{numel_of(parameter)};
+  }
+  const bool is_torch = entry == "row_var" || entry == "col_var";
+  const bool is_row = entry == "row_var" || entry == "exp_avg_sq_row";
+  if (!is_torch && !is_row && entry != "exp_avg_sq_col") return std::nullopt;
+  if (parameter.size() < 2) return false;
+  const std::size_t reduced = parameter.size() - (is_row ? 1 : 2);
+  Shape expected;
+  for (std::size_t dim = 0; dim < parameter.size(); ++dim) {
+    if (dim != reduced) {
+      expected.push_back(parameter[dim]);
+    } else if (is_torch) {
+      expected.push_back(1);
+    }
+  }
+  return state == expected;
+}
+
+/// Checks that each parameter has the shape of its pointwise state, or a shape that fits its state
+/// of Adafactor. Smaller pointwise state is accepted (a move notes it), because some optimizers
+/// keep it under the same names, if some other state fits or all state is scalar, and if no other
+/// order of the names fits more state.
 void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& optimizer,
                   const ParamNames& given, const std::vector<std::string>& numbers,
                   const std::vector<const TensorEntry*>& parameters) {
@@ -395,13 +421,22 @@ void check_shapes(const CheckpointContents& contents, const NumberedOptimizer& o
   for (const TensorEntry& tensor : contents.tensors) {
     const std::string& name = tensor.meta.fqn;
     for (const NumberPlace& place : number_places(name, tensor.key_path)) {
-      if (!place.is_of(name, optimizer.root) || !is_pointwise_name(place.entry(name))) continue;
+      if (!place.is_of(name, optimizer.root)) continue;
       const std::size_t i = place_of.at(place.number(name));
       if (optimizer.unsure.contains(numbers[i])) continue;
       const std::string rank(name, 0, name.size() - formats::name_without_rank(name).size());
       const TensorEntry* own = contents.find_tensor(rank + parameters[i]->meta.fqn);
       const TensorMeta& parameter = (own == nullptr ? parameters[i] : own)->meta;
-      if (tensor.meta.shape == parameter.shape) continue;
+      const auto fits = fits_adafactor(place.entry(name), tensor.meta.shape, parameter.shape);
+      if (fits && !*fits) {
+        throw Error::expected(
+            ErrorKind::mismatch, {.path = given.path, .fqn = given.names[i]}, kNamesRule,
+            "a parameter that Adafactor's " + std::string(place.entry(name)) + ' ' +
+                shape_to_string(tensor.meta.shape) + " of number " + numbers[i] + " fits",
+            "a parameter of shape " + shape_to_string(parameter.shape),
+            "is the order of the names the optimizer's order?");
+      }
+      if (!is_pointwise_name(place.entry(name)) || tensor.meta.shape == parameter.shape) continue;
       if (is_flat_state(tensor) && tensor.meta.numel() == parameter.numel()) continue;
       misfits.insert(i);
       const bool is_smaller =

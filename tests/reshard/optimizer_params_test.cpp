@@ -388,6 +388,44 @@ TEST(OptimizerParamsTest, AParameterOfAnotherShapeIsRefused) {
           "for number 0, because its exp_avg has this shape, found a parameter of shape [4, 3]"));
 }
 
+TEST(OptimizerParamsTest, AParameterThatStateOfAdafactorDoesNotFitIsRefused) {
+  const auto named = [](const std::string& entry, const Shape& state, const std::string& name) {
+    auto checkpoint = std::make_unique<MemoryCheckpoint>("src");
+    const auto add = [&](const std::string& fqn, const Shape& shape) -> auto& {
+      return checkpoint->add({fqn, DType::uint8, shape},
+                             Bytes(static_cast<std::size_t>(numel_of(shape))));
+    };
+    for (const auto& [fqn, shape] : std::vector<std::pair<std::string, Shape>>{
+             {"model.conv", {2, 3, 4}}, {"model.emb", {11, 4}}, {"model.norm", {4}}}) {
+      checkpoint->add({fqn, DType::float32, shape},
+                      Bytes(static_cast<std::size_t>(numel_of(shape)) * 4));
+    }
+    add("optim.state.0." + entry, state).key_path =
+        KeyPath{"optim", "state", NonStringKey{"0"}, entry};
+    checkpoint->add_value("optim.param_groups.0.params", numbers({0}));
+    return name_optimizer_params(std::move(checkpoint), list("[\"" + name + "\"]"), {});
+  };
+  const std::vector<std::tuple<std::string, Shape, std::string>> fitting = {
+      {"row_var", {11, 1}, "emb"},        {"col_var", {1, 4}, "emb"},
+      {"variance", {4}, "norm"},          {"exp_avg_sq_row", {11}, "emb"},
+      {"exp_avg_sq_col", {4}, "emb"},     {"row_var", {2, 3, 1}, "conv"},
+      {"col_var", {2, 1, 4}, "conv"},     {"exp_avg_sq_row", {2, 3}, "conv"},
+      {"exp_avg_sq_col", {2, 4}, "conv"},
+  };
+  for (const auto& [entry, state, name] : fitting) {
+    EXPECT_NO_THROW(named(entry, state, name)) << entry << ' ' << name;
+  }
+  for (const auto& [entry, state, name] : fitting) {
+    const std::string other = name == "emb" ? "norm" : "emb";
+    SCOPED_TRACE(entry + ' ' + other);
+    const auto name_other = [&, &entry = entry, &state = state] { named(entry, state, other); };
+    EXPECT_THAT(name_other,
+                ThrowsError(ErrorKind::mismatch,
+                            "a parameter that Adafactor's " + entry + ' ' + shape_to_string(state) +
+                                " of number 0 fits, found a parameter of shape"));
+  }
+}
+
 TEST(OptimizerParamsTest, ANameThatIsNoTensorIsRefusedWhereOthersAre) {
   EXPECT_THAT(
       [&] { two_groups().named(list(R"(["emb.weight", "up.weight", "norm.gain", "norm.bias"])")); },
