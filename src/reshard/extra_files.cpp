@@ -129,6 +129,16 @@ bool names_a_folder(const FileSystem& fs, const std::string& directory, std::str
          fs.kind_of(join_path(directory, folder)) == FileKind::directory;
 }
 
+/// Returns whether an entry is a folder with a checkpoint of DeepSpeed. The Trainer of transformers
+/// saves one beside the model, whose weights are rounded.
+bool is_checkpoint_of_deepspeed(const FileSystem& fs, const std::string& path,
+                                const ExtraEntry& entry) {
+  if (entry.kind != ExtraEntry::Kind::folder) return false;
+  const std::vector<std::string> names = fs.list_directory(path);
+  const formats::FormatDriver& driver = formats::driver_of(formats::Format("deepspeed"));
+  return driver.recognize_directory({path, names}).match == formats::Match::by_name;
+}
+
 /// Returns whether a file is one of the two that make a DCP checkpoint one of Megatron.
 bool is_of_torch_dist(const FileSystem& fs, const std::string& directory, std::string_view name) {
   return (name == formats::megatron::kCommonFile || name == formats::megatron::kConfigFile) &&
@@ -202,6 +212,11 @@ class Sorter {
     const bool is_file =
         entry.kind == ExtraEntry::Kind::file || entry.kind == ExtraEntry::Kind::checkpoint_file;
     if (is_file && driver_.writes_file(name)) return refuse_name(join_path(directory, name));
+    if (is_checkpoint_of_deepspeed(fs_, join_path(directory, name), entry)) {
+      return leave(name,
+                   "a DeepSpeed checkpoint, with the float32 weights and the state of the "
+                   "optimizer; to move it, give its path as the source");
+    }
     if (!why.empty()) return leave(name, why);
     if (name == driver_.traits().misleading_name) {
       return leave(name, why_never(ExtraEntry::Kind::checkpoint_file));
@@ -225,6 +240,9 @@ class Sorter {
         is_of_torch_dist(fs_, directory, name) &&
         !fs_.kind_of(join_path(directory, formats::megatron::kCommonFile))) {
       return leave(name, "describes Megatron's common state, which a recipe left out");
+    }
+    if (!options_.folder.empty() && formats::holds_tensors(name)) {
+      return leave(name, "holds the tensors of the model in that folder");
     }
     if (changes_tensors_ && formats::holds_tensors(name)) {
       return leave(name, "belongs to the tensors before the change");

@@ -271,6 +271,35 @@ TEST_F(ExtraFilesTest, AnotherFolderTakesTheirPlace) {
               ThrowsError(ErrorKind::not_found, "nowhere: extra files: "));
 }
 
+TEST_F(ExtraFilesTest, WeightsInAnotherFolderAreNeverCarried) {
+  fs_.make_directory(tmp_ / "model");
+  const FileNames names{
+      "consolidated.00.pth", "flax_model.msgpack", "model.onnx", "optimizer.pt", "q4.gguf",
+      "tf_model.h5"};
+  for (const std::string& name : names) write_file(tmp_ / ("model/" + name), "");
+  write_file(tmp_ / "model/config.json", "{}");
+  const auto found = plan({.folder = tmp_ / "model"});
+  EXPECT_EQ(carried(found), FileNames{"config.json"});
+  FileNames lines;
+  for (const std::string& name : names) {
+    lines.push_back(name + ": holds the tensors of the model in that folder");
+  }
+  EXPECT_EQ(left(found), lines);
+}
+
+// The Trainer of transformers saves it beside the model.
+TEST_F(ExtraFilesTest, AFolderWithACheckpointOfDeepSpeedIsNamedAsOne) {
+  fs_.make_directory(tmp_ / "source/global_step2");
+  write_file(tmp_ / "source/latest", "global_step2");
+  for (const char* const name :
+       {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"}) {
+    write_file(tmp_ / ("source/global_step2/" + std::string(name)), "");
+  }
+  EXPECT_EQ(left(plan()).front(),
+            "global_step2: a DeepSpeed checkpoint, with the float32 weights and the state of the "
+            "optimizer; to move it, give its path as the source");
+}
+
 TEST_F(ExtraFilesTest, AMergeTakesWhatItsSourcesAgreeOn) {
   write("other", Format::safetensors);
   for (const std::string name : {"source", "other"}) {
