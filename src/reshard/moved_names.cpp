@@ -574,4 +574,38 @@ void note_state_of_renamed_parameters(const CheckpointContents& source, const Mo
                   " (rename the state too)");
 }
 
+void note_renames_within_numbers(const CheckpointContents& source, const MovedNames& moved,
+                                 const PlanOptions& options, PlanReport& report) {
+  if (options.renames.empty()) return;
+  struct Within {
+    std::size_t count = 0;
+    std::string first;
+  };
+  std::vector<Within> within(options.renames.size());
+  const auto add = [&](std::string_view name) {
+    if (formats::name_without_rank(name) != name) return;  // the shared name counts
+    const auto rename = std::ranges::find_if(
+        options.renames, [&](const Rename& each) { return name.starts_with(each.from); });
+    if (rename == options.renames.end()) return;
+    const std::string& from = rename->from;
+    const auto is_digit = [&](std::size_t at) { return has_only_digits(name.substr(at, 1)); };
+    if (from.empty() || name.size() == from.size()) return;
+    if (!is_digit(from.size() - 1) || !is_digit(from.size())) return;
+    Within& found = within[static_cast<std::size_t>(rename - options.renames.begin())];
+    if (found.count++ == 0) found.first = name;
+  };
+  for (const MovedTensor& tensor : moved.tensors) add(*tensor.source_name);
+  for (const MovedValue& value : moved.values) add(source.values[value.source_value].name);
+  for (std::size_t i = 0; i < within.size(); ++i) {
+    if (within[i].count == 0) continue;
+    const Rename& rename = options.renames[i];
+    const std::string from = printable(rename.from);
+    report.note("rename", within[i].first, "a dot after '" + from + "', or nothing",
+                counted(within[i].count, "name") +
+                    " in which more digits follow: this one becomes '" +
+                    printable(renamed(within[i].first, options.renames)) + "' (" + from +
+                    ".=" + printable(rename.to) + ". changes none of them)");
+  }
+}
+
 }  // namespace tessera::reshard

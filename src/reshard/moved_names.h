@@ -125,4 +125,9 @@ void note_state_of_renamed_parameters(const formats::CheckpointContents& source,
                                       const MovedNames& moved, const MovedSelection& selection,
                                       const PlanOptions& options, PlanReport& report);
 
+/// Adds a note for each rename that ends within a number of a moved name: `layers.1=layers.9` also
+/// changes `layers.10`.
+void note_renames_within_numbers(const formats::CheckpointContents& source, const MovedNames& moved,
+                                 const PlanOptions& options, PlanReport& report);
+
 }  // namespace tessera::reshard

@@ -77,6 +77,48 @@ void note_separate_own_entries(const CheckpointContents& destination, PlanReport
       "not both, so the entry keeps its own name and is no longer that of one rank" + others);
 }
 
+/// Adds a note if ranks of the source have values of their own, such as the state of a random
+/// generator, and the destination has more ranks: the others get the values of the lowest rank.
+void note_ranks_without_own_entries(const CheckpointContents& source,
+                                    const CheckpointContents& destination, PlanReport& report) {
+  int num_ranks = source.world_size;
+  std::string first;
+  const auto add = [&](const std::string& name) {
+    const auto own = formats::parse_per_rank_name(name);
+    if (!own) return;
+    num_ranks = std::max(num_ranks, own->rank + 1);
+    if (first.empty()) first = own->name;
+  };
+  for (const formats::TensorEntry& tensor : destination.tensors) add(tensor.meta.fqn);
+  for (const formats::ValueEntry& value : destination.values) add(value.name);
+  if (first.empty() || destination.world_size <= num_ranks) return;
+  report.note("ranks", first,
+              "no more ranks than the " + std::to_string(num_ranks) +
+                  " of the source, which have values of their own under this name",
+              std::to_string(destination.world_size) + ": ranks from " + std::to_string(num_ranks) +
+                  " on get the values of the lowest rank (a random generator gives them the same "
+                  "numbers; seed it anew)");
+}
+
+/// Reports entries of a user's dict `per_rank` whose keys are numbers. In files of ranks, their
+/// names would be those of the ranks' own values.
+void refuse_numbers_as_ranks(const CheckpointContents& destination, PlanReport& report) {
+  const auto check = [&](const std::string& name, const formats::KeyPath& path) {
+    if (path.size() < 2 || std::holds_alternative<std::string>(path[1])) return true;
+    if (!formats::parse_per_rank_name(name)) return true;
+    report.problem("ranks", name, "text as the keys of 'per_rank', as Tessera writes it for ranks",
+                   "a number: an entry of the user's (rename 'per_rank.', for "
+                   "example to 'ranks.')");
+    return false;
+  };
+  for (const formats::TensorEntry& tensor : destination.tensors) {
+    if (!check(tensor.meta.fqn, tensor.key_path)) return;  // once is enough
+  }
+  for (const formats::ValueEntry& value : destination.values) {
+    if (!check(value.name, value.key_path)) return;
+  }
+}
+
 /// Adds a note about a text that the destination keeps and that names tensors which are left out or
 /// renamed. torchao has such texts in a safetensors file's `__metadata__`: what each tensor is, and
 /// `tensor_names`.
@@ -272,6 +314,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_state_under_other_names(source, options, selection, report);
   note_groups_with_old_names(source, moved, options, report);
   note_state_of_renamed_parameters(source, moved, selection, options, report);
+  note_renames_within_numbers(source, moved, options, report);
   note_kept_state(moved, selection, report);
   note_state_without_table_rule(source, moved, selection, report);
   if (options.optimizer == OptimizerSelection::leave_out && moved.tensors.empty() &&
@@ -298,6 +341,8 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   if (traits.holds_replicas) {
     place_own_entries(plan);
     note_separate_own_entries(destination, report);
+    note_ranks_without_own_entries(source, destination, report);
+    refuse_numbers_as_ranks(destination, report);
     note_flat_state(source, plan, report);
   }
   check_names_are_unique(destination, options, report);

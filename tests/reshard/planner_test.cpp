@@ -619,6 +619,26 @@ TEST(PlannerTest, OnePartOfACheckpointIsMovedOnlyAsItIs) {
   EXPECT_THAT(plan.destination.tensors, SizeIs(contents.tensors.size()));
 }
 
+TEST(PlannerTest, ARenameThatEndsWithinANumberIsNoted) {
+  CheckpointContents contents;
+  for (const char* const name : {"layers.1", "layers.1.w", "layers.10.w", "layers.11.w"}) {
+    contents.tensors.push_back(tensor(name, {1}));
+  }
+  contents.values.push_back({.name = "layers.12"});
+  const auto notes = [&](const Rename& rename) {
+    return lines_of(plan_reshard(contents, "src", {.renames = {rename}}).notes);
+  };
+  EXPECT_THAT(notes({"layers.1", "layers.9"}),
+              ElementsAre(HasSubstr(
+                  "layers.10.w: rename: expected a dot after 'layers.1', or nothing, found 3 names "
+                  "in which more digits follow: this one becomes 'layers.90.w' "
+                  "(layers.1.=layers.9. changes none of them)")));
+  EXPECT_THAT(notes({"layers.1.", "layers.9."}), testing::IsEmpty());
+  EXPECT_THAT(notes({"layers", "blocks"}), testing::IsEmpty());
+  EXPECT_THAT(notes({"lay", "lai"}), testing::IsEmpty());
+  EXPECT_THAT(notes({"", "model."}), testing::IsEmpty());
+}
+
 TEST(PlannerTest, RenameReplacesAPrefixAndKeepsTheNesting) {
   CheckpointContents contents = adamw();
   contents.tensors[1].key_path = {std::string("model"), std::string("up.weight")};

@@ -192,6 +192,32 @@ TEST_F(RankFilesMoveTest, OptimizerStateTellsParametersFromBuffers) {
   EXPECT_THAT(notes_of(*open(kValid + "fsdp2"), "buffers", {.world_size = 2}), testing::IsEmpty());
 }
 
+// Shows F1.
+TEST_F(RankFilesMoveTest, RanksWithoutValuesOfTheirOwnAreNoted) {
+  const auto source = open(kValid + "fsdp2");
+  const int num_ranks = source->contents().world_size;
+  const std::string found = ": ranks from " + std::to_string(num_ranks) + " on get the values of";
+  const auto is_it = testing::HasSubstr(found);
+  EXPECT_THAT(notes_of(*source, "ranks", {.world_size = num_ranks + 1}), testing::Contains(is_it));
+  EXPECT_THAT(notes_of(*source, "ranks", {.world_size = num_ranks}),
+              testing::Not(testing::Contains(is_it)));
+}
+
+// Shows F1. In the files, such entries could not be told from the ranks' own values.
+TEST_F(RankFilesMoveTest, ADictPerRankWithNumbersAsKeysIsRefused) {
+  test::MemoryCheckpoint source("source");
+  source.add_value("rng", Value(5)).key_path = {"rng"};
+  source.add_value("per_rank.0.rng", Value(7)).key_path = {"per_rank", formats::NonStringKey{"0"},
+                                                           "rng"};
+  PlanOptions options{.format = Format("rank_files"), .world_size = 2};
+  const Plan plan = plan_reshard(source.contents(), source.path(), options);
+  ASSERT_EQ(plan.problems.size(), 1U);
+  EXPECT_EQ(plan.problems[0].where.fqn, "per_rank.0.rng");
+  EXPECT_THAT(plan.problems[0].found, testing::HasSubstr("rename 'per_rank.'"));
+  options.renames = {{"per_rank.", "ranks."}};
+  EXPECT_THAT(plan_reshard(source.contents(), source.path(), options).problems, testing::IsEmpty());
+}
+
 /// A checkpoint without cut tensors. Two of its ranks have random generators of their own.
 test::MemoryCheckpoint with_own_generators() {
   test::MemoryCheckpoint source("source");
@@ -232,9 +258,9 @@ TEST_F(RankFilesMoveTest, WhatNoRankGetsForItselfIsNoted) {
   };
   const std::string text =
       "not both, so the entry keeps its own name and is no longer that of one rank";
-  EXPECT_THAT(notes({.world_size = 4}), testing::IsEmpty());
+  EXPECT_THAT(notes({.world_size = 3}), testing::IsEmpty());
   EXPECT_THAT(notes({.world_size = 2}), ElementsAre("per_rank.2.extra_state.rng: " + text));
-  PlanOptions renamed{.world_size = 4};
+  PlanOptions renamed{.world_size = 3};
   renamed.renames = {{"extra_state.rng", "extra_state.seed"}};
   EXPECT_THAT(notes(renamed), testing::IsEmpty());  // per_rank entries are renamed too
   renamed.renames.insert(renamed.renames.begin(), {"per_rank.", "per_rank."});
