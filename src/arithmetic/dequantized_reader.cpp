@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "arithmetic/comfyui_formats.h"
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
 #include "base/digest.h"
@@ -139,7 +140,10 @@ void DequantizedReader::remove_settings() {
   const auto add = [&](const std::string& name) {
     removed += (removed.empty() ? "'" : ", '") + printable(name) + "'";
   };
-  if (contents_.annotations.erase("quantization_config") > 0) add("quantization_config");
+  for (const std::string& name :
+       {std::string("quantization_config"), std::string(kComfyUiMetadataKey)}) {
+    if (contents_.annotations.erase(name) > 0) add(name);
+  }
   const auto config = contents_.annotations.find("config");
   if (config != contents_.annotations.end()) {
     auto without = reshard::remove_quantization(config->second);
@@ -382,30 +386,48 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
 
 constexpr std::uint64_t kMaxModelConfigNbytes = std::uint64_t{16} << 20;
 
-/// Returns the path of `config.json` beside a checkpoint; an empty text if there is no such file.
-std::string model_config_path(const FileSystem& fs, const std::string& checkpoint_path) {
+/// Returns the path of a file beside a checkpoint; an empty text if there is no such file.
+std::string path_beside(const FileSystem& fs, const std::string& checkpoint_path,
+                        const std::string& name) {
   const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
   const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-  std::string path = join_path(folder, "config.json");
+  std::string path = join_path(folder, name);
   if (fs.kind_of(path) != FileKind::regular) path.clear();
   return path;
 }
 
+constexpr const char* kModelConfig = "config.json";
+constexpr const char* kModelOptConfig = "hf_quant_config.json";
+
 }  // namespace
 
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
-  const std::string path = model_config_path(fs, checkpoint_path);
-  if (path.empty()) return {};
-  return parse_python_json(read_file(fs, path, kMaxModelConfigNbytes), path);
+  const auto read = [&](const char* name) {
+    const std::string path = path_beside(fs, checkpoint_path, name);
+    if (path.empty()) return Value();
+    return parse_python_json(read_file(fs, path, kMaxModelConfigNbytes), path);
+  };
+  Value config = read(kModelConfig);
+  Value of_modelopt = read(kModelOptConfig);
+  if (of_modelopt.is<Value::None>()) return config;
+  if (config.is<Value::None>()) config = Value::Dict();
+  if (auto* const members = config.get_if<Value::Dict>()) {
+    members->emplace_back(kModelOptConfigMember, std::move(of_modelopt));
+  }
+  return config;
 }
 
 std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path) {
-  const std::string path = model_config_path(fs, checkpoint_path);
-  if (path.empty()) return {};
-  const std::string config = read_file(fs, path, kMaxModelConfigNbytes);
   Xxh3Wide hash;
-  hash.update(std::as_bytes(std::span(config)));
-  return hash.hex_digest();
+  bool has_file = false;
+  for (const char* const name : {kModelConfig, kModelOptConfig}) {
+    const std::string path = path_beside(fs, checkpoint_path, name);
+    if (path.empty()) continue;
+    const std::string config = read_file(fs, path, kMaxModelConfigNbytes);
+    hash.update(std::as_bytes(std::span(config)));
+    has_file = true;
+  }
+  return has_file ? hash.hex_digest() : std::string();
 }
 
 bool can_be_dequantized_to(DType dtype) {
@@ -414,11 +436,11 @@ bool can_be_dequantized_to(DType dtype) {
 }
 
 DequantizedCheckpoint dequantize(std::unique_ptr<CheckpointReader> reader, DType to,
-                                 const Value& config, const NameSelection& only,
+                                 const std::vector<Value>& configs, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,
                                  std::shared_ptr<RoundingLosses> losses) {
   TESSERA_CHECK(can_be_dequantized_to(to));
-  QuantizedWeights found = find_quantized_weights(*reader, config, only);
+  QuantizedWeights found = find_quantized_weights(*reader, configs, only);
   DequantizedCheckpoint result{.reader = nullptr,
                                .problems = std::move(found.problems),
                                .has_weights = !found.weights.empty()};

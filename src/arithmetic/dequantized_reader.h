@@ -23,11 +23,12 @@ struct DequantizedCheckpoint {
   std::size_t num_companions = 0;            // scales, zero points, …, which are left out
 };
 
-/// Returns the content of `config.json` beside a checkpoint; None if there is no such file.
-/// `Infinity` and `NaN`, which Python writes into JSON, become None. Throws: Error(corruption) if
-/// the file is not JSON.
+/// Returns the content of `config.json` beside a checkpoint; None if there is no such file. If
+/// ModelOpt's `hf_quant_config.json` is there, its content is added as the member
+/// kModelOptConfigMember. `Infinity` and `NaN`, which Python writes into JSON, become None. Throws:
+/// Error(corruption) if a file is not JSON.
 Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
-/// Returns a digest of the bytes of that file; an empty text if there is no such file.
+/// Returns a digest of the bytes of both files; an empty text if there are none.
 std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path);
 
 /// Whether weights can be dequantized to this dtype: float64, float32, float16 or bfloat16.
@@ -36,11 +37,12 @@ bool can_be_dequantized_to(DType dtype);
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
 /// codes times scales, computed in float32 and rounded. Reads elements when the caller asks for
 /// them, in bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made
-/// zero or that were too large; the caller reads the counts later. `config`: the checkpoint's
-/// config.json. `only` selects the weights that must become numbers. The result has `reader` itself
+/// zero or that were too large; the caller reads the counts later. `configs`: the checkpoint's
+/// config.json, or nothing; if `reader` is a merge, those of its sources (None: there is none), in
+/// their order. `only` selects the weights that must become numbers. The result has `reader` itself
 /// if there are problems or no quantized weights. Requires: `can_be_dequantized_to(to)`.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
-                                 const Value& config, const NameSelection& only,
+                                 const std::vector<Value>& configs, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,
                                  std::shared_ptr<RoundingLosses> losses = nullptr);
 

@@ -10,7 +10,9 @@
 #include <tuple>
 #include <utility>
 
+#include "arithmetic/comfyui_formats.h"
 #include "base/cast.h"
+#include "formats/merged_sources.h"
 #include "formats/quantized_tensors.h"
 #include "tessera/base/error.h"
 
@@ -42,9 +44,15 @@ class QuantizationConfig {
         if (found != nullptr && !config_) config_ = *found;
       }
     }
+    const Value* const of_modelopt = config.find(kModelOptConfigMember);
+    const Value* const own = of_modelopt ? of_modelopt->find("quantization") : nullptr;
+    if (own != nullptr && !config_) config_ = *own;
+    bits_of_chatglm_ = integer_of(config.find("quantization_bit"));
   }
 
   bool is_given() const { return config_.has_value(); }
+  /// Returns the number of bits that ChatGLM's own quantization stores in int8.
+  std::optional<std::int64_t> bits_of_chatglm() const { return bits_of_chatglm_; }
   /// Returns the member that says that layers transform their inputs or outputs (Hadamard matrices)
   /// at each step. Without these transforms the weights are not those of the model. Empty if there
   /// is none. Transforms that were multiplied into the weights do not count.
@@ -155,6 +163,28 @@ class QuantizationConfig {
   }
 
   std::optional<Value> config_;
+  std::optional<std::int64_t> bits_of_chatglm_;
+};
+
+/// The configurations of a checkpoint, or of each source of a merge.
+class ConfigOfSources {
+ public:
+  ConfigOfSources(const CheckpointReader& reader, const std::vector<Value>& configs)
+      : reader_(reader), configs_(configs.begin(), configs.end()) {
+    if (configs_.empty()) configs_.emplace_back(Value());
+  }
+
+  /// Returns the configuration of the source that a tensor comes from.
+  const QuantizationConfig& of(std::size_t tensor) const {
+    if (configs_.size() == 1) return configs_.front();
+    const auto source = formats::source_of_tensor(reader_, tensor);
+    TESSERA_CHECK(source && *source < configs_.size());
+    return configs_[*source];
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  std::vector<QuantizationConfig> configs_;
 };
 
 /// The tensors that together store one quantized weight, as indices.
@@ -186,6 +216,8 @@ class Builder {
         added != parts_.companions.end()) {
       refuse("no low-rank part of the weight (SVDQuant)", name_of(added->second));
     }
+    require_order_of_scales();
+    require_whole_int8();
     QuantizedWeight weight = build_scheme();
     set_column_factors(weight);
     require_all_used();
@@ -206,15 +238,64 @@ class Builder {
            std::string(scheme));
   }
 
+  /// Refuses a `weight` in fp4 or mxfp8 that no configuration describes. LightX2V stores the scales
+  /// of such weights in the order of a kernel, under the names that ModelOpt uses.
+  void require_order_of_scales() const {
+    const std::string_view scheme = parts_.scheme;
+    if (scheme != "mxfp8" && scheme != "mxfp4" && scheme != "nvfp4") return;
+    if (config_.is_given() || codes_.fqn.ends_with("_packed") || codes_.fqn.ends_with("_blocks")) {
+      return;
+    }
+    refuse(
+        "a quantization_config in config.json, or hf_quant_config.json, because programs store "
+        "scales of " +
+            std::string(scheme) + " in several orders",
+        "none");
+  }
+
+  /// Refuses int8 that is not the whole weight: two numbers of 4 bits in each element (ChatGLM), or
+  /// further tensors of a scheme that Tessera does not know, such as `quant_bias` (msModelSlim).
+  void require_whole_int8() const {
+    constexpr std::array<std::string_view, 4> kWords = {"scal", "zero", "offset", "quant"};
+    constexpr std::string_view kWeight = "weight";
+    if (parts_.scheme != "scaled int8") return;
+    if (const auto bits = config_.bits_of_chatglm(); bits && *bits != 0 && *bits != 8) {
+      refuse("codes of 8 bits", "quantization_bit " + std::to_string(*bits) + " in config.json");
+    }
+    if (!codes_.fqn.ends_with(".weight")) return;
+    const std::string module = codes_.fqn.substr(0, codes_.fqn.size() - kWeight.size());
+    const auto& tensors = reader_.contents().tensors;
+    const auto is_part = [&](std::size_t i) {
+      return i == parts_.codes || i == parts_.scales ||
+             std::ranges::any_of(parts_.companions,
+                                 [&](const auto& companion) { return companion.second == i; });
+    };
+    const auto name_of_entry = [](const formats::TensorEntry& entry) -> const std::string& {
+      return entry.meta.fqn;
+    };
+    for (auto entry = std::ranges::lower_bound(tensors, module, {}, name_of_entry);
+         entry != tensors.end() && entry->meta.fqn.starts_with(module); ++entry) {
+      const std::string_view key = std::string_view(entry->meta.fqn).substr(module.size());
+      const bool may_change_weight =
+          key.starts_with("weight_") || std::ranges::any_of(kWords, [&](std::string_view word) {
+            return key.find(word) != std::string_view::npos;
+          });
+      if (key.find('.') != std::string_view::npos || !may_change_weight) continue;
+      if (is_part(static_cast<std::size_t>(entry - tensors.begin()))) continue;
+      refuse("only tensors of scaled int8 beside " + printable(codes_.fqn),
+             printable(entry->meta.fqn));
+    }
+  }
+
   /// Refuses tensors that change the weight's numbers in a way that the scheme does not have, such
-  /// as second scales of `scaled fp8`. Zero points that are all 0 change nothing.
+  /// as second scales of `scaled fp8`. Zero points and offsets that are all 0 change nothing.
   void require_all_used() const {
     constexpr std::array<std::string_view, 6> kRoles = {
         "second scales", "zero points", "scales of zero points",
         "offsets",       "code book",   "second code book"};
     for (const auto& [role, tensor] : parts_.companions) {
       if (used_.contains(role) || std::ranges::find(kRoles, role) == kRoles.end()) continue;
-      if (role == "zero points" &&
+      if ((role == "zero points" || role == "offsets") &&
           can_cast(reader_.contents().tensors[tensor].meta.dtype, DType::float32) &&
           std::ranges::all_of(numbers_of(tensor), [](float number) { return number == 0; })) {
         continue;
@@ -657,19 +738,38 @@ bool look_like_codes(const TensorMeta& meta, const QuantizationConfig& config) {
 
 /// Reports tensors that look like codes (look_like_codes) but have no scales.
 void find_codes_without_scales(const CheckpointReader& reader, const QuantizedTensors& quantized,
-                               const QuantizationConfig& config, const NameSelection& only,
+                               const ConfigOfSources& configs, const NameSelection& only,
                                std::vector<Finding>& problems) {
   const auto& tensors = reader.contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorMeta& meta = tensors[i].meta;
     if (quantized.find(i) != nullptr || !only.selects(meta.fqn)) continue;
-    if (!look_like_codes(meta, config)) continue;
+    if (!look_like_codes(meta, configs.of(i))) continue;
     problems.push_back(
         {.severity = Finding::Severity::error,
          .rule = "dequantize",
          .where = {.path = reader.path(), .fqn = meta.fqn},
          .expected = "a scale beside codes of " + std::string(dtype_name(meta.dtype)),
          .found = "none"});
+  }
+}
+
+/// Reports a configuration that says that layers transform their inputs or outputs, if `only`
+/// selects one of its weights.
+void find_transforms(const CheckpointReader& reader, const std::vector<QuantizedWeight>& weights,
+                     const ConfigOfSources& configs, const NameSelection& only,
+                     std::vector<Finding>& problems) {
+  for (const QuantizedWeight& weight : weights) {
+    if (!only.selects(reader.contents().tensors[weight.codes].meta.fqn)) continue;
+    const std::string member = configs.of(weight.codes).transform_of_activations();
+    if (member.empty()) continue;
+    problems.push_back({.severity = Finding::Severity::error,
+                        .rule = "dequantize",
+                        .where = {.path = reader.path()},
+                        .expected = "layers that do not transform their inputs or outputs, "
+                                    "because weights alone are then not the model",
+                        .found = member + " in config.json"});
+    return;
   }
 }
 
@@ -691,10 +791,11 @@ void find_scaled_activations(const CheckpointReader& reader, const NameSelection
 
 }  // namespace
 
-QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Value& config,
+QuantizedWeights find_quantized_weights(const CheckpointReader& reader,
+                                        const std::vector<Value>& configs,
                                         const NameSelection& only) {
   const QuantizedTensors quantized(reader.contents());
-  const QuantizationConfig described(config);
+  const ConfigOfSources described(reader, configs);
   QuantizedWeights result;
   std::map<std::size_t, Parts> weights;  // key: index of the codes
   const auto& tensors = reader.contents().tensors;
@@ -719,7 +820,7 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
   }
   for (const auto& [codes, parts] : weights) {
     try {
-      QuantizedWeight weight = Builder(reader, described, parts).build();
+      QuantizedWeight weight = Builder(reader, described.of(codes), parts).build();
       weight.codes = codes;
       weight.num_companions = parts.num_companions;
       result.weights.push_back(std::move(weight));
@@ -736,17 +837,9 @@ QuantizedWeights find_quantized_weights(const CheckpointReader& reader, const Va
     return weight.matrix.form == CodeForm::awq_columns;
   });
   if (has_awq) find_scaled_activations(reader, only, result.problems);
-  if (const std::string member = described.transform_of_activations();
-      !member.empty() && std::ranges::any_of(result.weights, [&](const QuantizedWeight& weight) {
-        return only.selects(tensors[weight.codes].meta.fqn);
-      })) {
-    result.problems.push_back({.severity = Finding::Severity::error,
-                               .rule = "dequantize",
-                               .where = {.path = reader.path()},
-                               .expected = "layers that do not transform their inputs or outputs, "
-                                           "because weights alone are then not the model",
-                               .found = member + " in config.json"});
-  }
+  find_transforms(reader, result.weights, described, only, result.problems);
+  const auto of_comfyui = find_formats_of_comfyui(reader, only);
+  result.problems.insert(result.problems.end(), of_comfyui.begin(), of_comfyui.end());
   if (!weights.empty()) {
     find_codes_without_scales(reader, quantized, described, only, result.problems);
   }

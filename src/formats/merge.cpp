@@ -150,6 +150,9 @@ class MergedReader final : public CheckpointReader,
     return files;
   }
   std::span<const MergeSource> merged_sources() const override { return sources_; }
+  std::optional<std::size_t> source_of_tensor(std::size_t tensor_index) const override {
+    return tensors_[tensor_index].source;
+  }
   void check_rest(const RestOptions& options) const override {
     for (const MergeSource& source : sources_) formats::check_rest(*source.reader, options);
   }
@@ -789,6 +792,12 @@ class MergedReader final : public CheckpointReader,
 std::span<const MergeSource> sources_of_merge(const CheckpointReader& reader) {
   const auto* const merged = dynamic_cast<const MergedSources*>(&reader);
   return merged == nullptr ? std::span<const MergeSource>() : merged->merged_sources();
+}
+
+std::optional<std::size_t> source_of_tensor(const CheckpointReader& reader,
+                                            std::size_t tensor_index) {
+  const auto* const merged = dynamic_cast<const MergedSources*>(&reader);
+  return merged == nullptr ? std::nullopt : merged->source_of_tensor(tensor_index);
 }
 
 MergedCheckpoint merge_checkpoints(std::vector<MergeSource> sources, MergePreference preference) {

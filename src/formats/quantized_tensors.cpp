@@ -123,6 +123,7 @@ constexpr std::array kCompanions = {
     Companion{"_scale_2", "second scales"},
     Companion{"_global_scale", "second scales"},
     Companion{"_zero_point", "zero points"},
+    Companion{"_offset", "offsets"},
     Companion{"_shape", "shape"},
     Companion{"_g_idx", "group indices"},
     Companion{"qzeros", "zero points"},
@@ -191,7 +192,7 @@ bool is_name_of_scales(std::string_view fqn) {
       "SV",        "tlut",      "lookup_table"};
   std::string_view key = last_key(fqn);
   if (key == "weight" && fqn.ends_with("centroids.weight")) return true;  // VPTQ
-  return key.find("scale") != std::string_view::npos ||
+  return key.find("scal") != std::string_view::npos ||                    // scale, scaling_factor
          std::ranges::find(kOthers, key) != kOthers.end();
 }
 
@@ -289,6 +290,7 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
     }
   }
   add_marker_of_comfyui(names);
+  find_scaled_float8();
   for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
     const TensorMeta& meta = contents.tensors[i].meta;
     const std::string_view module = module_of(meta.fqn);
@@ -296,6 +298,22 @@ QuantizedTensors::QuantizedTensors(const CheckpointContents& contents, std::stri
     const auto [known, is_new] = possible_codes_.emplace(module, i);
     if (!is_new && find(known->second) != nullptr) known->second = i;
   }
+}
+
+void QuantizedTensors::find_scaled_float8() {
+  for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+    const TensorMeta& meta = contents_.tensors[i].meta;
+    const std::string_view module = module_of(meta.fqn);
+    if (module.empty() || find(i) != nullptr) continue;
+    if (kFloat8.contain(meta.dtype)) {
+      if (meta.shape.size() > 1) scaled_float8_[module].codes = i;
+    } else if (last_key(meta.fqn).find("scal") != std::string_view::npos &&
+               (kFloats.contain(meta.dtype) || kPowersOfTwo.contain(meta.dtype))) {
+      scaled_float8_[module].scales = i;
+    }
+  }
+  std::erase_if(scaled_float8_,
+                [](const auto& each) { return !each.second.codes || !each.second.scales; });
 }
 
 void QuantizedTensors::add_companions(const Names& names, const std::string& base,
@@ -344,6 +362,7 @@ bool QuantizedTensors::are_codes(std::size_t tensor_index) const {
 std::optional<std::string> QuantizedTensors::doubt_in_words(std::size_t tensor_index) const {
   const TensorMeta& meta = contents_.tensors[tensor_index].meta;
   const std::string dtype(dtype_name(meta.dtype));
+  if (auto doubt = doubt_about_float8(meta); doubt && method_.empty()) return doubt;
   const bool may_be_codes = kFloat8.contain(meta.dtype) || kCodeDTypes.contain(meta.dtype);
   const bool may_be_scales = kFloats.contain(meta.dtype) && is_name_of_scales(meta.fqn);
   if (!method_.empty() && (may_be_codes || may_be_scales)) {
@@ -369,6 +388,20 @@ bool QuantizedTensors::may_belong_to(std::size_t codes, const TensorMeta& meta,
   if (!method_.empty() && parts_.empty()) return false;  // unknown_codes_in_words says it once
   const TensorEntry* const weight = contents_.find_tensor(std::string(module) + "weight");
   return weight == nullptr || !is_floating_point(weight->meta.dtype);
+}
+
+std::optional<std::string> QuantizedTensors::doubt_about_float8(const TensorMeta& meta) const {
+  const auto found = scaled_float8_.find(module_of(meta.fqn));
+  if (found == scaled_float8_.end()) return std::nullopt;
+  const bool may_be_codes = kFloat8.contain(meta.dtype) && meta.shape.size() > 1;
+  if (!may_be_codes && !(kFloats.contain(meta.dtype) && is_name_of_scales(meta.fqn))) {
+    return std::nullopt;
+  }
+  const auto& [codes, scales] = found->second;
+  const TensorMeta& beside = contents_.tensors[may_be_codes ? *scales : *codes].meta;
+  return std::string(dtype_name(meta.dtype)) + " beside " + printable(beside.fqn) + " (" +
+         std::string(dtype_name(beside.dtype)) + "), which may be " +
+         (may_be_codes ? "codes" : "scales") + " of a scheme that Tessera does not know";
 }
 
 std::optional<std::string> QuantizedTensors::unknown_codes_in_words() const {

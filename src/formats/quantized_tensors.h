@@ -40,7 +40,8 @@ struct QuantizedLink {
 
 /// The quantized weights of a checkpoint. A weight is recognised by the names and dtypes of its
 /// tensors. For example, `X.weight` in float8_e4m3fn is a quantized weight if the checkpoint also
-/// has `X.weight_scale_inv`. Without such a tensor, `X.weight` is an ordinary tensor.
+/// has `X.weight_scale_inv`. Without such a tensor, `X.weight` is an ordinary tensor, unless
+/// `doubt_in_words` says otherwise.
 /// docs/formats/safetensors.md has the table of schemes. Keeps a view of the contents, which must
 /// outlive it. Immutable, so thread-safe.
 class QuantizedTensors {
@@ -87,6 +88,11 @@ class QuantizedTensors {
   /// Returns whether a tensor of any name may belong to `codes` in its module: the module has them
   /// in place of a floating-point `weight`.
   bool may_belong_to(std::size_t codes, const TensorMeta& meta, std::string_view module) const;
+  /// Fills `scaled_float8_`.
+  void find_scaled_float8();
+  /// Does what `doubt_in_words` does for modules in `scaled_float8_`: a matrix of 8-bit floats may
+  /// be codes, and a floating-point tensor with a name of scales may be scales.
+  std::optional<std::string> doubt_about_float8(const TensorMeta& meta) const;
   std::string method_in_words() const;
 
   const CheckpointContents& contents_;
@@ -95,7 +101,13 @@ class QuantizedTensors {
   // Key: a module with integers that may be codes. Value: the index of such integers, if possible
   // of some that belong to no known scheme.
   std::map<std::string_view, std::size_t> possible_codes_;
-  std::map<std::size_t, QuantizedPart> parts_;  // key: index of the tensor
+  /// Tensors of one module, as indices, that are no QuantizedPart.
+  struct ScaledFloat8 {
+    std::optional<std::size_t> codes;   // a matrix of 8-bit floats
+    std::optional<std::size_t> scales;  // of another dtype, with `scal` in the last key of its name
+  };
+  std::map<std::string_view, ScaledFloat8> scaled_float8_;  // key: a module that has both
+  std::map<std::size_t, QuantizedPart> parts_;              // key: index of the tensor
   std::set<QuantizedLink> links_;
 };
 

@@ -11,7 +11,8 @@ namespace {
 /// Copies JSON without the members that describe a quantization.
 class ConfigCopy {
  public:
-  explicit ConfigCopy(std::string_view text) : json_(text) {}
+  ConfigCopy(std::string_view text, std::span<const std::string_view> members)
+      : json_(text), members_(members) {}
 
   std::optional<UnquantizedConfig> run() {
     json_.skip_space();
@@ -40,8 +41,7 @@ class ConfigCopy {
     do {
       const auto key = json_.take_string();
       if (!key || !json_.take(':')) return false;
-      const bool is_removed =
-          has_models && (*key == "quantization_config" || *key == "compression_config");
+      const bool is_removed = has_models && std::ranges::find(members_, *key) != members_.end();
       const bool is_model = depth == 1 && key->ends_with("_config") && !is_removed;
       if (!take_value(depth, path + std::string(*key) + ".", is_model)) return false;
       if (is_removed) {
@@ -82,14 +82,16 @@ class ConfigCopy {
   }
 
   JsonText json_;
+  std::span<const std::string_view> members_;  // to remove
   std::size_t copied_ = 0;  // all text before this position was copied or left out
   UnquantizedConfig result_;
 };
 
 }  // namespace
 
-std::optional<UnquantizedConfig> remove_quantization(std::string_view config) {
-  return ConfigCopy(config).run();
+std::optional<UnquantizedConfig> remove_quantization(std::string_view config,
+                                                     std::span<const std::string_view> members) {
+  return ConfigCopy(config, members).run();
 }
 
 }  // namespace tessera::reshard

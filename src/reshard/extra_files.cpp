@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -638,20 +639,22 @@ void leave_config_of_adapter(const CheckpointReader& reader, const Plan& plan,
   files.carried.erase(config);
 }
 
-/// Removes `quantization_config` from the copy of `config.json`, or notes why not.
-void unquantize_config(const FileSystem& fs, ExtraFilesPlan& files) {
-  const auto config = std::ranges::find(files.carried, "config.json", &ExtraFile::name);
+/// Removes `members` from the copy of the file `name` (config.json), or notes why not.
+void unquantize_config(const FileSystem& fs, std::string_view name,
+                       std::span<const std::string_view> members, ExtraFilesPlan& files) {
+  const auto config = std::ranges::find(files.carried, name, &ExtraFile::name);
   if (config == files.carried.end()) return;
   std::optional<UnquantizedConfig> without;
   if (config->nbytes <= kMaxConfigNbytes) {
-    without = remove_quantization(read_file(fs, config->path, kMaxConfigNbytes));
+    without = remove_quantization(read_file(fs, config->path, kMaxConfigNbytes), members);
   }
   if (!without) {
     files.notes.push_back({.severity = Finding::Severity::note,
                            .rule = std::string(kExtraFilesRule),
                            .where = {.path = config->path},
                            .expected = "a JSON object of at most " + iec_size(kMaxConfigNbytes) +
-                                       ", so that quantization_config can be removed from it",
+                                       ", so that " + std::string(members.front()) +
+                                       " can be removed from it",
                            .found = "a larger file or other text; it is copied unchanged"});
     return;
   }
@@ -725,7 +728,10 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   if (!is_adapter || options.merges_adapters) {
     leave_config_of_adapter(reader, plan, destination, format, options, files);
   }
-  if (options.removes_quantization) unquantize_config(fs, files);
+  if (options.removes_quantization) {
+    unquantize_config(fs, "config.json", kQuantizationInConfig, files);
+    unquantize_config(fs, "params.json", kQuantizationInParams, files);
+  }
   if (cast) {
     edit_config(fs, *cast, files);
   } else if (formats::holds_whole_tensors(format)) {

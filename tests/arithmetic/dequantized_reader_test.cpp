@@ -13,7 +13,9 @@
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
+#include "support/memory_files.h"
 #include "tessera/formats/detect.h"
+#include "tessera/formats/merge.h"
 
 namespace tessera::arithmetic {
 namespace {
@@ -30,7 +32,7 @@ std::string folder() {
 DequantizedCheckpoint dequantized(const std::string& name, DType to) {
   const FileSystem& fs = FileSystem::posix();
   return dequantize(formats::open_checkpoint(fs, folder() + name), to,
-                    read_model_config(fs, folder() + name), {}, reshard::OnOverflow::refuse);
+                    {read_model_config(fs, folder() + name)}, {}, reshard::OnOverflow::refuse);
 }
 
 class DequantizedTest : public testing::TestWithParam<const char*> {};
@@ -186,9 +188,10 @@ TEST(DequantizeTest, AnInfiniteProductOfFiniteNumbersCountsAsTooLarge) {
 TEST(DequantizeTest, CountsTheWeightsThatAreSelected) {
   const FileSystem& fs = FileSystem::posix();
   const auto counted = [&](const char* pattern) {
-    const auto result = dequantize(formats::open_checkpoint(fs, folder() + "int4_groups"),
-                                   DType::bfloat16, read_model_config(fs, folder() + "int4_groups"),
-                                   NameSelection({pattern}), reshard::OnOverflow::refuse);
+    const auto result =
+        dequantize(formats::open_checkpoint(fs, folder() + "int4_groups"), DType::bfloat16,
+                   {read_model_config(fs, folder() + "int4_groups")}, NameSelection({pattern}),
+                   reshard::OnOverflow::refuse);
     EXPECT_TRUE(result.has_weights);
     return std::pair(result.num_weights, result.num_companions);
   };
@@ -254,7 +257,7 @@ TEST(DequantizeTest, BitsOfTheConfigurationMustBeThoseOfTheCodes) {
         parse_json(R"({"quantization_config": {"quant_method": "gptq", "bits": )" + bits + "}}",
                    "config.json");
     const auto result = dequantize(formats::open_checkpoint(fs, folder() + "gptq"), DType::float16,
-                                   config, {}, reshard::OnOverflow::refuse);
+                                   {config}, {}, reshard::OnOverflow::refuse);
     EXPECT_EQ(result.problems.empty(), bits == "4") << bits;
   }
 }
@@ -267,7 +270,7 @@ TEST(DequantizeTest, OfSeveralBitsThatFitTheCodesNoneIsTaken) {
     source->add({"w_shape", DType::int64, {2}}, test::bytes_of<std::int64_t>({1, 4}));
     const Value config =
         parse_json(R"({"quantization_config": {"config_groups": {)" + bits + "}}}", "config.json");
-    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+    return dequantize(std::move(source), DType::float32, {config}, {}, reshard::OnOverflow::refuse);
   };
   const std::string four = R"("a": {"weights": {"num_bits": 4}})";
   const std::string eight = R"("b": {"weights": {"num_bits": 8}})";
@@ -299,7 +302,7 @@ TEST(DequantizeTest, BlocksMayBeMuchLargerThanTheWeight) {
     source->add({"w_scale", DType::float32, {1, 2}}, test::bytes_of<float>({1, 10}));
     const Value config = parse_json(
         R"({"quantization_config": {"weight_block_size": [)" + rows + ", " + columns + "]}}", "c");
-    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+    return dequantize(std::move(source), DType::float32, {config}, {}, reshard::OnOverflow::refuse);
   };
   const auto result = read("9223372036854775807", "2");
   ASSERT_THAT(result.problems, IsEmpty());
@@ -318,7 +321,7 @@ TEST(DequantizeTest, BlocksOfModelOptHave128RowsAndColumns) {
         parse_json(R"({"quantization_config": {"quant_method": "modelopt", "quant_algo": ")" +
                        algorithm + R"("}})",
                    "c");
-    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+    return dequantize(std::move(source), DType::float32, {config}, {}, reshard::OnOverflow::refuse);
   };
   const auto result = read("fp8_pb_wo");
   ASSERT_THAT(result.problems, IsEmpty());
@@ -341,7 +344,7 @@ TEST(DequantizeTest, ShapesFromDiskAreChecked) {
                 test::Bytes(static_cast<std::size_t>(numel_of(scales)) * 4));
     const Value config =
         parse_json(R"({"quantization_config": {"weight_block_size": [2, 2]}})", "config.json");
-    return dequantize(std::move(source), DType::bfloat16, config, {}, reshard::OnOverflow::refuse)
+    return dequantize(std::move(source), DType::bfloat16, {config}, {}, reshard::OnOverflow::refuse)
         .problems;
   };
   EXPECT_THAT(problems_of({4, 6}, {4, 1}), IsEmpty());
@@ -377,7 +380,7 @@ DequantizedCheckpoint packed(const std::vector<std::int32_t>& words, std::int64_
                                       R"("config_groups": {"a": {"weights": {"num_bits": )" +
                                       std::to_string(bits) + "}}}}}",
                                   "config.json");
-  return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+  return dequantize(std::move(source), DType::float32, {config}, {}, reshard::OnOverflow::refuse);
 }
 
 TEST(DequantizeTest, OldVersionsPutWholeIntegersIntoEachWord) {
@@ -430,7 +433,7 @@ TEST(DequantizeTest, PackedZeroPointsMayHaveWholeIntegersToo) {
     source->add({"w_zero_point", DType::int32, {2, 1}}, test::bytes_of<std::int32_t>(zeros));
     const Value config =
         parse_json(R"({"quantization_config": {)" + version + R"("bits": 3}})", "c");
-    return dequantize(std::move(source), DType::float32, config, {}, reshard::OnOverflow::refuse);
+    return dequantize(std::move(source), DType::float32, {config}, {}, reshard::OnOverflow::refuse);
   };
   const auto numbers = test::bytes_of<float>({4, -1, 4, -1, 4, -1, 4, -1, 4, -1, -3, 2});
   const auto of_old = read({0x28a28a28, 0x17}, R"("version": "0.17.1", )");
@@ -504,7 +507,7 @@ TEST(DequantizeTest, TransformsOfActivationsAreRefused) {
   const auto problems_of = [](const std::string& member, const NameSelection& only = {}) {
     const Value config =
         parse_json(R"({"quantization_config": {"quant_method": "a", )" + member + "}}", "c");
-    return dequantize(scaled_weight(1), DType::float32, config, only, reshard::OnOverflow::refuse)
+    return dequantize(scaled_weight(1), DType::float32, {config}, only, reshard::OnOverflow::refuse)
         .problems;
   };
   const auto at = [](const std::string& location) {
@@ -584,7 +587,7 @@ TEST(DequantizeTest, ZeroPointsThatProgramsReadDifferentlyAreTold) {
     const Value config = parse_json(
         R"({"quantization_config": {"quant_method": "gptq", "bits": 4)" + members + "}}", "c");
     auto result =
-        dequantize(std::move(source), DType::float16, config, only, reshard::OnOverflow::refuse);
+        dequantize(std::move(source), DType::float16, {config}, only, reshard::OnOverflow::refuse);
     EXPECT_THAT(result.problems, IsEmpty());
     return result.reader->contents().opening_findings;
   };
@@ -603,7 +606,7 @@ TEST(DequantizeTest, TheConfigurationSaysHowZeroPointsAreStored) {
   const FileSystem& fs = FileSystem::posix();
   const auto read = [&](const std::string& members) {
     const Value config = parse_json(R"({"quantization_config": {)" + members + "}}", "c");
-    return dequantize(formats::open_checkpoint(fs, folder() + "gptq"), DType::float16, config, {},
+    return dequantize(formats::open_checkpoint(fs, folder() + "gptq"), DType::float16, {config}, {},
                       reshard::OnOverflow::refuse);
   };
   const auto first = read(R"("quant_method": "gptq")");
@@ -634,6 +637,198 @@ TEST(DequantizeTest, TheConfigurationSaysHowZeroPointsAreStored) {
               Not(IsEmpty()));
 }
 
+TEST(DequantizeTest, EachSourceOfAMergeHasItsOwnConfiguration) {
+  const auto config_with_blocks_of = [](const std::string& columns) {
+    return parse_json(R"({"quantization_config": {"weight_block_size": [1, )" + columns + "]}}",
+                      "c");
+  };
+  const auto read = [](const std::vector<Value>& configs) {
+    std::vector<formats::MergeSource> sources;
+    for (const char* prefix : {"a", "b"}) {
+      auto source = std::make_unique<MemoryCheckpoint>(prefix);
+      source->add({"w", DType::int8, {1, 6}}, test::bytes_of<std::int8_t>({1, 1, 1, 1, 1, 1}));
+      source->add({"w_scale", DType::float32, {1, 2}}, test::bytes_of<float>({1, 2}));
+      sources.push_back({std::move(source), prefix});
+    }
+    auto merge = formats::merge_checkpoints(std::move(sources), formats::MergePreference::none);
+    return dequantize(std::move(merge.reader), DType::float32, configs, {},
+                      reshard::OnOverflow::refuse);
+  };
+  const auto result = read({config_with_blocks_of("3"), config_with_blocks_of("4")});
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(test::whole_tensor(*result.reader, 0), test::bytes_of<float>({1, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(test::whole_tensor(*result.reader, 1), test::bytes_of<float>({1, 1, 1, 1, 2, 2}));
+  const auto without_second = read({config_with_blocks_of("3"), Value()});
+  ASSERT_THAT(without_second.problems, SizeIs(1));
+  EXPECT_EQ(without_second.problems[0].where.fqn, "b.w");
+}
+
+TEST(DequantizeTest, ModelOptMayDescribeTheWeightsInAFileOfItsOwn) {
+  test::MemoryFiles files("model", {{"model.safetensors", ""}});
+  EXPECT_TRUE(read_model_config(files, "model").is<Value::None>());
+  EXPECT_EQ(model_config_digest(files, "model"), "");
+  files["hf_quant_config.json"] = R"({"quantization": {"quant_algo": "NVFP4"}})";
+  EXPECT_NE(read_model_config(files, "model").find("hf_quant_config.json"), nullptr);
+  const std::string digest = model_config_digest(files, "model");
+  EXPECT_NE(digest, "");
+  files["config.json"] = R"({"model_type": "llama"})";
+  EXPECT_NE(read_model_config(files, "model").find("hf_quant_config.json"), nullptr);
+  EXPECT_NE(read_model_config(files, "model").find("model_type"), nullptr);
+  EXPECT_NE(model_config_digest(files, "model"), digest);
+}
+
+/// Dequantizes a weight `l.weight` whose scales may be stored in several orders.
+std::vector<formats::Finding> problems_of_small_floats(DType codes, DType scales,
+                                                       const char* second, const char* config) {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  const std::int64_t num_scales = codes == DType::uint8 && scales == DType::uint8 ? 1 : 2;
+  const std::int64_t num_codes = codes == DType::uint8 ? 16 : 64;
+  source->add({"l.weight", codes, {1, num_codes}},
+              test::Bytes(static_cast<std::size_t>(num_codes), std::byte{0x12}));
+  source->add({"l.weight_scale", scales, {1, num_scales}},
+              test::Bytes(static_cast<std::size_t>(num_scales), std::byte{0x38}));
+  if (second != nullptr) source->add({second, DType::float32, {}}, test::bytes_of<float>({2}));
+  return dequantize(std::move(source), DType::float32, {parse_json(config, "c")}, {},
+                    reshard::OnOverflow::refuse)
+      .problems;
+}
+
+TEST(DequantizeTest, AConfigurationMustDescribeSmallFloatsThatAreNotPacked) {
+  const struct {
+    DType codes;
+    DType scales;
+    const char* second;
+  } cases[] = {{DType::uint8, DType::float8_e4m3fn, "l.weight_global_scale"},  // of LightX2V
+               {DType::uint8, DType::float8_e4m3fn, "l.weight_scale_2"},
+               {DType::uint8, DType::uint8, nullptr},
+               {DType::float8_e4m3fn, DType::uint8, nullptr}};
+  for (const auto& [codes, scales, second] : cases) {
+    SCOPED_TRACE(std::string(dtype_name(codes)) + " " + (second ? second : ""));
+    const auto problems = problems_of_small_floats(codes, scales, second, "{}");
+    ASSERT_THAT(problems, SizeIs(1));
+    EXPECT_EQ(problems[0].where.fqn, "l.weight");
+    EXPECT_THAT(problems[0].expected, testing::HasSubstr("quantization_config"));
+    EXPECT_THAT(
+        problems_of_small_floats(codes, scales, second,
+                                 R"({"quantization_config": {"quant_method": "modelopt"}})"),
+        IsEmpty());
+    EXPECT_THAT(problems_of_small_floats(
+                    codes, scales, second,
+                    R"({"hf_quant_config.json": {"quantization": {"quant_algo": "NVFP4"}}})"),
+                IsEmpty());
+  }
+}
+
+/// A weight of int8 with one scale for each row.
+std::unique_ptr<MemoryCheckpoint> int8_weight() {
+  auto source = std::make_unique<MemoryCheckpoint>();
+  source->add({"l.bias", DType::float32, {2}}, test::bytes_of<float>({1, 2}));
+  source->add({"l.input_scale", DType::float32, {1}}, test::bytes_of<float>({1}));
+  source->add({"l.weight", DType::int8, {2, 1}}, test::bytes_of<std::int8_t>({1, 2}));
+  source->add({"l.weight_scale", DType::float32, {2, 1}}, test::bytes_of<float>({1, 10}));
+  return source;
+}
+
+std::vector<formats::Finding> problems_of(std::unique_ptr<MemoryCheckpoint> source,
+                                          const char* config = "{}",
+                                          const NameSelection& only = {}) {
+  return dequantize(std::move(source), DType::float32, {parse_json(config, "c")}, only,
+                    reshard::OnOverflow::refuse)
+      .problems;
+}
+
+TEST(DequantizeTest, Int8OfUnknownSchemesIsRefused) {
+  EXPECT_THAT(problems_of(int8_weight()), IsEmpty());
+  for (const char* name :
+       {"weight_offset", "weight_zp", "zero_point", "offset", "zeros", "weight_min", "deq_scale",
+        "quant_bias", "scale_bias", "weight_scale_second", "input_offset"}) {
+    auto source = int8_weight();
+    source->add({std::string("l.") + name, DType::float32, {2, 1}}, test::bytes_of<float>({0, 3}));
+    const auto problems = problems_of(std::move(source));
+    ASSERT_THAT(problems, SizeIs(1)) << name;
+    EXPECT_EQ(problems[0].found, std::string("l.") + name);
+  }
+  for (const char* name : {"l.zeros.weight", "l2.zeros", "l.lora_A", "zeros"}) {
+    auto source = int8_weight();
+    source->add({name, DType::float32, {1}}, test::bytes_of<float>({3}));
+    EXPECT_THAT(problems_of(std::move(source)), IsEmpty()) << name;
+  }
+}
+
+TEST(DequantizeTest, OffsetsOfZeroChangeNothing) {
+  auto source = int8_weight();
+  source->add({"l.weight_offset", DType::float32, {2, 1}}, test::bytes_of<float>({0, 0}));
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_EQ(result.reader->contents().find_tensor("l.weight_offset"), nullptr);
+}
+
+TEST(DequantizeTest, Int8OfChatGlmMayHoldTwoNumbersInEachElement) {
+  const auto problems = problems_of(int8_weight(), R"({"quantization_bit": 4})");
+  ASSERT_THAT(problems, SizeIs(1));
+  EXPECT_EQ(problems[0].found, "quantization_bit 4 in config.json");
+  EXPECT_THAT(problems_of(int8_weight(), R"({"quantization_bit": 8})"), IsEmpty());
+  EXPECT_THAT(problems_of(int8_weight(), R"({"quantization_bit": 0})"), IsEmpty());
+}
+
+TEST(DequantizeTest, FormatsOfComfyUiMustBeCodesTimesScales) {
+  const auto in_tensor = [](const std::string& text) {
+    auto source = int8_weight();
+    source->add({"l.comfy_quant", DType::uint8, {static_cast<std::int64_t>(text.size())}},
+                test::bytes_of<char>({text.begin(), text.end()}));
+    return source;
+  };
+  const auto in_annotation = [](const std::string& text) {
+    auto source = int8_weight();
+    source->contents_for_change().annotations["_quantization_metadata"] = text;
+    return source;
+  };
+  const std::pair<std::string, std::string> cases[] = {
+      {R"({"format": "int8_tensorwise"})", ""},
+      {R"({"format": "int8_tensorwise", "convrot": false})", ""},
+      {R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})", ""},
+      {R"({"format": "int8_tensorwise", "convrot": true})", "int8_tensorwise with convrot"},
+      {R"({"format": "nvfp4"})", "nvfp4"},
+      {R"({"format": 1})", "no format"},
+      {R"([])", "no format"}};
+  for (const auto& [text, found] : cases) {
+    SCOPED_TRACE(text);
+    for (const bool is_tensor : {true, false}) {
+      const auto problems = problems_of(
+          is_tensor ? in_tensor(text) : in_annotation(R"({"layers": {"l": )" + text + "}}"));
+      ASSERT_THAT(problems, SizeIs(found.empty() ? 0 : 1));
+      if (found.empty()) continue;
+      EXPECT_EQ(problems[0].where.fqn, "l.weight");
+      EXPECT_EQ(problems[0].found,
+                found + " in " + (is_tensor ? "l.comfy_quant" : "_quantization_metadata"));
+    }
+  }
+  EXPECT_THAT(problems_of(in_tensor("{")), SizeIs(1));
+  EXPECT_THAT(problems_of(in_tensor("")), SizeIs(1));
+  EXPECT_THAT(problems_of(in_annotation("{")), SizeIs(1));
+  EXPECT_THAT(problems_of(in_annotation("{}")), SizeIs(1));
+  const NameSelection others({"!l.weight"});
+  EXPECT_THAT(problems_of(in_tensor("{"), "{}", others), IsEmpty());
+  EXPECT_THAT(problems_of(in_annotation(R"({"layers": {"l": 1}})"), "{}", others), IsEmpty());
+  // A layer of which no scales are known.
+  auto unknown = int8_weight();
+  unknown->add({"m.comfy_quant", DType::uint8, {2}}, test::bytes_of<char>({'{', '}'}));
+  unknown->add({"m.weight", DType::int8, {1, 1}}, test::bytes_of<std::int8_t>({1}));
+  EXPECT_THAT(problems_of(std::move(unknown)), SizeIs(1));
+}
+
+TEST(DequantizeTest, NumbersHaveNoDescriptionOfCodes) {
+  auto source = int8_weight();
+  source->contents_for_change().annotations = {
+      {"a", "b"},
+      {"_quantization_metadata", R"({"layers": {"l": {"format": "int8_tensorwise"}}})"}};
+  const auto result =
+      dequantize(std::move(source), DType::float32, {}, {}, reshard::OnOverflow::refuse);
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(result.reader->contents().annotations, testing::ElementsAre(testing::Pair("a", "b")));
+}
+
 TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {
   const Value config = parse_json(R"({"quantization_config": {"quant_method": "fp8"}})", "c");
   for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2fnuz, DType::int8}) {
@@ -641,7 +836,7 @@ TEST(DequantizeTest, CodesWithoutAScaleAreRefused) {
       auto source = scaled_weight(1);
       source->add({"b.weight", dtype, {2, 1}}, test::bytes_of<std::uint8_t>({1, 2}));
       const auto result =
-          dequantize(std::move(source), DType::float32, config,
+          dequantize(std::move(source), DType::float32, {config},
                      selects ? NameSelection() : NameSelection(std::vector<std::string>{"a"}),
                      reshard::OnOverflow::refuse);
       ASSERT_THAT(result.problems, SizeIs(selects ? 1 : 0));
@@ -660,7 +855,7 @@ TEST(DequantizeTest, PackedCodesWithoutAScaleAreRefused) {
       const auto problems_of = [&](const std::string& config) {
         auto source = scaled_weight(1);
         source->add({name, dtype, {1, 2}}, std::vector<std::byte>(2 * itemsize(dtype)));
-        return dequantize(std::move(source), DType::float32, parse_json(config, "c"), {},
+        return dequantize(std::move(source), DType::float32, {parse_json(config, "c")}, {},
                           reshard::OnOverflow::refuse)
             .problems;
       };

@@ -426,6 +426,43 @@ TEST(QuantizedTensorsTest, IntegersThatUsualModelsHaveAreNoCodes) {
   }
 }
 
+TEST(QuantizedTensorsTest, EightBitFloatsBesideScalesOfAnyNameMayBeCodes) {
+  const auto doubts_of = [](const Tensors& tensors) {
+    const CheckpointContents contents = contents_of(tensors);
+    const QuantizedTensors quantized(contents);
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+      if (quantized.find(i) == nullptr && quantized.doubt_in_words(i)) {
+        names.push_back(contents.tensors[i].meta.fqn);
+      }
+    }
+    return names;
+  };
+  for (const char* name : {"qscale_weight", "weights_scaling_factor", "scales", "weight_scales",
+                           "scale_inv", "dequant_scale", "weight_scale_2"}) {
+    const std::string scales = std::string("l.") + name;
+    std::vector<std::string> both{scales, "l.weight"};
+    std::ranges::sort(both);
+    EXPECT_EQ(doubts_of({{"l.weight", DType::float8_e4m3fn},
+                         {"l.bias", DType::bfloat16},
+                         {scales, DType::float32},
+                         {"norm.weight", DType::bfloat16}}),
+              both)
+        << name;
+  }
+  EXPECT_EQ(doubts_of({{"l.w", DType::float8_e5m2}, {"l.my_scales", DType::uint8}}),
+            std::vector<std::string>{"l.w"});
+  // Numbers that are stored in 8 bits.
+  for (const Tensors& model :
+       {Tensors{{"l.weight", DType::float8_e4m3fn}, {"l.logit_scale", DType::float8_e4m3fn}},
+        Tensors{{"l.weight", DType::float8_e4m3fn}, {"l.bias", DType::float32}},
+        Tensors{{"l.weight", DType::float8_e4m3fn}, {"m.scale", DType::float32}},
+        Tensors{{"weight", DType::float8_e4m3fn}, {"scale", DType::float32}},
+        Tensors{{"l.weight", DType::float32}, {"l.scale", DType::float32}}}) {
+    EXPECT_EQ(doubts_of(model), std::vector<std::string>()) << model[1].first;
+  }
+}
+
 TEST(QuantizedTensorsTest, TheMetadataOfAFileMayNameTheMethod) {
   CheckpointContents contents =
       contents_of({{"l.qweight", DType::int8}, {"l.smooth", DType::float32}});

@@ -29,6 +29,14 @@ TEST(ConfigQuantizationTest, RemovesTheMemberAndOneComma) {
   for (const auto& [before, after] : cases) EXPECT_EQ(without(before), after);
 }
 
+TEST(ConfigQuantizationTest, RemovesWhatMistralCallsQuantization) {
+  constexpr std::string_view kParams =
+      R"({"dim": 4, "quantization": {}, "quantization_config": 1})";
+  EXPECT_EQ(remove_quantization(kParams, kQuantizationInParams)->text,
+            R"({"dim": 4, "quantization_config": 1})");
+  EXPECT_EQ(remove_quantization(kParams)->text, R"({"dim": 4, "quantization": {}})");
+}
+
 TEST(ConfigQuantizationTest, LooksIntoThePartsOfAModelAlone) {
   const auto result = remove_quantization(
       R"({"text_config": {"quantization_config": 1, "x": 2}, "other": {"quantization_config": 3}})");

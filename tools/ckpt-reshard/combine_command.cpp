@@ -191,7 +191,7 @@ std::string identity_of(const Formula& formula, const CombineCommandOptions& opt
     text += float_to_text(source.step.keep) + "*sum+" + float_to_text(source.step.weight) + "*" +
             source.path + " ";
     const std::string quantization =
-        dequantize_identity(object_store::files(), source.path, options.move);
+        dequantize_identity(object_store::files(), {source.path}, options.move);
     if (!quantization.empty()) text += quantization + " ";
   }
   text += "/" + float_to_text(formula.divisor);
@@ -230,7 +230,7 @@ MoveSource open_combined(const FileSystem& fs, const Formula& formula,
   for (const SourceStep& source : formula.sources) {
     auto reader = formats::open_checkpoint(fs, source.path, {.as_dict = options.move.as_dict});
     const formats::CheckpointReader* const opened = reader.get();
-    reader = apply_dequantize(std::move(reader), fs, source.path, options.move, problems,
+    reader = apply_dequantize(std::move(reader), fs, {source.path}, options.move, problems,
                               dequantized, losses);
     const bool is_as_stored = reader.get() == opened;
     sources.push_back({std::move(reader), source.step,

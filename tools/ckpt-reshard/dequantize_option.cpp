@@ -8,14 +8,19 @@
 
 namespace tessera::cli {
 
-std::string dequantize_identity(const FileSystem& fs, const std::string& path,
+std::string dequantize_identity(const FileSystem& fs, const std::vector<std::string>& paths,
                                 const MoveOptions& options) {
   if (options.dequantize.empty()) return {};
-  std::string digest = arithmetic::model_config_digest(fs, path);
-  if (digest.empty() && !options.extra_files_folder.empty()) {
-    digest = arithmetic::model_config_digest(fs, options.extra_files_folder);
+  std::string digests;
+  for (const std::string& path : paths) {
+    std::string digest = arithmetic::model_config_digest(fs, path);
+    if (digest.empty() && !options.extra_files_folder.empty()) {
+      digest = arithmetic::model_config_digest(fs, options.extra_files_folder);
+    }
+    if (&path != &paths.front()) digests += '+';
+    digests += digest;
   }
-  return digest;
+  return digests;
 }
 
 std::string quantization_method(const FileSystem& fs, const std::string& path,
@@ -29,8 +34,9 @@ std::string quantization_method(const FileSystem& fs, const std::string& path,
 
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
-    const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done, const std::shared_ptr<arithmetic::RoundingLosses>& losses) {
+    const std::vector<std::string>& paths, const MoveOptions& options,
+    std::vector<formats::Finding>& problems, std::optional<Dequantized>& done,
+    const std::shared_ptr<arithmetic::RoundingLosses>& losses) {
   if (options.dequantize.empty()) return reader;
   const auto dtype = parse_dtype(options.dequantize);
   if (!dtype || !arithmetic::can_be_dequantized_to(*dtype)) {
@@ -38,11 +44,14 @@ std::unique_ptr<formats::CheckpointReader> apply_dequantize(
                          printable(options.dequantize) + "'",
                      "ckpt-reshard --help");
   }
-  Value config = arithmetic::read_model_config(fs, path);
-  if (config.is<Value::None>() && !options.extra_files_folder.empty()) {
-    config = arithmetic::read_model_config(fs, options.extra_files_folder);
+  std::vector<Value> configs;
+  for (const std::string& path : paths) {
+    Value& config = configs.emplace_back(arithmetic::read_model_config(fs, path));
+    if (config.is<Value::None>() && !options.extra_files_folder.empty()) {
+      config = arithmetic::read_model_config(fs, options.extra_files_folder);
+    }
   }
-  auto result = arithmetic::dequantize(std::move(reader), *dtype, config,
+  auto result = arithmetic::dequantize(std::move(reader), *dtype, configs,
                                        NameSelection(options.only), options.on_overflow, losses);
   problems.insert(problems.end(), result.problems.begin(), result.problems.end());
   if (!done) done.emplace();

@@ -22,10 +22,10 @@ struct Dequantized {
   std::size_t num_companions = 0;  // their scales and the like, which are left out
 };
 
-/// Returns a text for everything that `--dequantize` reads beside the tensors of the checkpoint at
-/// `path`: config.json says what the codes mean. `--resume` and `--part` compare it. Empty without
+/// Returns a text for everything that `--dequantize` reads beside the tensors of the checkpoints at
+/// `paths`: config.json says what the codes mean. `--resume` and `--part` compare it. Empty without
 /// `--dequantize`.
-std::string dequantize_identity(const FileSystem& fs, const std::string& path,
+std::string dequantize_identity(const FileSystem& fs, const std::vector<std::string>& paths,
                                 const MoveOptions& options);
 
 /// Returns the quantization method that config.json names for the checkpoint at `path`; empty if
@@ -35,12 +35,14 @@ std::string quantization_method(const FileSystem& fs, const std::string& path,
                                 const MoveOptions& options);
 
 /// With `--dequantize`, returns a reader that shows numbers instead of the codes of quantized
-/// weights; otherwise returns the same reader. Looks for config.json at `path`, then in the folder
-/// of `--extra-files-from`. Adds to `problems` and `done`. Reading elements later adds to `losses`.
-/// Throws: UsageError for a dtype to which codes cannot be converted.
+/// weights; otherwise returns the same reader. `paths`: of the checkpoint, or of the sources of a
+/// merge. Looks for config.json at each, then in the folder of `--extra-files-from`. Adds to
+/// `problems` and `done`. Reading elements later adds to `losses`. Throws: UsageError for a dtype
+/// to which codes cannot be converted.
 std::unique_ptr<formats::CheckpointReader> apply_dequantize(
     std::unique_ptr<formats::CheckpointReader> reader, const FileSystem& fs,
-    const std::string& path, const MoveOptions& options, std::vector<formats::Finding>& problems,
-    std::optional<Dequantized>& done, const std::shared_ptr<arithmetic::RoundingLosses>& losses);
+    const std::vector<std::string>& paths, const MoveOptions& options,
+    std::vector<formats::Finding>& problems, std::optional<Dequantized>& done,
+    const std::shared_ptr<arithmetic::RoundingLosses>& losses);
 
 }  // namespace tessera::cli

@@ -270,8 +270,8 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   MoveSource source = open(fs);
   formats::require_classes_found(options.as_dict, {&source.reader->contents()}, "--as-dict");
   if (!source.combination) {
-    source.reader = apply_dequantize(std::move(source.reader), fs, paths.front(), options,
-                                     source.problems, source.dequantized, source.losses);
+    source.reader = apply_dequantize(std::move(source.reader), fs, paths, options, source.problems,
+                                     source.dequantized, source.losses);
   }
   if (source.dequantized && !source.dequantized->has_weights && source.problems.empty()) {
     source.problems.push_back({.rule = "dequantize",

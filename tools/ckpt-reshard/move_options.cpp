@@ -219,7 +219,7 @@ OptionFiles::OptionFiles(const MoveOptions& options, const std::vector<std::stri
       units(read_option_file(options.units_path)),
       flat_layout(read_option_file(options.flat_layout_path)),
       recipe(read_recipe(options.recipe, sources, options.extra_files_folder)),
-      quantization(dequantize_identity(object_store::files(), sources.front(), options)) {
+      quantization(dequantize_identity(object_store::files(), sources, options)) {
   if (!options.like_path.empty()) {
     like = std::make_shared<const formats::CheckpointContents>(
         formats::open_checkpoint(object_store::files(), options.like_path)->contents());
