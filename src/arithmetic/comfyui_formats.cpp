@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/json.h"
+#include "formats/merged_sources.h"
 #include "tessera/base/error.h"
 #include "tessera/inspect/tensor_reader.h"
 
@@ -83,8 +84,9 @@ void check_tensors(const CheckpointReader& reader, const NameSelection& only,
   }
 }
 
-void check_annotation(const CheckpointReader& reader, const NameSelection& only,
-                      std::vector<Finding>& problems) {
+/// `prefix`: what a merge puts before the names of layers, with its dot.
+void check_annotation(const CheckpointReader& reader, const std::string& prefix,
+                      const NameSelection& only, std::vector<Finding>& problems) {
   const auto& annotations = reader.contents().annotations;
   const auto annotation = annotations.find(std::string(kComfyUiMetadataKey));
   if (annotation == annotations.end()) return;
@@ -101,8 +103,8 @@ void check_annotation(const CheckpointReader& reader, const NameSelection& only,
   }
   for (const auto& [layer, description] : *members) {
     const auto* const name = layer.get_if<std::string>();
-    if (name == nullptr || !only.selects(*name + ".weight")) continue;
-    check_description(reader, *name, description, kComfyUiMetadataKey, problems);
+    if (name == nullptr || !only.selects(prefix + *name + ".weight")) continue;
+    check_description(reader, prefix + *name, description, kComfyUiMetadataKey, problems);
   }
 }
 
@@ -112,7 +114,12 @@ std::vector<Finding> find_formats_of_comfyui(const CheckpointReader& reader,
                                              const NameSelection& only) {
   std::vector<Finding> problems;
   check_tensors(reader, only, problems);
-  check_annotation(reader, only, problems);
+  const auto sources = formats::sources_of_merge(reader);
+  if (sources.empty()) check_annotation(reader, "", only, problems);
+  for (const formats::MergeSource& source : sources) {
+    const std::string prefix = source.prefix.empty() ? "" : source.prefix + ".";
+    check_annotation(*source.reader, prefix, only, problems);
+  }
   return problems;
 }
 

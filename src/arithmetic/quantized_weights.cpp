@@ -41,7 +41,7 @@ class QuantizationConfig {
     for (const Value* const part : {&config, text_config}) {
       for (const char* key : {"quantization_config", "compression_config"}) {
         const Value* const found = part ? part->find(key) : nullptr;
-        if (found != nullptr && !config_) config_ = *found;
+        if (found != nullptr && !found->is<Value::None>() && !config_) config_ = *found;
       }
     }
     const Value* const of_modelopt = config.find(kModelOptConfigMember);

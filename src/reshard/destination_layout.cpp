@@ -185,13 +185,14 @@ bool DestinationLayout::stays_uncut(std::size_t source_tensor, const std::string
 }
 
 /// Returns whether the source cuts other tensors, but not this one, and nothing shows that it is a
-/// parameter: no optimizer has state of it, and it is no range of a flat vector, in which a
-/// parameter may be whole on one rank. But a vector of numbered state may be cut, and a tensor of
-/// one row that only some ranks have.
+/// parameter to cut: no optimizer has state of it, and it is no range of a flat vector, in which a
+/// parameter may be whole on one rank. In files of ranks, state shows nothing: their trainer chose
+/// what is whole on every rank. But a vector of numbered state may be cut, and a tensor of one row
+/// that only some ranks have.
 bool DestinationLayout::is_taken_for_buffer(std::size_t source_tensor) const {
   const TensorEntry& tensor = source_.tensors[source_tensor];
-  if (!keeps_uncut_ || !is_stored_whole(tensor) || with_state_.contains(source_tensor))
-    return false;
+  if (!keeps_uncut_ || !is_stored_whole(tensor)) return false;
+  if (with_state_.contains(source_tensor) && !keeps_cuts_) return false;
   if (is_numbered_vector(tensor) || formats::has_only_flat_ranges(tensor)) return false;
   return tensor.meta.shape[0] > 1 ||
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);

@@ -131,11 +131,17 @@ bool names_a_folder(const FileSystem& fs, const std::string& directory, std::str
 }
 
 /// Returns whether an entry is a folder with a checkpoint of DeepSpeed. The Trainer of transformers
-/// saves one beside the model, whose weights are rounded.
-bool is_checkpoint_of_deepspeed(const FileSystem& fs, const std::string& path,
-                                const ExtraEntry& entry) {
-  if (entry.kind != ExtraEntry::Kind::folder) return false;
-  const std::vector<std::string> names = fs.list_directory(path);
+/// saves one beside the model, whose weights are rounded, under this name.
+bool is_checkpoint_of_deepspeed(const FileSystem& fs, const std::string& directory,
+                                const std::string& name, const ExtraEntry& entry) {
+  if (entry.kind != ExtraEntry::Kind::folder || !name.starts_with("global_step")) return false;
+  const std::string path = join_path(directory, name);
+  std::vector<std::string> names;
+  try {
+    names = fs.list_directory(path);
+  } catch (const Error&) {
+    return false;  // a folder that nobody may list is left out all the same
+  }
   const formats::FormatDriver& driver = formats::driver_of(formats::Format("deepspeed"));
   return driver.recognize_directory({path, names}).match == formats::Match::by_name;
 }
@@ -213,7 +219,7 @@ class Sorter {
     const bool is_file =
         entry.kind == ExtraEntry::Kind::file || entry.kind == ExtraEntry::Kind::checkpoint_file;
     if (is_file && driver_.writes_file(name)) return refuse_name(join_path(directory, name));
-    if (is_checkpoint_of_deepspeed(fs_, join_path(directory, name), entry)) {
+    if (is_checkpoint_of_deepspeed(fs_, directory, name, entry)) {
       return leave(name,
                    "a DeepSpeed checkpoint, with the float32 weights and the state of the "
                    "optimizer; to move it, give its path as the source");

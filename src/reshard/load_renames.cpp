@@ -251,6 +251,10 @@ ModelPrefixes model_prefixes(const std::vector<std::string>& names) {
   return models;
 }
 
+ModelPrefixes model_prefixes(const CheckpointContents& source) {
+  return model_prefixes(all_names(source));
+}
+
 ImpliedRenames::ImpliedRenames(const CheckpointContents& source, const ModelPrefixes& models_of_job)
     : names_(all_names(source)) {
   std::ranges::sort(names_);
@@ -296,7 +300,8 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 }
 
 Value with_renamed_members(const std::string& name, Value value, const std::vector<Rename>& renames,
-                           const CheckpointContents& source, const ModelPrefixes& models_of_job) {
+                           const CheckpointContents& source, const ModelPrefixes& models_of_source,
+                           const ModelPrefixes& models_of_job) {
   const std::string new_list = renamed(name, renames);
   const std::size_t groups = name.find(kGroupsPart);
   const std::size_t new_groups = new_list.find(kGroupsPart);
@@ -310,8 +315,11 @@ Value with_renamed_members(const std::string& name, Value value, const std::vect
   for (const Value& each : *members) {
     if (const auto* const member = each.get_if<std::string>()) parameters.insert(*member);
   }
+  const auto known = models_of_source.find(optimizer);
   const std::string model =
-      model_prefix(all_names(source), optimizer, parameters).value_or(std::string(kModel));
+      known != models_of_source.end()
+          ? known->second
+          : model_prefix(all_names(source), optimizer, parameters).value_or(std::string(kModel));
   const std::string state = optimizer + std::string(kStatePart);
   const std::string new_state = new_list.substr(0, new_groups) + std::string(kStatePart);
   const std::vector<Rename> of_parameters = [&] {

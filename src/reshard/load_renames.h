@@ -31,6 +31,7 @@ using ModelPrefixes = std::map<std::string, std::string>;
 /// under which the names have the most of the optimizer's parameters. Leaves out optimizers without
 /// such parameters, for example because they number them.
 ModelPrefixes model_prefixes(const std::vector<std::string>& names);
+ModelPrefixes model_prefixes(const formats::CheckpointContents& source);
 
 /// The renames of optimizer state that follow from a rename of parameters.
 class ImpliedRenames {
@@ -61,9 +62,10 @@ std::vector<Rename> with_optimizer_renames(const std::vector<Rename>& renames,
 
 /// Returns `value`, which the checkpoint calls `name`. If `value` is the list of a group's
 /// parameters (`optim.param_groups.0.params`), renames the parameters in the list as their state is
-/// renamed.
+/// renamed. `models_of_source`: the prefixes in `source`, found once for all groups.
 Value with_renamed_members(const std::string& name, Value value, const std::vector<Rename>& renames,
                            const formats::CheckpointContents& source,
+                           const ModelPrefixes& models_of_source,
                            const ModelPrefixes& models_of_job);
 
 /// Matches missing tensors with unexpected tensors of equal shape, apart from optimizer state, if

@@ -92,8 +92,7 @@ TEST(DequantizeTest, TextsThatDescribeCodesAreRemovedWithANote) {
     checkpoint->add({"w.weight", DType::float8_e4m3fn, {2}}, test::Bytes(2, std::byte{0x38}));
     checkpoint->add({"w.weight_scale", DType::float32, {1}}, test::bytes_of<float>({1}));
     checkpoint->contents_for_change().annotations = texts;
-    return dequantize(std::move(checkpoint), DType::float32, Value(Value::Dict{}), {},
-                      reshard::OnOverflow::refuse);
+    return dequantize(std::move(checkpoint), DType::float32, {}, {}, reshard::OnOverflow::refuse);
   };
   const std::string config = R"({"quantization_config": {"quant_method": "fp8"}, "layers": 2})";
   const auto both = numbers_beside({{"config", config}, {"quantization_config", "{}"}, {"a", "b"}});
@@ -811,6 +810,16 @@ TEST(DequantizeTest, FormatsOfComfyUiMustBeCodesTimesScales) {
   const NameSelection others({"!l.weight"});
   EXPECT_THAT(problems_of(in_tensor("{"), "{}", others), IsEmpty());
   EXPECT_THAT(problems_of(in_annotation(R"({"layers": {"l": 1}})"), "{}", others), IsEmpty());
+  // In a merge, the layers' names have the prefix of their source.
+  std::vector<formats::MergeSource> sources;
+  sources.push_back({in_annotation(R"({"layers": {"l": {"format": "nvfp4"}}})"), "a"});
+  sources.push_back({int8_weight(), "b"});
+  auto merged =
+      formats::merge_checkpoints(std::move(sources), formats::MergePreference::none).reader;
+  const auto of_merge = dequantize(std::move(merged), DType::float32, {Value(), Value()},
+                                   NameSelection({"a"}), reshard::OnOverflow::refuse);
+  ASSERT_THAT(of_merge.problems, SizeIs(1));
+  EXPECT_EQ(of_merge.problems[0].where.fqn, "a.l.weight");
   // A layer of which no scales are known.
   auto unknown = int8_weight();
   unknown->add({"m.comfy_quant", DType::uint8, {2}}, test::bytes_of<char>({'{', '}'}));

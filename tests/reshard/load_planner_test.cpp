@@ -327,7 +327,7 @@ TEST(LoadHintsTest, ARenameFixesAParameterAndItsOptimizerStateWhateverTheOptimiz
     EXPECT_THAT(pair.plan(options).problems, IsEmpty());
     const Value renamed_list =
         with_renamed_members(optimizer + "param_groups.0.params", Value::List{"old.weight", "bias"},
-                             options.renames, pair.source, {});
+                             options.renames, pair.source, model_prefixes(pair.source), {});
     EXPECT_EQ(renamed_list, Value(Value::List{"new.weight", "bias"}));
   }
 }

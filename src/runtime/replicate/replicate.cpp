@@ -47,7 +47,7 @@ std::vector<std::int64_t> strides_of(const Tensor& tensor) {
 /// Returns whether the elements of two tensors lie in the same order in memory, without gaps.
 bool are_alike_in_memory(const Tensor& a, const Tensor& b) {
   return a.is_non_overlapping_and_dense() && a.is_same_size(b) && strides_of(a) == strides_of(b) &&
-         a.options().type_equal(b.options());
+         a.options().type_equal(b.options()) && a.is_neg() == b.is_neg() && !b._is_zerotensor();
 }
 
 /// Runs the loop of add_and_multiply.h on several threads. Requires: the tensors are alike in

@@ -408,12 +408,14 @@ reshard::LoadPlanOptions TrainState::Impl::Load::plan_options() const {
 
 void TrainState::Impl::Load::read_values() {
   const CheckpointContents& source = reader_->contents();
+  reshard::ModelPrefixes models;
+  if (!options_.renames.empty()) models = reshard::model_prefixes(source);
   for (std::size_t i = 0; i < plan_.value_sources.size(); ++i) {
     const std::size_t index = plan_.value_sources[i];
     tree_.add_renamed(
         plan_.destination.values[i].name, source.values[index].key_path,
         reshard::with_renamed_members(source.values[index].name, reader_->read_value(index),
-                                      options_.renames, source, models_of_optimizers()));
+                                      options_.renames, source, models, models_of_optimizers()));
   }
 }
 

@@ -426,7 +426,11 @@ class Load {
     split_.reset();
     const std::vector<std::string> listed = strings_of(names_of_job);
     const std::set<std::string> names(listed.begin(), listed.end());
-    models_of_job_ = reshard::model_prefixes(listed);
+    names_of_job_ = listed;
+    if (!renames_.empty()) {
+      models_of_source_ = reshard::model_prefixes(reader_->contents());
+      models_of_job_ = reshard::model_prefixes(listed);
+    }
     options_.renames =
         reshard::with_optimizer_renames(renames_, reader_->contents(), models_of_job_);
     Split split;
@@ -469,9 +473,9 @@ class Load {
     return list;
   }
   nb::object read_value(std::size_t value_index) const {
-    return value_to_python(reshard::with_renamed_members(contents().values[value_index].name,
-                                                         value_at(value_index), options_.renames,
-                                                         reader_->contents(), models_of_job_));
+    return value_to_python(reshard::with_renamed_members(
+        contents().values[value_index].name, value_at(value_index), options_.renames,
+        reader_->contents(), models_of_source_, models_of_job_));
   }
 
   /// Returns a digest by which ranks check that they load the same checkpoint, or copies of it.
@@ -525,9 +529,10 @@ class Load {
           {formats::Finding::Severity::error, rule, {.fqn = string_of(name)}, {}, {}});
     }
     const std::vector<std::string> first_components = strings_of(held);
+    const reshard::ModelPrefixes models_of_job = reshard::model_prefixes(names_of_job_);
     const reshard::LoadHints found =
         reshard::hints_for_load({problems, contents(), reader_->path(), wanted_, rank_, options_,
-                                 models_of_job_, first_components});
+                                 models_of_job, first_components});
     nb::list renames;
     nb::list lines;
     for (const reshard::RenamedNames& each : found.renames) {
@@ -632,6 +637,8 @@ class Load {
   int rank_ = 0;
   std::vector<Rename> renames_;       // as given
   reshard::LoadPlanOptions options_;  // its renames have those of optimizer state that they imply
+  std::vector<std::string> names_of_job_;
+  reshard::ModelPrefixes models_of_source_;  // of both, found only if names are changed
   reshard::ModelPrefixes models_of_job_;
   reshard::Plan plan_;
 };

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -186,7 +187,9 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   outcome.plan = reshard::plan_reshard(reader.contents(), reader.path(), wanted,
                                        reshard::find_gaps(reader, request.plan.only));
   reshard::ExtraFilesOptions extra_files = request.extra_files;
-  if (!wanted.renames.empty()) extra_files.changes_tensors = true;
+  const bool has_prefix = std::ranges::any_of(
+      request.sources.paths, [](const auto& path) { return !path.prefix.empty(); });
+  if (!wanted.renames.empty() || has_prefix) extra_files.changes_tensors = true;
   outcome.extra_files =
       reshard::plan_extra_files(object_store::files(), outcome.plan, reader, paths,
                                 request.destination, request.create.format, extra_files);
