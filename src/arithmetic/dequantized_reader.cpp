@@ -10,8 +10,6 @@
 #include "arithmetic/comfyui_formats.h"
 #include "arithmetic/overflow.h"
 #include "arithmetic/quantized_weights.h"
-#include "base/digest.h"
-#include "base/python_json.h"
 #include "formats/derived_reader.h"
 #include "formats/renamed_units.h"
 #include "formats/simplified_values.h"
@@ -384,51 +382,7 @@ void DequantizedReader::read_transposed(const QuantizedWeight& weight, Counted c
   }
 }
 
-constexpr std::uint64_t kMaxModelConfigNbytes = std::uint64_t{16} << 20;
-
-/// Returns the path of a file beside a checkpoint; an empty text if there is no such file.
-std::string path_beside(const FileSystem& fs, const std::string& checkpoint_path,
-                        const std::string& name) {
-  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
-  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-  std::string path = join_path(folder, name);
-  if (fs.kind_of(path) != FileKind::regular) path.clear();
-  return path;
-}
-
-constexpr const char* kModelConfig = "config.json";
-constexpr const char* kModelOptConfig = "hf_quant_config.json";
-
 }  // namespace
-
-Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path) {
-  const auto read = [&](const char* name) {
-    const std::string path = path_beside(fs, checkpoint_path, name);
-    if (path.empty()) return Value();
-    return parse_python_json(read_file(fs, path, kMaxModelConfigNbytes), path);
-  };
-  Value config = read(kModelConfig);
-  Value of_modelopt = read(kModelOptConfig);
-  if (of_modelopt.is<Value::None>()) return config;
-  if (config.is<Value::None>()) config = Value::Dict();
-  if (auto* const members = config.get_if<Value::Dict>()) {
-    members->emplace_back(kModelOptConfigMember, std::move(of_modelopt));
-  }
-  return config;
-}
-
-std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path) {
-  Xxh3Wide hash;
-  bool has_file = false;
-  for (const char* const name : {kModelConfig, kModelOptConfig}) {
-    const std::string path = path_beside(fs, checkpoint_path, name);
-    if (path.empty()) continue;
-    const std::string config = read_file(fs, path, kMaxModelConfigNbytes);
-    hash.update(std::as_bytes(std::span(config)));
-    has_file = true;
-  }
-  return has_file ? hash.hex_digest() : std::string();
-}
 
 bool can_be_dequantized_to(DType dtype) {
   return dtype == DType::float64 || dtype == DType::float32 || dtype == DType::float16 ||

@@ -23,14 +23,6 @@ struct DequantizedCheckpoint {
   std::size_t num_companions = 0;            // scales, zero points, …, which are left out
 };
 
-/// Returns the content of `config.json` beside a checkpoint; None if there is no such file. If
-/// ModelOpt's `hf_quant_config.json` is there, its content is added as the member
-/// kModelOptConfigMember. `Infinity` and `NaN`, which Python writes into JSON, become None. Throws:
-/// Error(corruption) if a file is not JSON.
-Value read_model_config(const FileSystem& fs, const std::string& checkpoint_path);
-/// Returns a digest of the bytes of both files; an empty text if there are none.
-std::string model_config_digest(const FileSystem& fs, const std::string& checkpoint_path);
-
 /// Whether weights can be dequantized to this dtype: float64, float32, float16 or bfloat16.
 bool can_be_dequantized_to(DType dtype);
 

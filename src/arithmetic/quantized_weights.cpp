@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "arithmetic/comfyui_formats.h"
+#include "arithmetic/model_config.h"
 #include "base/cast.h"
 #include "formats/merged_sources.h"
 #include "formats/quantized_tensors.h"

@@ -35,9 +35,6 @@ struct QuantizedWeights {
   std::vector<formats::Finding> problems{};  // weights that cannot be turned into numbers
 };
 
-/// The member under which a config.json is given the content of ModelOpt's `hf_quant_config.json`.
-inline constexpr const char* kModelOptConfigMember = "hf_quant_config.json";
-
 /// Finds the quantized weights of `reader`. `configs`: as for `dequantize`. Reports only problems
 /// of weights that `only` selects.
 QuantizedWeights find_quantized_weights(const formats::CheckpointReader& reader,

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <optional>
 
-#include "base/json.h"
+#include "arithmetic/model_config.h"
 #include "tessera/base/error.h"
 #include "tessera/base/value.h"
 
 namespace tessera::arithmetic {
 namespace {
-
-constexpr std::uint64_t kMaxModelConfigNbytes = std::uint64_t{16} << 20;
 
 std::optional<bool> flag_of(const Value& config, std::string_view member) {
   const Value* const value = config.find(member);
@@ -47,14 +44,10 @@ bool ties_embeddings(const Value& config) {
 }  // namespace
 
 bool says_tied_embeddings(const FileSystem& fs, const std::string& checkpoint_path) {
-  const bool is_directory = fs.kind_of(checkpoint_path) == FileKind::directory;
-  const std::string folder = is_directory ? checkpoint_path : directory_of(checkpoint_path);
-  const auto text = read_begin(fs, join_path(folder, "config.json"), kMaxModelConfigNbytes);
-  if (!text) return false;
   try {
-    return ties_embeddings(parse_json(*text, "config.json"));
+    return ties_embeddings(read_model_config(fs, checkpoint_path));
   } catch (const Error&) {
-    return false;  // no strict JSON: only a note is lost
+    return false;  // no JSON: only a note is lost
   }
 }
 

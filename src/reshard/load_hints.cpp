@@ -186,8 +186,9 @@ LoadHints hints_for_load(const RefusedLoad& load) {
   find_renames(load, hints);
   for (const std::string& optimizer : optimizer_prefixes(load.source)) {
     const bool is_numbered = has_state_by_number(load.problems, optimizer + "state.");
-    if (is_numbered && !numbers_parameters(load.wanted, optimizer))
+    if (is_numbered && !numbers_parameters(load.wanted, optimizer)) {
       hints.numbered.push_back(optimizer);
+    }
   }
   std::vector<const Finding*> rest;
   const auto add = [&](const Finding& problem) {

@@ -9,11 +9,11 @@
 #include <string_view>
 #include <tuple>
 
+#include "arithmetic/model_config.h"
 #include "base/json.h"
 #include "support/error_matchers.h"
 #include "support/fixtures.h"
 #include "support/memory_checkpoint.h"
-#include "support/memory_files.h"
 #include "tessera/formats/detect.h"
 #include "tessera/formats/merge.h"
 
@@ -660,20 +660,6 @@ TEST(DequantizeTest, EachSourceOfAMergeHasItsOwnConfiguration) {
   const auto without_second = read({config_with_blocks_of("3"), Value()});
   ASSERT_THAT(without_second.problems, SizeIs(1));
   EXPECT_EQ(without_second.problems[0].where.fqn, "b.w");
-}
-
-TEST(DequantizeTest, ModelOptMayDescribeTheWeightsInAFileOfItsOwn) {
-  test::MemoryFiles files("model", {{"model.safetensors", ""}});
-  EXPECT_TRUE(read_model_config(files, "model").is<Value::None>());
-  EXPECT_EQ(model_config_digest(files, "model"), "");
-  files["hf_quant_config.json"] = R"({"quantization": {"quant_algo": "NVFP4"}})";
-  EXPECT_NE(read_model_config(files, "model").find("hf_quant_config.json"), nullptr);
-  const std::string digest = model_config_digest(files, "model");
-  EXPECT_NE(digest, "");
-  files["config.json"] = R"({"model_type": "llama"})";
-  EXPECT_NE(read_model_config(files, "model").find("hf_quant_config.json"), nullptr);
-  EXPECT_NE(read_model_config(files, "model").find("model_type"), nullptr);
-  EXPECT_NE(model_config_digest(files, "model"), digest);
 }
 
 /// Dequantizes a weight `l.weight` whose scales may be stored in several orders.

@@ -2,6 +2,7 @@
 // that are the same in every run.
 
 #include <signal.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,9 +40,12 @@ constexpr const char* kUsage =
     "usage: fuzz_replay TARGET [--mutations N] [--seconds N] [--seed N] [--keep FILE] PATH...\n"
     "  Feeds TARGET with the files at the paths (of folders, all in them), then with N mutations "
     "of\n"
-    "  them, or for some seconds. What crashes or takes 10 s is written to FILE (default: "
-    "finding).\n";
-constexpr unsigned kMaxSecondsPerInput = 10;
+    "  them, or for some seconds. What crashes, takes 10 s of processor time, or 2 minutes, is "
+    "written\n"
+    "  to FILE (default: finding).\n";
+// Of processor time, which does not depend on what else the machine runs.
+constexpr time_t kMaxBusySecondsPerInput = 10;
+constexpr unsigned kMaxSecondsPerInput = 120;             // ends a target that waits
 constexpr std::size_t kMaxNbytes = std::size_t{1} << 20;  // largest mutation
 
 using Bytes = std::vector<std::uint8_t>;
@@ -70,8 +74,9 @@ void keep_current_input() {
 }
 
 void on_signal(int number) {
-  std::fprintf(stderr, "fuzz_replay: %s\n",
-               number == SIGALRM ? "an input takes too long" : strsignal(number));
+  std::fprintf(
+      stderr, "fuzz_replay: %s\n",
+      number == SIGALRM || number == SIGPROF ? "an input takes too long" : strsignal(number));
   keep_current_input();
   _exit(1);
 }
@@ -80,6 +85,7 @@ void keep_what_crashes() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigaction(SIGALRM, &action, nullptr);
+  sigaction(SIGPROF, &action, nullptr);
   if (__sanitizer_set_death_callback != nullptr) {
     __sanitizer_set_death_callback(keep_current_input);
     sigaction(SIGABRT, &action, nullptr);
@@ -294,12 +300,18 @@ class Mutator {
   std::mt19937_64 engine_;
 };
 
+void limit_time(time_t busy_seconds, unsigned seconds) {
+  const itimerval limit{.it_interval = {}, .it_value = {.tv_sec = busy_seconds, .tv_usec = 0}};
+  setitimer(ITIMER_PROF, &limit, nullptr);
+  alarm(seconds);
+}
+
 void feed(const Target& target, std::string name, Bytes bytes) {
   current_name = std::move(name);
   current_input = std::move(bytes);
-  alarm(kMaxSecondsPerInput);
+  limit_time(kMaxBusySecondsPerInput, kMaxSecondsPerInput);
   target.run(current_input.data(), current_input.size());
-  alarm(0);
+  limit_time(0, 0);
 }
 
 /// Runs the mutations, at least for `num_seconds`. Returns how many were run.

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "arithmetic/dequantized_reader.h"
+#include "arithmetic/model_config.h"
 #include "tessera/base/error.h"
 #include "tessera/formats/detect.h"
 
