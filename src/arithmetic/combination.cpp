@@ -94,6 +94,7 @@ class Combination {
     note_preferred();
     note_left_out();
     note_texts_left();
+    note_second_names_left();
     note_rest_of_adapters();
     add_findings_of_others();
     count();
@@ -346,6 +347,22 @@ class Combination {
     if (left.empty()) return;
     add_note("the same annotations in all sources",
              "other annotations in later sources (left out): '" + printable(*left.begin()) + "'",
+             left.size());
+  }
+
+  /// Adds a note about second names of tied tensors that the first source lacks. The result has the
+  /// names of the first source.
+  void note_second_names_left() {
+    std::set<std::string> left;
+    for (std::size_t s = 1; s < readers_.size(); ++s) {
+      for (const auto& [name, tensor] : entries_[s].aliases()) {
+        if (!entries_.front().find_tensor_of_rank(name)) left.insert(name);
+      }
+    }
+    if (left.empty()) return;
+    add_note("the names of all sources in " + printable(readers_.front()->path()),
+             "second names of tied tensors in later sources (left out): '" +
+                 printable(*left.begin()) + "'",
              left.size());
   }
 

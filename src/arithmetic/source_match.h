@@ -32,6 +32,8 @@ class SelectedEntries {
   using Indices = std::map<std::string, std::size_t, std::less<>>;
   const Indices& tensors() const { return tensors_; }
   const Indices& values() const { return values_; }
+  /// The aliases, by their names: the index of the tensor.
+  const Indices& aliases() const { return aliases_; }
   /// Returns the index of a tensor, by its name or by the name of an alias.
   std::optional<std::size_t> find_tensor(std::string_view name) const;
   /// As find_tensor. For `per_rank.<rank>.<name>`, falls back to `<name>`, which is the tensor of

@@ -574,6 +574,37 @@ void note_state_of_renamed_parameters(const CheckpointContents& source, const Mo
                   " (rename the state too)");
 }
 
+void note_numbers_of_renamed_parameters(const CheckpointContents& source, const MovedNames& moved,
+                                        const PlanOptions& options, PlanReport& report) {
+  if (options.renames.empty()) return;
+  const StateRoots states(source);
+  const auto is_numbered = [&](const MovedTensor& tensor) {
+    const auto behind = states.behind_state(*tensor.source_name);
+    return behind && has_only_digits(behind->substr(0, behind->find('.')));
+  };
+  const auto numbered = std::ranges::find_if(moved.tensors, is_numbered);
+  if (numbered == moved.tensors.end()) return;
+  std::size_t num_taken = 0;
+  const MovedTensor* first = nullptr;
+  for (const MovedTensor& tensor : moved.tensors) {
+    const bool takes_other_name = tensor.name != *tensor.source_name &&
+                                  source.find_tensor(tensor.name) != nullptr &&
+                                  !states.behind_state(*tensor.source_name);
+    if (takes_other_name && num_taken++ == 0) first = &tensor;
+  }
+  if (num_taken == 0) return;
+  report.note("rename", *first->source_name,
+              "a name that no other tensor of the source has, because optimizer state is under "
+              "numbers (" +
+                  printable(*numbered->source_name) + ")",
+              "'" + printable(first->name) + "'" +
+                  (num_taken == 1 ? std::string()
+                                  : ", and " + counted(num_taken - 1, "more tensor") + " like it") +
+                  "; a number stands for a place among the parameters, so the state goes to the "
+                  "parameter that has this name now (give state names first, with "
+                  "--optimizer-params, and rename it too)");
+}
+
 void note_renames_within_numbers(const CheckpointContents& source, const MovedNames& moved,
                                  const PlanOptions& options, PlanReport& report) {
   if (options.renames.empty()) return;

@@ -125,6 +125,12 @@ void note_state_of_renamed_parameters(const formats::CheckpointContents& source,
                                       const MovedNames& moved, const MovedSelection& selection,
                                       const PlanOptions& options, PlanReport& report);
 
+/// Adds a note if the renames give a parameter the name of another one, and optimizer state under
+/// numbers is moved: a number stands for a place among the parameters, and stays with the place.
+void note_numbers_of_renamed_parameters(const formats::CheckpointContents& source,
+                                        const MovedNames& moved, const PlanOptions& options,
+                                        PlanReport& report);
+
 /// Adds a note for each rename that ends within a number of a moved name: `layers.1=layers.9` also
 /// changes `layers.10`.
 void note_renames_within_numbers(const formats::CheckpointContents& source, const MovedNames& moved,

@@ -412,6 +412,23 @@ TEST(CombinationTest, AListInOneSourceThatIsADictInTheLastIsRefused) {
               ElementsAre(HasSubstr("combine: expected names that fit into one nested dict")));
 }
 
+TEST(CombinationTest, ASecondNameThatOnlyALaterSourceHasIsNoted) {
+  const auto notes = [](bool first_is_tied, bool second_is_tied) {
+    MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
+    MemoryCheckpoint b = one_tensor<float>("b", DType::float32, {1}, {3});
+    if (first_is_tied) a.add_alias("head", "w");
+    if (second_is_tied) b.add_alias("head", "w");
+    const CombinedCheckpoint result = combined({{a}, {b}});
+    EXPECT_THAT(result.problems, IsEmpty());
+    return texts(result.reader->contents().opening_findings);
+  };
+  EXPECT_THAT(notes(false, true),
+              ElementsAre(HasSubstr("second names of tied tensors in later sources (left out): "
+                                    "'head'")));
+  EXPECT_THAT(notes(true, false), IsEmpty());
+  EXPECT_THAT(notes(true, true), IsEmpty());
+}
+
 TEST(CombinationTest, OptimizerStateMustBeLeftOut) {
   MemoryCheckpoint a = one_tensor<float>("a", DType::float32, {1}, {1});
   a.add({"optim.state.w.exp_avg", DType::float32, {1}}, bytes_of<float>({1}),

@@ -510,6 +510,13 @@ TEST_F(UniversalTest, ACheckpointWithoutAModelIsRefused) {
               ThrowsError(ErrorKind::unsupported,
                           "weights: expected tensors of a model that is trained, under the key "
                           "'model', found none"));
+  // `loss` is no weight of the model.
+  source.add({"loss", DType::float32, {}}, Bytes(4)).key_path = {"loss"};
+  EXPECT_THAT([&] { write(source); },
+              ThrowsError(ErrorKind::unsupported,
+                          "state_dict.w: weights: expected tensors of a model that is trained, "
+                          "under the key 'model', found this one in another dict, with more "
+                          "dimensions than those at the top, such as 'loss'"));
   MemoryCheckpoint cut;
   cut.add({"w", DType::float32, {2}}, Bytes(8), {{Box{{0}, {1}}, 0}, {Box{{1}, {1}}, 1}});
   EXPECT_THAT(

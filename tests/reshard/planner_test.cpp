@@ -1451,6 +1451,25 @@ TEST(PlannerTest, StateThatDoesNotFollowARenamedParameterIsNoted) {
                             "'model.up.weight', and 1 more tensor")));
 }
 
+TEST(PlannerTest, NumberedStateOfParametersThatChangePlacesIsNoted) {
+  const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames) {
+    return lines_of(plan_reshard(source, "src", {.renames = std::move(renames)}).notes);
+  };
+  CheckpointContents source;
+  source.tensors = {tensor("model.a", {4}), tensor("model.b", {4}),
+                    tensor("optim.state.0.exp_avg", {4}), tensor("optim.state.1.exp_avg", {4})};
+  const std::vector<Rename> exchange = {{"model.a", "model.b"}, {"model.b", "model.a"}};
+  EXPECT_THAT(notes(source, exchange),
+              ElementsAre(HasSubstr("model.a: rename: expected a name that no other tensor of the "
+                                    "source has, because optimizer state is under numbers "
+                                    "(optim.state.0.exp_avg), found 'model.b', and 1 more "
+                                    "tensor like it")));
+  EXPECT_THAT(notes(source, {{"model.", "net."}}), IsEmpty());
+  EXPECT_THAT(notes(source, {{"model.a", "model.c"}}), IsEmpty());
+  source.tensors.resize(2);
+  EXPECT_THAT(notes(source, exchange), IsEmpty());
+}
+
 TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   const auto notes = [](const CheckpointContents& source, std::vector<Rename> renames = {},
                         Format format = Format("rank_files")) {
@@ -1474,6 +1493,23 @@ TEST(PlannerTest, NamesThatATrainerOfRankFilesWouldNotFindAreNoted) {
   nested.tensors[0].key_path = {"model", "norm.weight"};
   EXPECT_THAT(notes(nested), IsEmpty());
   EXPECT_THAT(notes(adamw()), IsEmpty());
+  // accelerate calls the optimizer otherwise; torchtitan has the weights at the top.
+  CheckpointContents accelerate = adamw();
+  for (TensorEntry& each : accelerate.tensors) {
+    if (each.meta.fqn.starts_with("optim.")) each.meta.fqn.insert(5, "izer");
+  }
+  EXPECT_THAT(
+      notes(accelerate),
+      ElementsAre(HasSubstr("optimizer.state.up.bias.exp_avg: names of the optimizer: expected "
+                            "names that begin with 'optim.', found 4 tensors without it")));
+  EXPECT_THAT(notes(accelerate, {{"optimizer.", "optim."}}), IsEmpty());
+  CheckpointContents torchtitan = adamw();
+  for (TensorEntry& each : torchtitan.tensors) {
+    if (each.meta.fqn.starts_with("model.")) each.meta.fqn.erase(0, 6);
+  }
+  EXPECT_THAT(notes(torchtitan),
+              ElementsAre(HasSubstr("names of the model: expected names that begin with 'model.', "
+                                    "found 2 tensors without it")));
   // A user's tensor beside a model and its optimizer does not count as a tensor of the model.
   for (CheckpointContents source : {nested, adamw()}) {
     source.tensors.push_back(tensor("sampler.generator", {2}));

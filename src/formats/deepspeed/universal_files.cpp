@@ -269,10 +269,8 @@ class UniversalFiles::Builder {
         trained_.insert(name);
       }
     }
-    if (trained_.empty()) {
-      refuse({}, "weights", "tensors of a model that is trained, under the key 'model'", "none",
-             "rename the entries, so that their names begin with 'model.'");
-    }
+    if (trained_.empty()) refuse_weights({}, "none");
+    if (!has_state_ && entries_.groups.empty()) require_weights_of_model();
     for (const std::string& name : trained_) require_trainable(name, entries_.weights.at(name));
     std::map<std::size_t, std::string> name_of;  // by tensor
     for (const std::string& name : trained_) name_of.emplace(*weight(name).tensor(), name);
@@ -282,6 +280,28 @@ class UniversalFiles::Builder {
       require_file_name(name, contents_.tensors[tensor].meta.fqn);
       ties_of_trained_.emplace(name, target->second);
     }
+  }
+
+  /// Throws if the tensors at the top are numbers of the trainer, such as `loss`, and the model is
+  /// in a dict of another name: a tensor in another dict has more dimensions than all of them.
+  void require_weights_of_model() const {
+    if (num_bare_tensors(contents_) == 0) return;
+    std::size_t num_dims = 0;
+    for (const std::string& name : trained_) {
+      num_dims = std::max(num_dims, meta_of(weight(name)).shape.size());
+    }
+    for (const Leaf& leaf : entries_.model_members) {
+      if (leaf.tensor() == nullptr || meta_of(leaf).shape.size() <= num_dims) continue;
+      refuse_weights(leaf.name,
+                     "this one in another dict, with more dimensions than those at the "
+                     "top, such as '" +
+                         printable(*trained_.begin()) + "'");
+    }
+  }
+
+  [[noreturn]] void refuse_weights(const std::string& name, std::string_view found) const {
+    refuse(name, "weights", "tensors of a model that is trained, under the key 'model'", found,
+           "rename the entries, so that their names begin with 'model.'");
   }
 
   const Leaf& weight(const std::string& name) const { return entries_.weights.at(name); }
