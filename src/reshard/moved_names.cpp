@@ -601,8 +601,8 @@ void note_numbers_of_renamed_parameters(const CheckpointContents& source, const 
                   (num_taken == 1 ? std::string()
                                   : ", and " + counted(num_taken - 1, "more tensor") + " like it") +
                   "; a number stands for a place among the parameters, so the state goes to the "
-                  "parameter that has this name now (give state names first, with "
-                  "--optimizer-params, and rename it too)");
+                  "parameter that has this name now",
+              {Remedy::Action::name_params});
 }
 
 void note_renames_within_numbers(const CheckpointContents& source, const MovedNames& moved,
