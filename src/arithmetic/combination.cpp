@@ -333,15 +333,21 @@ class Combination {
              preferred_.size());
   }
 
+  /// Whether nothing is lost if the result does not take this annotation of another source: the
+  /// result has it too, or it is one of Tessera's own.
+  bool keeps_text(const std::string& key, const std::string& text) const {
+    const auto kept = contents_.annotations.find(key);
+    return (kept != contents_.annotations.end() && kept->second == text) ||
+           formats::is_own_annotation(key, text);
+  }
+
   /// Adds a note about annotations that later sources have and the first source lacks, or has with
   /// another text. The result does not have these annotations.
   void note_texts_left() {
     std::set<std::string> left;
     for (std::size_t s = 1; s < readers_.size(); ++s) {
       for (const auto& [key, text] : readers_[s]->contents().annotations) {
-        if (formats::is_own_annotation(key, text)) continue;
-        const auto kept = contents_.annotations.find(key);
-        if (kept == contents_.annotations.end() || kept->second != text) left.insert(key);
+        if (!keeps_text(key, text)) left.insert(key);
       }
     }
     if (left.empty()) return;
@@ -373,9 +379,7 @@ class Combination {
       std::set<std::string> left;
       for (const formats::ValueEntry& value : contents.values) left.insert(value.name);
       for (const auto& [key, text] : contents.annotations) {
-        const auto kept = contents_.annotations.find(key);
-        const bool is_same = kept != contents_.annotations.end() && kept->second == text;
-        if (!is_same && !formats::is_own_annotation(key, text)) left.insert(key);
+        if (!keeps_text(key, text)) left.insert(key);
       }
       if (left.empty()) continue;
       add_note("only tensors in an adapter",

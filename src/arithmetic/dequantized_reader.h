@@ -29,10 +29,11 @@ bool can_be_dequantized_to(DType dtype);
 /// Returns a checkpoint in which each quantized weight is a tensor of numbers, in the dtype `to`:
 /// codes times scales, computed in float32 and rounded. Reads elements when the caller asks for
 /// them, in bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made
-/// zero or that were too large; the caller reads the counts later. `configs`: the checkpoint's
-/// config.json, or nothing; if `reader` is a merge, those of its sources (None: there is none), in
-/// their order. `only` selects the weights that must become numbers. The result has `reader` itself
-/// if there are problems or no quantized weights. Requires: `can_be_dequantized_to(to)`.
+/// zero or that were too large; the caller reads the counts later. `configs`: the content of the
+/// checkpoint's config.json, or an empty list; if `reader` is a merge, one element per source, in
+/// their order, which is None if the source has no such file. `only` selects the weights that must
+/// become numbers. The result has `reader` itself if there are problems or no quantized weights.
+/// Requires: `can_be_dequantized_to(to)`.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
                                  const std::vector<Value>& configs, const NameSelection& only,
                                  reshard::OnOverflow on_overflow,

@@ -140,7 +140,7 @@ bool is_checkpoint_of_deepspeed(const FileSystem& fs, const std::string& directo
   try {
     names = fs.list_directory(path);
   } catch (const Error&) {
-    return false;  // a folder that nobody may list is left out all the same
+    return false;  // folders that cannot be listed are not copied either
   }
   const formats::FormatDriver& driver = formats::driver_of(formats::Format("deepspeed"));
   return driver.recognize_directory({path, names}).match == formats::Match::by_name;
@@ -495,6 +495,15 @@ std::optional<std::string> folder_of_source(const FileSystem& fs, const std::str
   return source.substr(0, source.rfind('/') + 1);  // npos + 1 is 0
 }
 
+void note_names(const std::string& destination, std::string expected, std::string found,
+                ExtraFilesPlan& files) {
+  files.notes.push_back({.severity = Finding::Severity::note,
+                         .rule = std::string(kExtraFilesRule),
+                         .where = {.path = destination},
+                         .expected = std::move(expected),
+                         .found = std::move(found)});
+}
+
 /// Notes that the files of an adapter get weights of the base model, as the state of a whole model
 /// of PEFT has them. PEFT's adapters have only those of embeddings.
 void note_weights_of_base(const Plan& plan, const std::string& destination, formats::Format format,
@@ -512,13 +521,10 @@ void note_weights_of_base(const Plan& plan, const std::string& destination, form
   };
   const auto found = std::ranges::find_if(tensors, is_weight_of_base);
   if (found == tensors.end()) return;
-  files.notes.push_back({.severity = Finding::Severity::note,
-                         .rule = std::string(kExtraFilesRule),
-                         .where = {.path = destination},
-                         .expected = "only tensors of an adapter in files called adapter_model",
-                         .found = "weights of the base model too, such as " +
-                                  printable(found->meta.fqn) +
-                                  ": PEFT does not load a whole model as an adapter"});
+  note_names(destination, "only tensors of an adapter in files called adapter_model",
+             "weights of the base model too, such as " + printable(found->meta.fqn) +
+                 ": PEFT does not load a whole model as an adapter",
+             files);
 }
 
 /// Returns the data files that lie in the sources' folders themselves.
@@ -546,15 +552,6 @@ bool has_config_of_diffusers(const FileSystem& fs, const ExtraFilesPlan& files) 
     if (tessera::detail::is_outside_failure(error)) throw;
     return false;  // no strict JSON
   }
-}
-
-void note_names(const std::string& destination, std::string expected, std::string found,
-                ExtraFilesPlan& files) {
-  files.notes.push_back({.severity = Finding::Severity::note,
-                         .rule = std::string(kExtraFilesRule),
-                         .where = {.path = destination},
-                         .expected = std::move(expected),
-                         .found = std::move(found)});
 }
 
 /// Names the files: by the names of the source's, if the source and the new checkpoint are folders
