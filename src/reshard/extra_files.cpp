@@ -1,5 +1,8 @@
 // Decides which extra files (`config.json`, a tokenizer) a move copies. Writers copy them
 // (src/formats/staging/extra_copies.h).
+
+#include "reshard/extra_files.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -669,24 +672,22 @@ void unquantize_config(const FileSystem& fs, std::string_view name,
   }
 }
 
-/// Returns the problem that extra entries are not allowed, with their number and the first names.
-Finding refused(const Found& found, const std::string& path) {
+}  // namespace
+
+formats::Finding refusal_of_extra_files(const std::string& folder,
+                                        const std::vector<std::string>& names) {
   constexpr std::size_t kMaxNamed = 20;
-  std::string names;
-  std::size_t num_named = 0;
-  for (const auto& [name, places] : found) {
-    if (num_named++ == kMaxNamed) break;
-    names += (names.empty() ? "" : ", ") + printable(name);
+  std::string list;
+  for (const std::string& name : std::span(names).first(std::min(names.size(), kMaxNamed))) {
+    list += (list.empty() ? "" : ", ") + printable(name);
   }
-  if (found.size() > kMaxNamed) names += ", …";
+  if (names.size() > kMaxNamed) list += ", …";
   return {.rule = std::string(kExtraFilesRule),
-          .where = {.path = path},
+          .where = {.path = folder},
           .expected = "none beside the checkpoint",
-          .found = std::to_string(found.size()) + ": " + names,
+          .found = std::to_string(names.size()) + ": " + list,
           .remedy = {Remedy::Action::leave_extra_files}};
 }
-
-}  // namespace
 
 std::optional<ExtraFilesPolicy> parse_extra_files_policy(std::string_view name) {
   if (name == "carry") return ExtraFilesPolicy::carry;
@@ -702,7 +703,9 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
                                 const ExtraFilesOptions& options) {
   const Found beside = find_beside_sources(fs, reader, sources);
   if (options.policy == ExtraFilesPolicy::refuse && !beside.empty()) {
-    return {.problems = {refused(beside, reader.path())}};
+    std::vector<std::string> names;
+    for (const auto& [name, places] : beside) names.push_back(name);
+    return {.problems = {refusal_of_extra_files(reader.path(), names)}};
   }
   const auto cast = dtypes_of_cast(plan, reader, options.widened);
   const auto& notes = reader.contents().opening_findings;

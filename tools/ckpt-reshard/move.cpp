@@ -19,6 +19,7 @@
 #include "formats/staging/shared_work.h"
 #include "formats/staging/staged_destination.h"
 #include "object_store/files.h"
+#include "reshard/extra_files.h"
 #include "reshard/value_changes.h"
 #include "tessera/base/file_system.h"
 #include "tessera/formats/create.h"
@@ -291,22 +292,6 @@ MoveSource open_source(const MoveOptions& options, const OptionFiles& files,
   return source;
 }
 
-/// Returns the problem that there are extra files in a folder, although --extra-files refuses any.
-formats::Finding refusal_of_files(const std::string& folder,
-                                  const std::vector<std::string>& names) {
-  constexpr std::size_t kMaxNamed = 20;
-  std::string list;
-  for (const std::string& name : std::span(names).first(std::min(names.size(), kMaxNamed))) {
-    list += (list.empty() ? "" : ", ") + printable(name);
-  }
-  if (names.size() > kMaxNamed) list += ", …";
-  return {.rule = "extra files",
-          .where = {.path = folder},
-          .expected = "none beside the checkpoint",
-          .found = std::to_string(names.size()) + ": " + list,
-          .remedy = {Remedy::Action::leave_extra_files}};
-}
-
 /// Adds to `files.left` (the extra files that are not copied) those of the second and later paths
 /// of a combination: of `num_sources` sources, then of adapters. Skips a file that the first source
 /// or --extra-files-from has, byte for byte.
@@ -336,7 +321,7 @@ void leave_files_of_others(const std::vector<std::string>& paths, std::size_t nu
       added.push_back(name);
     }
     if (options.extra_files == reshard::ExtraFilesPolicy::refuse && !added.empty()) {
-      files.problems.push_back(refusal_of_files(paths[p], added));
+      files.problems.push_back(reshard::refusal_of_extra_files(paths[p], added));
     }
   }
   std::ranges::sort(files.left, {}, &reshard::ExtraFilesPlan::Left::name);
