@@ -162,6 +162,8 @@ FormatChange change_of(Simplification::Kind kind) {
       return FormatChange::attributes;
     case Simplification::Kind::value_type:
       return FormatChange::value_types;
+    case Simplification::Kind::dtensor:
+      return FormatChange::dtensors;
   }
   TESSERA_CHECK(false && "unnamed Simplification::Kind");
   return {};
@@ -193,6 +195,8 @@ std::string_view format_change_name(FormatChange change) {
       return "attributes";
     case FormatChange::value_types:
       return "value_types";
+    case FormatChange::dtensors:
+      return "dtensors";
     case FormatChange::tensor_steps:
       return "tensor_steps";
     case FormatChange::key_order:
@@ -251,6 +255,7 @@ std::vector<FormatChangeCount> count_format_changes(const Plan& plan,
   counts[FormatChange::key_order] += options.num_unordered_dicts;
   Names names;
   count_simplifications(plan, source, selection, counts, names);
+  if (traits.holds_dtensors) counts.erase(FormatChange::dtensors);
   std::vector<FormatChangeCount> found;
   for (const auto& [change, count] : counts) {
     if (count == 0) continue;

@@ -13,12 +13,15 @@ import tarfile
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ckpt_tools import FORMATS as SIMPLE_FORMATS
 from ckpt_tools import ROOT, reshard, run, succeed
 from on_ranks import run_function
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import fully_shard
 
 FORMATS = (*SIMPLE_FORMATS, "rank_files")
 PAGE = ROOT / "docs" / "formats" / "what-each-holds.md"
@@ -101,7 +104,7 @@ OBJECTS = {
     "tensors that overlap": overlapping,
 }
 # These rows have no object; separate tests check them.
-BESIDE = {"texts beside the tensors", "extra files"}
+BESIDE = {"texts beside the tensors", "extra files", "DTensor in one file"}
 
 
 def in_order(state):
@@ -287,6 +290,32 @@ def test_values_of_pytorchs_dcp_that_get_plainer_types_are_told(what, is_flatten
         document = json.loads(succeed("ckpt-reshard", source, tmp_path / f"{number}.pt", "--to", "torch", "--json", *options))
         assert [(change["kind"], change["count"]) for change in document["changes"]] == ([] if "--only" in options else [("value_types", 1)]), options
     assert merge(f"s={source}", f"r={source}", tmp_path / "merged.pt") == {"value_types": 2}
+
+
+def save_dtensors(path):
+    """Saves a model and its optimizer as a trainer with one rank does, with `fully_shard`."""
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(3, 2)
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    torch.save(dict(zip(("model", "optim"), get_state_dict(model, optimizer))), path)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("target", (*FORMATS, "deepspeed"))
+def test_dtensors_in_one_file_become_tensors_and_are_counted(target, tmp_path):
+    """Shows A2. `fully_shard` makes DTensors also with one rank: here the weight, the bias, and two states of each."""
+    source = tmp_path / "before.pt"
+    run_function(save_dtensors, 1, source)
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved", "--to", target, "--json"))
+    counts = {change["kind"]: change["count"] for change in document["changes"]}
+    assert counts.get("dtensors", 0) == (0 if TABLE["DTensor in one file"][target] == "kept" else 6)
+    only = json.loads(succeed("ckpt-reshard", source, tmp_path / "bias.pt", "--only", "model.bias", "--json"))
+    assert {change["kind"]: change["count"] for change in only["changes"]}["dtensors"] == 1
+    if target == "rank_files":  # from there on, they are parts of ranks that a move joins
+        assert "dtensors" not in move(tmp_path / "moved", tmp_path / "joined.pt", "torch")
 
 
 @pytest.mark.parametrize("target", (*FORMATS, "deepspeed"))

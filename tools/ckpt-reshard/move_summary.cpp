@@ -190,6 +190,9 @@ std::string change_in_words(const reshard::FormatChangeCount& counted_change) {
     case Change::value_types:
       return words("value gets a plainer type", "values get plainer types") +
              in_brackets(counted_change.names);
+    case Change::dtensors:
+      return words("DTensor or ShardedTensor becomes a tensor",
+                   "DTensors or ShardedTensors become tensors");
     case Change::tensor_steps:
       return words("step of the optimizer becomes a float32 tensor",
                    "steps of the optimizer become float32 tensors");

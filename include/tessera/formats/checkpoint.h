@@ -174,6 +174,7 @@ struct Simplification {
     tuple,          // a tuple with a tensor in it: read as a list
     attributes,     // attributes that a program set on a tensor or an OrderedDict: dropped
     value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
+    dtensor,        // a DTensor or ShardedTensor in a file of its own: read as a tensor
   };
   Kind kind;
   std::string name;  // of the tensor; of a dict or tuple: what its entries' names start with

@@ -94,6 +94,7 @@ struct FormatTraits {
   bool has_device_mesh = false;    // the writer uses CreateOptions::device_mesh
   bool has_several_files = false;  // it uses CreateOptions::safetensors.max_shard_nbytes
   bool holds_number_steps = true;  // false: an optimizer's step, if a number, becomes a tensor
+  bool holds_dtensors = true;      // false: a DTensor is written as an ordinary tensor
 };
 
 /// How the outermost dict of a checkpoint changes if a format stores that dict in several files.

@@ -118,6 +118,7 @@ enum class FormatChange {
   tuples,          // a tuple with a tensor becomes a list
   attributes,      // attributes of a tensor or an OrderedDict are dropped
   value_types,     // a frozenset or the like becomes a plainer type
+  dtensors,        // a DTensor or ShardedTensor becomes a tensor
   tensor_steps,    // an optimizer's step that is a number becomes a tensor
   key_order,       // the keys of a dict get the order of their names
   nested_keys,     // a key `model.w` of the outermost dict becomes a key `w` in a dict `model`

@@ -67,7 +67,8 @@ class DeepSpeedDriver final : public FormatDriver {
             .holds_annotations = false,
             .has_ranks_when_read = true,
             .misleading_name = "latest",
-            .holds_number_steps = false};
+            .holds_number_steps = false,
+            .holds_dtensors = false};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -38,7 +38,10 @@ class NativeDriver final : public IndexedFormatDriver {
   }
 
   FormatTraits traits() const override {
-    return {.is_written_in_parts = true, .has_compression = true, .has_base = true};
+    return {.is_written_in_parts = true,
+            .has_compression = true,
+            .has_base = true,
+            .holds_dtensors = false};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

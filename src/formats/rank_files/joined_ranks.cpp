@@ -801,6 +801,7 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       const CheckpointContents& from = file.reader->contents();
       opened.add(from.opened_classes);
       for (const auto& [kind, name, what] : from.simplifications) {
+        if (kind == Simplification::Kind::dtensor) continue;  // it is joined, not made simpler
         const std::string full = name.empty() ? file.item : named(file, name);
         simplified[{full, kind}].insert(what.begin(), what.end());
       }

@@ -138,7 +138,8 @@ class SafetensorsDriver final : public FormatDriver {
             .has_own_aliases = true,
             .holds_key_order = false,
             .own_annotation = "format=pt",  // Tessera's writer sets it
-            .has_several_files = true};
+            .has_several_files = true,
+            .holds_dtensors = false};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -47,7 +47,9 @@ class TorchZipDriver final : public FormatDriver {
   }
 
   FormatTraits traits() const override {
-    return {.pieces = FormatTraits::Pieces::whole_tensors, .holds_annotations = false};
+    return {.pieces = FormatTraits::Pieces::whole_tensors,
+            .holds_annotations = false,
+            .holds_dtensors = false};
   }
 
   Recognition recognize_directory(const DirectoryListing& directory) const override {

@@ -14,6 +14,7 @@ void note_flags(const TensorRecord& tensor, const std::string& name,
   if (tensor.is_parameter || tensor.requires_grad) {
     simplifications.push_back({tensor.is_parameter ? Kind::parameter : Kind::requires_grad, name});
   }
+  if (tensor.place) simplifications.push_back({Kind::dtensor, name});
   if (!tensor.attributes.empty()) {
     simplifications.push_back({Kind::attributes, name, tensor.attributes});
   }
