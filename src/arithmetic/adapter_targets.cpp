@@ -90,10 +90,13 @@ bool AdapterTargets::may_be_missing(const AdapterChange& change) const {
          (options_.has_tied_embeddings && embedding_end_of(change.target) == EmbeddingEnd::output);
 }
 
-/// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
-/// names. Of several that fit, takes the one with selected tensors. Empty if none is needed, if
-/// none fits all changed tensors, or if several do.
-std::string AdapterTargets::find_prefix() const {
+std::string PrefixOfBase::applied_to(const std::string& target) const {
+  return added + (target.starts_with(removed) ? target.substr(removed.size()) : target);
+}
+
+/// Returns the names of the tensors that the base must have: not of those that it may lack, unless
+/// there are no others.
+std::vector<const std::string*> AdapterTargets::needed_targets() const {
   std::vector<const std::string*> targets;
   for (const bool takes_all : {false, true}) {
     for (const AdapterChange& change : adapter_.changes) {
@@ -103,6 +106,14 @@ std::string AdapterTargets::find_prefix() const {
     }
     if (!targets.empty()) break;
   }
+  return targets;
+}
+
+/// Returns the prefix, such as `model.`, that turns the adapter's names of tensors into the base's
+/// names, or that the base lacks. Of several that fit, takes the one with selected tensors. Empty
+/// if none is needed, if none fits all changed tensors, or if several do.
+PrefixOfBase AdapterTargets::find_prefix() const {
+  const std::vector<const std::string*> targets = needed_targets();
   if (targets.empty()) return {};
   const std::string& target = *targets.front();
   std::vector<std::string> prefixes;
@@ -119,15 +130,34 @@ std::string AdapterTargets::find_prefix() const {
       return entries_.find_tensor(prefix + change.target).has_value();
     });
   };
+  if (prefixes.empty()) return {.removed = find_removed_prefix(targets)};
   if (prefixes.size() > 1) std::erase_if(prefixes, selects_none);
+  return {.added = prefixes.size() == 1 ? prefixes.front() : ""};
+}
+
+/// Returns the prefix that the names of all `targets` have, and the base's names lack:
+/// `transformer.` of GPT-2, whose file on the Hugging Face Hub has no head. Empty if there is none,
+/// or several.
+std::string AdapterTargets::find_removed_prefix(
+    const std::vector<const std::string*>& targets) const {
+  const std::string& first = *targets.front();
+  std::vector<std::string> prefixes;
+  for (std::size_t dot = first.find('.'); dot != std::string::npos;
+       dot = first.find('.', dot + 1)) {
+    const std::string prefix = first.substr(0, dot + 1);
+    const bool fits = std::ranges::all_of(targets, [&](const std::string* each) {
+      return each->starts_with(prefix) && all_names_.contains(each->substr(prefix.size()));
+    });
+    if (fits) prefixes.push_back(prefix);
+  }
   return prefixes.size() == 1 ? prefixes.front() : "";
 }
 
 void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced) {
-  const std::string prefix = find_prefix();
+  const PrefixOfBase prefix = find_prefix();
   std::vector<const AdapterChange*> missing;
   for (const AdapterChange& change : adapter_.changes) {
-    const std::string name = prefix + change.target;
+    const std::string name = prefix.applied_to(change.target);
     if (!all_names_.contains(name)) {
       // Hugging Face's files have a tied tensor under its first name only.
       if (!change.is_second_name) missing.push_back(&change);
@@ -139,7 +169,7 @@ void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& re
     for (const std::string& own : of_ranks->second) add_to(tensors, replaced, change, own);
   }
   for (const AdapterChange* const change : missing) {
-    match_missing(tensors, replaced, *change, prefix + change->target);
+    match_missing(tensors, replaced, *change, prefix.applied_to(change->target));
   }
 }
 

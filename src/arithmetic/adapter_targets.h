@@ -44,9 +44,18 @@ class LayerOrders {
 /// The tensors that replace those of the base, by the index of the base's tensor.
 using Replacements = std::map<std::size_t, inspect::TensorReader>;
 
+/// How the names of a base model's tensors differ from those of an adapter.
+struct PrefixOfBase {
+  std::string added{};    // that only the base has
+  std::string removed{};  // that only the adapter has
+
+  /// Returns the base's name of a tensor.
+  std::string applied_to(const std::string& target) const;
+};
+
 /// The tensors of a base model that a LoRA adapter changes. The base's names may have a prefix that
-/// the adapter's names lack, such as `model.`. This class finds the prefix if it is the same for
-/// all these tensors.
+/// the adapter's names lack, such as `model.`, or lack one. This class finds the prefix if it is
+/// the same for all these tensors.
 class AdapterTargets {
  public:
   /// Keeps references to all arguments.
@@ -65,7 +74,9 @@ class AdapterTargets {
  private:
   /// Whether the base may lack the tensor of a change, because it stores a tied tensor once.
   bool may_be_missing(const AdapterChange& change) const;
-  std::string find_prefix() const;
+  std::vector<const std::string*> needed_targets() const;
+  PrefixOfBase find_prefix() const;
+  std::string find_removed_prefix(const std::vector<const std::string*>& targets) const;
   void add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced,
               const AdapterChange& change, const std::string& name);
   void match_missing(const std::vector<TensorOrigin>& tensors, const Replacements& replaced,

@@ -910,6 +910,28 @@ TEST(LoraTest, TheSelectionSaysWhichOfTwoModelsAnAdapterChanges) {
               ElementsAre(HasSubstr("w.weight: combine: expected a tensor of this name")));
 }
 
+TEST(LoraTest, TheBaseMayLackAPrefixOfTheAdaptersNames) {
+  const auto with_base = [](const std::vector<std::string>& names) {
+    MemoryCheckpoint base("base", 1);
+    for (const std::string& name : names) add_number(base, name.c_str(), 100);
+    MemoryCheckpoint adapter("adapter", 1);
+    add_layer(adapter, "transformer.h.0.w", 3);
+    add_layer(adapter, "transformer.h.1.w", 4);
+    std::vector<LoraAdapter> adapters;
+    adapters.push_back(adapter_in(std::move(adapter)));
+    return combined({{base}}, {}, std::move(adapters));
+  };
+  const auto result = with_base({"h.0.w.weight", "h.1.w.weight"});
+  ASSERT_THAT(result.problems, IsEmpty());
+  EXPECT_THAT(elements<float>(*result.reader, "h.0.w.weight"), ElementsAre(103));
+  EXPECT_THAT(elements<float>(*result.reader, "h.1.w.weight"), ElementsAre(104));
+  // It must fit all tensors, and be the only one.
+  EXPECT_THAT(texts(with_base({"h.0.w.weight"}).problems), SizeIs(2));
+  EXPECT_THAT(
+      texts(with_base({"0.w.weight", "1.w.weight", "h.0.w.weight", "h.1.w.weight"}).problems),
+      SizeIs(2));
+}
+
 TEST(CombinationTest, AdaptersHaveNoSum) {
   MemoryCheckpoint adapter("adapter", 1);
   add_layer(adapter, "w", 3);
