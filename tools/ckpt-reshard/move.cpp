@@ -347,7 +347,8 @@ Outcome plan_move(const MoveOptions& options, const PlanOptions& wanted,
        .folder = options.extra_files_folder,
        .preference = options.preference,
        .removes_quantization = source.dequantized.has_value(),
-       .changes_tensors = source.combination || options.drop_optimizer || !wanted.renames.empty() ||
+       .changes_tensors = source.combination || paths.size() > 1 || options.drop_optimizer ||
+                          !wanted.renames.empty() ||
                           std::ranges::any_of(options.source_prefixes,
                                               [](const auto& prefix) { return !prefix.empty(); }),
        .merges_adapters = source.combination && !source.combination->adapters.empty(),

@@ -189,7 +189,8 @@ Outcome plan(const MoveRequest& request, const formats::MergedCheckpoint& source
   reshard::ExtraFilesOptions extra_files = request.extra_files;
   const bool has_prefix = std::ranges::any_of(
       request.sources.paths, [](const auto& path) { return !path.prefix.empty(); });
-  if (!wanted.renames.empty() || has_prefix) extra_files.changes_tensors = true;
+  const bool is_merge = request.sources.paths.size() > 1;
+  if (is_merge || !wanted.renames.empty() || has_prefix) extra_files.changes_tensors = true;
   outcome.extra_files =
       reshard::plan_extra_files(object_store::files(), outcome.plan, reader, paths,
                                 request.destination, request.create.format, extra_files);
