@@ -127,12 +127,13 @@ std::optional<SharedMoveOutcome::Share> SharedMove::write(const SharedMoveOption
   return SharedMoveOutcome::Share{share, blocks.nbytes, resumed_nbytes};
 }
 
-/// Writes the blocks of a share. If the finished blocks are kept, an error says so.
+/// Writes the blocks of a share. An error says whether the finished blocks are kept, and whether
+/// the staging path stays.
 void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
                               const ExecuteOptions& options) const {
+  const std::string staging_path = formats::StagedDestination::staging_path_of(destination_);
   const auto kept = [&] {
-    return "kept: the finished blocks of this part, in " +
-           printable(formats::StagedDestination::staging_path_of(destination_));
+    return "kept: the finished blocks of this part, in " + printable(staging_path);
   };
   ExecuteOptions with_path = options;
   with_path.source_path = reader_.path();
@@ -147,9 +148,14 @@ void SharedMove::write_blocks(ShareWriter& writer, const BlocksOfShare& blocks,
   } catch (const formats::DamagedStorage&) {
     throw;  // the finished blocks are damaged
   } catch (const Error& error) {
-    if (!writer.keep_work()) throw;
-    throw Error::listing(error.kind(), error.where(), error.reason(), kept(),
-                         {Remedy::Action::resume_or_discard});
+    if (writer.keep_work()) {
+      throw Error::listing(error.kind(), error.where(), error.reason(), kept(),
+                           {Remedy::Action::resume_or_discard});
+    }
+    if (!fs_.kind_of(staging_path)) throw;
+    throw Error::listing(error.kind(), error.where(), error.reason(),
+                         "not removed: " + printable(staging_path) + ", for the other parts",
+                         error.remedy());
   } catch (const std::bad_alloc&) {
     throw Error::listing(ErrorKind::io, {}, "out of memory", kept(),
                          {Remedy::Action::use_less_memory});
