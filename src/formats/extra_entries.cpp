@@ -93,10 +93,15 @@ std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::stri
                                            Format format, const std::set<std::string>& opened) {
   const std::vector<std::string> names = fs.list_directory(directory);
   const std::vector<std::string> own = driver_of(format).own_files(fs, directory, names, opened);
+  const auto is_opened = [&](const std::string& path) {
+    const std::string within = join_path(path, "");
+    const auto next = opened.lower_bound(within);
+    return opened.contains(path) || (next != opened.end() && next->starts_with(within));
+  };
   std::vector<ExtraEntry> entries;
   for (const std::string& name : names) {
     const bool is_own = std::ranges::binary_search(own, name) ||
-                        opened.contains(join_path(directory, name)) || is_work(fs, directory, name);
+                        is_opened(join_path(directory, name)) || is_work(fs, directory, name);
     if (is_own) continue;
     ExtraEntry entry = entry_at(directory, name);
     const bool is_unnamed = entry.kind == ExtraEntry::Kind::checkpoint_file &&

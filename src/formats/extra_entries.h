@@ -35,8 +35,8 @@ bool holds_tensors(std::string_view name);
 
 /// Returns the entries of a checkpoint's folder that are not files of the checkpoint, sorted by
 /// name. Leaves out unfinished checkpoints of Tessera's writers, and their journals. `opened` lists
-/// paths of files that belong to the checkpoint, whatever their names are. Does not look into
-/// folders inside.
+/// paths of files that belong to the checkpoint, whatever their names are, also in folders inside:
+/// it leaves out these folders. Does not look into folders.
 std::vector<ExtraEntry> list_extra_entries(const FileSystem& fs, const std::string& directory,
                                            Format format, const std::set<std::string>& opened);
 

@@ -335,6 +335,19 @@ TEST_F(ExtraFilesTest, SafetensorsThatTheIndexDoesNotNameAreExtra) {
                       "checkpoint does not list it"});
 }
 
+TEST_F(ExtraFilesTest, AFolderWithShardsOfTheIndexIsNoExtraEntry) {
+  write("shards", Format::safetensors);
+  fs_.make_directory(tmp_ / "shards/below");
+  fs_.rename(tmp_ / "shards/model.safetensors", tmp_ / "shards/below/model.safetensors");
+  write_file(tmp_ / "shards/model.safetensors.index.json",
+             R"({"metadata": {}, "weight_map": {"w": "below/model.safetensors"}})");
+  write_file(tmp_ / "shards/below/notes.txt", "x");
+  fs_.make_directory(tmp_ / "shards/below2");
+  const ExtraFilesPlan found = plan({}, Format::native, {"shards"});
+  EXPECT_EQ(left(found), FileNames{"below2: a folder"});
+  EXPECT_EQ(carried(found), FileNames{"notes.txt"});
+}
+
 TEST_F(ExtraFilesTest, AnIndexWhoseShardsAreNotCopiedIsLeft) {
   const std::string variant = "diffusion_pytorch_model.safetensors.index.fp16.json";
   write_file(tmp_ / ("source/" + variant), R"({"weight_map": {"w": "a.fp16.safetensors"}})");
