@@ -198,14 +198,29 @@ bool DestinationLayout::is_taken_for_buffer(std::size_t source_tensor) const {
          tensor.pieces.size() == static_cast<std::size_t>(source_.world_size);
 }
 
+/// Returns whether the layout of a tensor follows only from what it is taken for, not from a rule
+/// that names it.
+bool DestinationLayout::is_guessed(const TensorEntry& entry, std::size_t source_tensor) const {
+  const bool has_strategy = rule_.strategy && !options_.mesh && !options_.like &&
+                            rule_.strategy->sharding != Strategy::Sharding::replicated;
+  return has_strategy && entry.kind == StateKind::plain && !table_rules_.contains(source_tensor) &&
+         !has_values_of_ranks(source_tensor) && !is_under_uncut_prefix(entry.meta.fqn);
+}
+
 bool DestinationLayout::is_guessed_buffer(const TensorEntry& entry,
                                           std::size_t source_tensor) const {
-  const bool has_strategy = rule_.strategy && !options_.mesh && !options_.like &&
-                            rule_.strategy->sharding != Strategy::Sharding::replicated &&
-                            rule_.world_size > 1;
-  return has_strategy && !keeps_cuts_ && entry.kind == StateKind::plain &&
-         !table_rules_.contains(source_tensor) && !has_values_of_ranks(source_tensor) &&
-         !is_under_uncut_prefix(entry.meta.fqn) && is_taken_for_buffer(source_tensor);
+  return rule_.world_size > 1 && !keeps_cuts_ && is_guessed(entry, source_tensor) &&
+         is_taken_for_buffer(source_tensor);
+}
+
+bool DestinationLayout::is_guessed_parameter(const TensorEntry& entry,
+                                             std::size_t source_tensor) const {
+  // Modules have parameters of these names. Tied and frozen ones have no state of their own.
+  const std::string& name = entry.meta.fqn;
+  if (name.ends_with(".weight") || name.ends_with(".bias")) return false;
+  return holds_replicas_ && !keeps_uncut_ && !keeps_cuts_ && !with_state_.empty() &&
+         !with_state_.contains(source_tensor) && is_guessed(entry, source_tensor) &&
+         !entry.meta.shape.empty() && entry.meta.numel() > 0;
 }
 
 /// Returns the shards of a tensor in PlanOptions::like. If the other checkpoint does not cut a

@@ -51,6 +51,10 @@ class DestinationLayout {
   /// Returns whether a tensor is whole on all ranks only because nothing shows that it is a
   /// parameter: the source cuts others, but not this one, and has no copies of it.
   bool is_guessed_buffer(const formats::TensorEntry& entry, std::size_t source_tensor) const;
+  /// Returns whether a tensor is cut although it may be a buffer: the source cuts nothing, its
+  /// optimizer has state of other tensors, but not of this one, and the name is neither `weight`
+  /// nor `bias`.
+  bool is_guessed_parameter(const formats::TensorEntry& entry, std::size_t source_tensor) const;
 
   /// Returns whether a destination tensor keeps the flat ranges of its source tensor. This is so
   /// for a vector of numbered state if the destination has a file for each rank and as many ranks
@@ -67,6 +71,7 @@ class DestinationLayout {
   bool cuts_numbered_vectors() const;
   bool stays_uncut(std::size_t source_tensor, const std::string& name) const;
   bool is_taken_for_buffer(std::size_t source_tensor) const;
+  bool is_guessed(const formats::TensorEntry& entry, std::size_t source_tensor) const;
   bool is_under_uncut_prefix(const std::string& name) const;
   std::vector<Shard> shards_of_other(const formats::TensorEntry& tensor,
                                      const std::string& name) const;

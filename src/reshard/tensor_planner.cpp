@@ -74,9 +74,12 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   find_sources(present ? present->tensor : source_.tensors[moved.source_tensor], entry, copy);
   if (present) present->restore_numbers(copy);
   plan_.nbytes_to_write += nbytes_to_write(entry);
-  if (entry.meta.fqn.starts_with(kModelBegin) &&
-      layout_.is_guessed_buffer(entry, moved.source_tensor)) {
-    guessed_buffers_.push_back(entry.meta.fqn);
+  if (entry.meta.fqn.starts_with(kModelBegin)) {
+    if (layout_.is_guessed_buffer(entry, moved.source_tensor)) {
+      guessed_buffers_.push_back(entry.meta.fqn);
+    } else if (layout_.is_guessed_parameter(entry, moved.source_tensor)) {
+      guessed_parameters_.push_back(entry.meta.fqn);
+    }
   }
   entry.pieces = pieces_pool_.share(std::move(entry.pieces));
   copy.source_pieces = source_pieces_pool_.share(std::move(copy.source_pieces));
@@ -205,23 +208,31 @@ bool TensorPlanner::note_uncast(const TensorEntry& entry) {
   return true;
 }
 
-/// Adds a note about tensors of the model that may be parameters, although they are not cut.
-void TensorPlanner::note_guessed_buffers() {
-  if (guessed_buffers_.empty()) return;
-  const bool is_one = guessed_buffers_.size() == 1;
-  report_.note("buffers", *std::ranges::min_element(guessed_buffers_),
-               "optimizer state for each parameter, which tells parameters from buffers",
-               counted(guessed_buffers_.size(), "tensor") +
-                   " without such state that the source "
-                   "does not cut, so " +
-                   (is_one ? "it is taken for a buffer" : "they are taken for buffers") +
-                   ": an ordinary tensor on each rank, which FSDP2 does not load into a parameter "
-                   "(cut parameters, such as frozen ones, by the rules of a mesh)");
+/// Adds notes about tensors of the model that may be parameters, although they are not cut, or
+/// buffers, although they are.
+void TensorPlanner::note_guesses() {
+  const auto note = [&](const std::vector<std::string>& names, const std::string& without,
+                        const std::string& taken_for, const std::string& outcome) {
+    if (names.empty()) return;
+    const std::string they_are = names.size() == 1 ? "it is" : "they are";
+    report_.note("buffers", *std::ranges::min_element(names),
+                 "optimizer state for each parameter, which tells parameters from buffers",
+                 counted(names.size(), "tensor") + " without such state" + without + they_are +
+                     " taken for " + taken_for + ": " + outcome);
+  };
+  const bool is_buffer = guessed_buffers_.size() == 1;
+  note(guessed_buffers_, " that the source does not cut, so ", is_buffer ? "a buffer" : "buffers",
+       "an ordinary tensor on each rank, which FSDP2 does not load into a parameter (cut "
+       "parameters, such as frozen ones, by the rules of a mesh)");
+  const bool is_parameter = guessed_parameters_.size() == 1;
+  note(guessed_parameters_, "; ", is_parameter ? "a parameter" : "parameters",
+       "a DTensor, which FSDP2 does not load into a buffer (leave buffers whole by the rules of a "
+       "mesh)");
 }
 
 void TensorPlanner::finish() {
   layout_check_.note_unused_rules();
-  note_guessed_buffers();
+  note_guesses();
   const auto note = [&](std::vector<std::string>& names, const std::string& outcome) {
     if (names.empty()) return;
     std::ranges::sort(names);

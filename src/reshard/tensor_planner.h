@@ -63,7 +63,7 @@ class TensorPlanner {
   bool cast(const MovedTensor& moved, formats::TensorEntry& entry);
   std::uint64_t nbytes_to_write(const formats::TensorEntry& entry) const;
   bool note_uncast(const formats::TensorEntry& entry);
-  void note_guessed_buffers();
+  void note_guesses();
   void place_pieces(const MovedTensor& moved, const TensorCopy& copy, formats::TensorEntry& entry);
 
   const formats::CheckpointContents& source_;
@@ -80,6 +80,7 @@ class TensorPlanner {
   std::vector<std::string> cast_outside_;     // tensors outside the model that are cast
   std::vector<std::string> cast_apart_;       // tensors in dicts that look like no model's
   std::vector<std::string> guessed_buffers_;  // DestinationLayout::is_guessed_buffer
+  std::vector<std::string> guessed_parameters_;  // DestinationLayout::is_guessed_parameter
   // The new names of tensors that are moved under the name of an alias only, by index.
   std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;

@@ -192,6 +192,28 @@ TEST_F(RankFilesMoveTest, OptimizerStateTellsParametersFromBuffers) {
   EXPECT_THAT(notes_of(*open(kValid + "fsdp2"), "buffers", {.world_size = 2}), testing::IsEmpty());
 }
 
+// Shows F1. One rank has all of every tensor, so only the state shows which are parameters.
+TEST_F(RankFilesMoveTest, TensorsOfOneRankThatMayBeBuffersAreNoted) {
+  test::MemoryCheckpoint source("source", 1);
+  const auto add = [&](const std::string& name, const Shape& shape) {
+    const auto numel = static_cast<std::size_t>(numel_of(shape));
+    source.add({name, DType::float32, shape}, test::bytes_of<float>(std::vector<float>(numel)));
+  };
+  add("model.norm.running_mean", {4});
+  add("model.norm.num_batches", {});
+  add("model.norm.weight", {4});
+  add("model.norm.bias", {4});  // frozen
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 2}), testing::IsEmpty());
+  add("optim.state.norm.weight.exp_avg", {4});
+  for (const int num_ranks : {1, 2}) {
+    EXPECT_THAT(notes_of(source, "buffers", {.world_size = num_ranks}),
+                ElementsAre(testing::StartsWith("model.norm.running_mean: 1 tensor without such "
+                                                "state; it is taken for a parameter")));
+  }
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 2, .strategy = "replicated"}),
+              testing::IsEmpty());
+}
+
 // Shows F1.
 TEST_F(RankFilesMoveTest, RanksWithoutValuesOfTheirOwnAreNoted) {
   const auto source = open(kValid + "fsdp2");
