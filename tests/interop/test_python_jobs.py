@@ -1,5 +1,6 @@
 """Saving and loading the state of Python jobs: tessera.save, async_save and load, on several ranks and beside PyTorch."""
 
+import argparse
 import ast
 import collections
 import contextlib
@@ -1225,6 +1226,25 @@ def test_a_rename_of_the_model_leaves_other_state_alone(tmp_path):
     job = zeroed({"model": {"net": state["model"]}}) | {"loader": {"state": {"position": 0}}, "rnn": {"state": {"0": torch.zeros(1)}}}
     tessera.load(job, tmp_path / "s", rename={"model.": "model.net."})
     assert job["loader"]["state"]["position"] == 7 and job["rnn"]["state"]["0"].item() == 1
+
+
+def test_all_values_that_cannot_be_read_are_told_at_once(tmp_path):
+    """Shows E7. A file of `torch.save` may hold objects of classes, which Tessera never makes."""
+    source = tmp_path / "s.pt"
+    objects = {"args": argparse.Namespace(lr=1), "more": {"time": argparse.Namespace()}, "w": torch.ones(2), "step": 3}
+    torch.save(objects, source)
+    state = {"args": 1, "more": {"time": 2}, "w": torch.zeros(2), "step": 0}
+    error = refusal_of(state, source)
+    assert [problem.tensor for problem in error.problems] == ["args", "more.time"] and error.kind == "unsupported"
+    lines = str(error).split("\n  ")
+    assert lines[0] == f"2 values of {source} cannot be read:" and all("class argparse.Namespace" in line for line in lines[1:])
+    error = refusal_of(state | {"w": torch.zeros(3), "other": 1}, source)
+    assert {(problem.rule, problem.tensor) for problem in error.problems} == {
+        ("shape", "w"), ("missing", "other"), ("value", "args"), ("value", "more.time")}
+    assert refusal_of(state, source, only=["w", "step", "args"]).tensor == "args"
+    assert state["step"] == 0 and state["w"].sum() == 0
+    tessera.load(state, source, only=["w", "step"])
+    assert state["step"] == 3 and state["w"].sum() == 2
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -28,6 +28,11 @@ class Problem(NamedTuple):
         """Returns a problem of a tensor or value, with the text that the tools would print."""
         return cls(severity, rule, None, name, None, expected, found, f"{name}: {rule}: expected {expected}, found {found}")
 
+    @classmethod
+    def of_error(cls, rule: str, error: Error) -> Problem:
+        """Returns the problem that an error is about. Its text is that of the error."""
+        return cls("error", rule, error.path, error.tensor, error.byte_range, "an entry that can be loaded", str(error), str(error))
+
 
 class Error(Exception):
     """A failure. The text says where, what was expected and what was found.
@@ -87,7 +92,8 @@ def joined(errors: Sequence[Error], summary: str) -> Error:
     if len(errors) == 1:
         return errors[0]
     text = "\n  ".join([f"{len(errors)} {summary}:", *_at_most_listed([str(error) for error in errors])])
-    return Error(text, kind=errors[0].kind, problems=tuple(problem for error in errors for problem in error.problems))
+    problems = tuple(problem for error in errors for problem in (error.problems or (Problem.of_error("value", error),)))
+    return Error(text, kind=errors[0].kind, problems=problems)
 
 
 def _at_most_listed(lines: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._arguments import PathLike, at_least_one, flag, name_bytes, names_bytes, nbytes, optional_path_bytes, stored_path_bytes
-from ._errors import Error, Problem, refused
+from ._errors import Error, Problem, joined, refused
 from ._job_state import JobState, Nesting, fill
 from ._job_tensors import in_host_memory, is_in_host_memory
 from ._position import Position
@@ -173,9 +173,14 @@ class _Load:
         problems += [Problem.of_entry("error", "kind of entry", name, "a value", "a tensor") if name in of_tensors
                      else _missing_value(name, self.strict)
                      for name in self.selected if name in left and (name in of_tensors or not self._may_be_missing(name))]
-        self.of_ranks = self._values_of_ranks(problems)
+        unread: list[Error] = []
+        self.of_ranks = self._values_of_ranks(problems, unread)
+        self.values = self._values(unread)
         errors = tuple(problem for problem in problems if problem.severity == "error")
+        if not errors and unread:
+            raise joined(unread, f"values of {self.path} cannot be read")
         if errors:
+            errors += tuple(Problem.of_error("value", error) for error in unread)
             raise self._refused(errors, num_planned=sum(Problem(*row).severity == "error" for row in rows))
         self.missing = [str(p.tensor) for p in problems if p.rule == "missing"]
         self.unexpected = [str(p.tensor) for p in problems if p.rule == "unexpected"]
@@ -220,13 +225,29 @@ class _Load:
         value = self.state.values[name]
         return isinstance(value, (dict, list, tuple)) and not value
 
-    def _values_of_ranks(self, problems: list[Problem]) -> dict[str, Any]:
-        """Returns this rank's value of each PerRank that gets one. Adds a problem for each that the policy does not allow."""
+    def _values(self, unread: list[Error]) -> dict[str, Any]:
+        """Returns the values that the state dict gets, without those of PerRank. Adds the error of each that cannot be read."""
+        values = {}
+        for name in self.selected:
+            if name in self.saved.found and name not in self.state.per_rank:
+                try:
+                    values[name] = self._saved_value(name)
+                except Error as error:
+                    unread.append(error)
+        return values
+
+    def _values_of_ranks(self, problems: list[Problem], unread: list[Error]) -> dict[str, Any]:
+        """Returns this rank's value of each PerRank that gets one. Adds a problem for each that the policy does not allow, and the error
+        of each that cannot be read."""
         found = {}
         for name, per_rank in self.state.per_rank.items():
             if name not in self.selected or name not in self.saved.found:
                 continue
-            saved = self.saved.value(name)
+            try:
+                saved = self.saved.value(name)
+            except Error as error:
+                unread.append(error)
+                continue
             if not isinstance(saved, list) or not saved:
                 problems.append(Problem.of_entry("error", "per rank", name, "a list of each rank's value", f"{type(saved).__name__}"))
             elif not per_rank.is_left(len(saved), self.ranks.size):
@@ -240,8 +261,6 @@ class _Load:
         """Reads the tensors. Returns whether `put_back` calls methods of the user's objects."""
         import torch
 
-        self.values = {name: self._saved_value(name) for name in self.selected
-                       if name in self.saved.found and name not in self.state.per_rank}
         addresses: dict[str, list[int]] = {}
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # target, source
         filled: dict[Any, str] = {}  # by memory: the name whose elements it gets
