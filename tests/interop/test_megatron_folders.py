@@ -41,6 +41,24 @@ def common_of(torch_dist):
     return torch.load(torch_dist / "common.pt", weights_only=False)
 
 
+@pytest.mark.parametrize("args", [{}, {"padded_vocab_size": 8}])
+def test_a_value_head_is_read_once(args, tmp_path):
+    """Shows F3. Critics of verl and slime have `output_layer` with one row, which no tensor rank cuts. A head for words is cut."""
+    head = {"output_layer.weight": torch.tensor([[1.0, 2.0]]), "output_layer.bias": torch.tensor([3.0])}
+    model = model_in(save(tmp_path / "critic", [EMBEDDING | head] * 2, **args), tmp_path)
+    assert torch.equal(model["output_layer.weight"], head["output_layer.weight"])
+    assert torch.equal(model["output_layer.bias"], head["output_layer.bias"])
+    assert model["embedding.word_embeddings.weight"].shape == (8, 2)
+    (tmp_path / "moved.pt").unlink()
+    words = {"output_layer.weight": torch.zeros(4, 2), "output_layer.bias": torch.zeros(4)}  # equal on both ranks
+    model = model_in(save(tmp_path / "words", [EMBEDDING | words] * 2, **args), tmp_path)
+    assert model["output_layer.weight"].shape == (8, 2) and model["output_layer.bias"].shape == (8,)
+    other = head | {"output_layer.weight": torch.tensor([[1.0, 3.0]])}
+    process = run("ckpt-reshard", save(tmp_path / "other", [EMBEDDING | head, EMBEDDING | other], **args), tmp_path / "refused.pt",
+                  "--to", "torch", "--only", "model")
+    assert process.returncode != 0 and "no rule says how to join" in process.stderr, process.stderr
+
+
 @pytest.mark.parametrize("args, numbered", [
     ({}, False), ({"moe_layer_freq": 1}, False), ({"moe_layer_freq": 2}, True), ({"moe_layer_freq": [1, 1]}, True),
     ({"linear_attention_freq": [0, 0]}, True), ({"hetereogenous_dist_checkpoint": True}, True),

@@ -396,6 +396,7 @@ class MegatronReader final : public EntryReader {
         folders_.sizes.expert > 1 && megatron::is_of_expert(name) && !megatron::expert_in(name);
     const bool is_one = num_parts == 1 && !is_grouped;
     if (cut == Cut::no_rule && is_part_of_down_projection(name, shape)) cut = Cut::first_dimension;
+    if (is_other_head(name, shape)) cut = Cut::no_rule;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
       reason = "a tensor with parts of several matrices, which Tessera does not join";
@@ -454,6 +455,25 @@ class MegatronReader final : public EntryReader {
 
   std::int64_t argument(const char* name) const {
     return files_.front()->number_at({"args", name}).value_or(0);
+  }
+
+  /// Whether a tensor is of an output layer that makes something else than the words of the
+  /// vocabulary, so that a part of its rows is not a rank's part of the vocabulary. The value head
+  /// of a critic or a reward model has one row, which all tensor ranks have.
+  bool is_other_head(const std::string& name, const Shape& part) const {
+    if (!megatron::is_of_module(name, "output_layer") || part.empty()) return false;
+    const auto num_ranks = static_cast<std::int64_t>(folders_.sizes.tensor);
+    std::set<std::int64_t> known_rows;  // of one rank's part of the vocabulary
+    if (const std::int64_t size = argument("padded_vocab_size"); size > 0) {
+      known_rows.insert(size / num_ranks);
+    }
+    for (const auto& [other, parts] : parts_) {
+      const Shape& shape = tensor_of(parts.front()).meta().shape;
+      if (megatron::is_of_module(other, "word_embeddings") && !shape.empty()) {
+        known_rows.insert(shape[0]);
+      }
+    }
+    return !known_rows.empty() && !known_rows.contains(part[0]);
   }
 
   /// Whether a tensor is a part of a down projection of latent attention. Megatron cuts it among
