@@ -147,6 +147,15 @@ DestinationLayout::DestinationLayout(const CheckpointContents& source, const Pla
   for (const StateRole& role : roles) {
     if (role.parameter_index) with_state_.insert(*role.parameter_index);
   }
+  has_numbered_state_ = std::ranges::any_of(source.tensors, [](const TensorEntry& tensor) {
+    return formats::is_numbered_state(tensor.key_path);
+  });
+  for (const formats::Simplification& simplified : source.simplifications) {
+    using Kind = formats::Simplification::Kind;
+    const bool is_dtensor =
+        simplified.kind == Kind::dtensor || simplified.kind == Kind::dtensor_of_rank;
+    if (is_dtensor) dtensors_.insert(simplified.name);
+  }
   for (const TensorEntry& tensor : source.tensors) {
     const auto own = formats::parse_per_rank_name(tensor.meta.fqn);
     if (!own || own->rank >= rule.world_size) continue;
@@ -184,13 +193,14 @@ bool DestinationLayout::stays_uncut(std::size_t source_tensor, const std::string
   return !keeps_cuts_ || is_stored_whole(tensor);
 }
 
-/// Returns whether the source cuts other tensors, but not this one, and nothing shows that it is a
-/// parameter to cut: no optimizer has state of it, and it is no range of a flat vector, in which a
-/// parameter may be whole on one rank. In files of ranks, state shows nothing: their trainer chose
-/// what is whole on every rank. But a vector of numbered state may be cut, and a tensor of one row
-/// that only some ranks have.
+/// Returns whether a tensor is an ordinary one among DTensors, or the source cuts other tensors,
+/// but not this one, and nothing shows that it is a parameter to cut: no optimizer has state of it,
+/// and it is no range of a flat vector, in which a parameter may be whole on one rank. In files of
+/// ranks, state shows nothing: their trainer chose what is whole on every rank. But a vector of
+/// numbered state may be cut, and a tensor of one row that only some ranks have.
 bool DestinationLayout::is_taken_for_buffer(std::size_t source_tensor) const {
   const TensorEntry& tensor = source_.tensors[source_tensor];
+  if (!dtensors_.empty()) return !dtensors_.contains(tensor.meta.fqn);
   if (!keeps_uncut_ || !is_stored_whole(tensor)) return false;
   if (with_state_.contains(source_tensor) && !keeps_cuts_) return false;
   if (is_numbered_vector(tensor) || formats::has_only_flat_ranges(tensor)) return false;
@@ -207,20 +217,21 @@ bool DestinationLayout::is_guessed(const TensorEntry& entry, std::size_t source_
          !has_values_of_ranks(source_tensor) && !is_under_uncut_prefix(entry.meta.fqn);
 }
 
-bool DestinationLayout::is_guessed_buffer(const TensorEntry& entry,
-                                          std::size_t source_tensor) const {
-  return rule_.world_size > 1 && !keeps_cuts_ && is_guessed(entry, source_tensor) &&
-         is_taken_for_buffer(source_tensor);
-}
-
-bool DestinationLayout::is_guessed_parameter(const TensorEntry& entry,
-                                             std::size_t source_tensor) const {
+DestinationLayout::Guess DestinationLayout::guess_of(const TensorEntry& entry,
+                                                     std::size_t source_tensor) const {
+  if (!holds_replicas_ || !is_guessed(entry, source_tensor)) return Guess::none;
+  if (entry.meta.shape.empty() || entry.meta.numel() == 0) return Guess::none;
+  const bool shows_buffers = keeps_cuts_ || !dtensors_.empty();
+  if (shows_buffers || keeps_uncut_) {
+    if (!is_taken_for_buffer(source_tensor)) return Guess::none;
+    if (rule_.world_size == 1) return shows_buffers ? Guess::lost : Guess::none;
+    return shows_buffers ? Guess::none : Guess::buffer;
+  }
   // Modules have parameters of these names. Tied and frozen ones have no state of their own.
   const std::string& name = entry.meta.fqn;
-  if (name.ends_with(".weight") || name.ends_with(".bias")) return false;
-  return holds_replicas_ && !keeps_uncut_ && !keeps_cuts_ && !with_state_.empty() &&
-         !with_state_.contains(source_tensor) && is_guessed(entry, source_tensor) &&
-         !entry.meta.shape.empty() && entry.meta.numel() > 0;
+  if (name.ends_with(".weight") || name.ends_with(".bias")) return Guess::none;
+  const bool has_optimizer = has_numbered_state_ || !with_state_.empty();
+  return has_optimizer && !with_state_.contains(source_tensor) ? Guess::parameter : Guess::none;
 }
 
 /// Returns the shards of a tensor in PlanOptions::like. If the other checkpoint does not cut a

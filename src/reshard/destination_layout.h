@@ -48,13 +48,15 @@ class DestinationLayout {
     return names_of_ranks_.contains(source_.tensors[source_tensor].meta.fqn);
   }
 
-  /// Returns whether a tensor is whole on all ranks only because nothing shows that it is a
-  /// parameter: the source cuts others, but not this one, and has no copies of it.
-  bool is_guessed_buffer(const formats::TensorEntry& entry, std::size_t source_tensor) const;
-  /// Returns whether a tensor is cut although it may be a buffer: the source cuts nothing, its
-  /// optimizer has state of other tensors, but not of this one, and the name is neither `weight`
-  /// nor `bias`.
-  bool is_guessed_parameter(const formats::TensorEntry& entry, std::size_t source_tensor) const;
+  /// What a tensor is taken for in a format in which parameters are cut and buffers are not.
+  enum class Guess {
+    none,       // it is known which it is, or does not matter
+    buffer,     // nothing shows that it is a parameter: the source cuts others, but not this one
+    parameter,  // the source cuts nothing, its optimizer has no state of this tensor, and the name
+                // is neither `weight` nor `bias`
+    lost,       // a buffer, but one rank's files cannot show it
+  };
+  Guess guess_of(const formats::TensorEntry& entry, std::size_t source_tensor) const;
 
   /// Returns whether a destination tensor keeps the flat ranges of its source tensor. This is so
   /// for a vector of numbered state if the destination has a file for each rank and as many ranks
@@ -88,6 +90,8 @@ class DestinationLayout {
   std::map<std::size_t, TableRule> table_rules_;  // by index of the source tensor
   std::set<std::size_t> other_cuts_;              // the dimensions that PlanOptions::like cuts
   std::set<std::size_t> with_state_;              // source tensors of which an optimizer has state
+  bool has_numbered_state_ = false;               // an optimizer has state under numbers
+  std::set<std::string, std::less<>> dtensors_;   // of the source; empty: it does not show them
   /// Tensors of which ranks have their own values: stays_uncut and shards_of_other keep them whole.
   std::set<std::string, std::less<>> names_of_ranks_;
 };

@@ -138,7 +138,7 @@ void count_simplifications(const Plan& plan, const CheckpointContents& source,
            selection.contains(name);
   };
   for (const auto& [kind, name, what] : source.simplifications) {
-    if (!is_moved(kind, name)) continue;
+    if (kind == Simplification::Kind::dtensor_of_rank || !is_moved(kind, name)) continue;
     ++counts[change_of(kind)];
     if (!what.empty()) names[change_of(kind)].insert(what.begin(), what.end());
   }
@@ -163,6 +163,7 @@ FormatChange change_of(Simplification::Kind kind) {
     case Simplification::Kind::value_type:
       return FormatChange::value_types;
     case Simplification::Kind::dtensor:
+    case Simplification::Kind::dtensor_of_rank:
       return FormatChange::dtensors;
   }
   TESSERA_CHECK(false && "unnamed Simplification::Kind");

@@ -75,11 +75,8 @@ void TensorPlanner::plan_tensor(const MovedTensor& moved) {
   if (present) present->restore_numbers(copy);
   plan_.nbytes_to_write += nbytes_to_write(entry);
   if (entry.meta.fqn.starts_with(kModelBegin)) {
-    if (layout_.is_guessed_buffer(entry, moved.source_tensor)) {
-      guessed_buffers_.push_back(entry.meta.fqn);
-    } else if (layout_.is_guessed_parameter(entry, moved.source_tensor)) {
-      guessed_parameters_.push_back(entry.meta.fqn);
-    }
+    const auto guess = layout_.guess_of(entry, moved.source_tensor);
+    if (guess != DestinationLayout::Guess::none) guesses_[guess].push_back(entry.meta.fqn);
   }
   entry.pieces = pieces_pool_.share(std::move(entry.pieces));
   copy.source_pieces = source_pieces_pool_.share(std::move(copy.source_pieces));
@@ -211,23 +208,33 @@ bool TensorPlanner::note_uncast(const TensorEntry& entry) {
 /// Adds notes about tensors of the model that may be parameters, although they are not cut, or
 /// buffers, although they are.
 void TensorPlanner::note_guesses() {
-  const auto note = [&](const std::vector<std::string>& names, const std::string& without,
-                        const std::string& taken_for, const std::string& outcome) {
-    if (names.empty()) return;
-    const std::string they_are = names.size() == 1 ? "it is" : "they are";
-    report_.note("buffers", *std::ranges::min_element(names),
-                 "optimizer state for each parameter, which tells parameters from buffers",
-                 counted(names.size(), "tensor") + " without such state" + without + they_are +
-                     " taken for " + taken_for + ": " + outcome);
-  };
-  const bool is_buffer = guessed_buffers_.size() == 1;
-  note(guessed_buffers_, " that the source does not cut, so ", is_buffer ? "a buffer" : "buffers",
-       "an ordinary tensor on each rank, which FSDP2 does not load into a parameter (cut "
-       "parameters, such as frozen ones, by the rules of a mesh)");
-  const bool is_parameter = guessed_parameters_.size() == 1;
-  note(guessed_parameters_, "; ", is_parameter ? "a parameter" : "parameters",
-       "a DTensor, which FSDP2 does not load into a buffer (leave buffers whole by the rules of a "
-       "mesh)");
+  using Guess = DestinationLayout::Guess;
+  constexpr const char* kState =
+      "optimizer state for each parameter, which tells parameters from buffers";
+  for (const auto& [guess, names] : guesses_) {
+    const bool is_one = names.size() == 1;
+    const std::string they_are = is_one ? "it is taken for a " : "they are taken for ";
+    const auto note = [&](const char* expected, const std::string& found) {
+      report_.note("buffers", *std::ranges::min_element(names), expected,
+                   counted(names.size(), "tensor") + " " + found);
+    };
+    if (guess == Guess::buffer) {
+      note(kState,
+           "without such state that the source does not cut, so " + they_are +
+               (is_one ? "buffer" : "buffers") +
+               ": an ordinary tensor on each rank, which FSDP2 does not load into a parameter (cut "
+               "parameters, such as frozen ones, by the rules of a mesh)");
+    } else if (guess == Guess::parameter) {
+      note(kState, "without such state; " + they_are + (is_one ? "parameter" : "parameters") +
+                       ": a DTensor, which FSDP2 does not load into a buffer (leave buffers whole "
+                       "by the rules of a mesh)");
+    } else {
+      note("more than one rank, whose files show which tensors are whole on each",
+           std::string(is_one ? "that is" : "that are") +
+               " no DTensor in the source: one rank's file has a DTensor in its place, which FSDP2 "
+               "does not load into a buffer");
+    }
+  }
 }
 
 void TensorPlanner::finish() {

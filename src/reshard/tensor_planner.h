@@ -79,8 +79,7 @@ class TensorPlanner {
   std::vector<std::string> kept_outside_;     // tensors outside the model that a cast leaves alone
   std::vector<std::string> cast_outside_;     // tensors outside the model that are cast
   std::vector<std::string> cast_apart_;       // tensors in dicts that look like no model's
-  std::vector<std::string> guessed_buffers_;  // DestinationLayout::is_guessed_buffer
-  std::vector<std::string> guessed_parameters_;  // DestinationLayout::is_guessed_parameter
+  std::map<DestinationLayout::Guess, std::vector<std::string>> guesses_;  // names of tensors
   // The new names of tensors that are moved under the name of an alias only, by index.
   std::map<std::size_t, std::string> names_of_aliases_;
   LayoutCheck layout_check_;

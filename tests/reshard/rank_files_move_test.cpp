@@ -451,6 +451,26 @@ void add_numbered_state(test::MemoryCheckpoint& source, const std::string& name,
   source.add({name, DType::float32, {2}}, test::bytes_of(numbers)).key_path = path;
 }
 
+// Shows F1. As FSDP2 saves with one rank: numbers instead of names, and DTensors.
+TEST_F(RankFilesMoveTest, OrdinaryTensorsBesideDTensorsStayOrdinary) {
+  test::MemoryCheckpoint source("source", 1);
+  for (const char* const name : {"model.mean", "model.weight"}) {
+    source.add({name, DType::float32, {4}}, test::bytes_of<float>({1, 2, 3, 4}));
+  }
+  add_numbered_state(source, "optim.state.0.exp_avg",
+                     {"optim", "state", formats::NonStringKey{"0"}, "exp_avg"}, {1, 2});
+  EXPECT_THAT(names_of_uncut(*move(source, {.world_size = 2})), testing::IsEmpty());
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 2}),
+              ElementsAre(testing::StartsWith("model.mean: 1 tensor without such state; it is")));
+  using Kind = formats::Simplification::Kind;
+  source.contents_for_change().simplifications = {{Kind::dtensor, "model.weight"},
+                                                  {Kind::dtensor, "optim.state.0.exp_avg"}};
+  EXPECT_THAT(names_of_uncut(*move(source, {.world_size = 2})), ElementsAre("model.mean"));
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 2}), testing::IsEmpty());
+  EXPECT_THAT(notes_of(source, "buffers", {.world_size = 1}),
+              ElementsAre(testing::StartsWith("model.mean: 1 tensor that is no DTensor")));
+}
+
 // Shows F1. Whole on each rank, such a vector is read as the ranks' parts of a flat parameter.
 TEST_F(RankFilesMoveTest, AVectorOfNumberedStateComesBackAsItWas) {
   const formats::Key zero = formats::NonStringKey{"0"};
@@ -501,7 +521,7 @@ TEST_F(RankFilesMoveTest, FlatStateOfFsdp1StaysFlatForAsManyRanks) {
 TEST_F(RankFilesMoveTest, VectorsOfNumberedStateThatDifferBetweenRanksAreNotJoined) {
   const formats::Key zero = formats::NonStringKey{"0"};
   test::MemoryCheckpoint source("source");
-  source.add({"model.w", DType::float32, {4, 1}}, test::bytes_of<float>({1, 2, 3, 4}));
+  source.add({"model.weight", DType::float32, {4, 1}}, test::bytes_of<float>({1, 2, 3, 4}));
   add_numbered_state(source, "optim.state.0.m", {"optim", "state", zero, "m"}, {5, 6});
   add_numbered_state(source, "per_rank.1.optim.state.0.m",
                      {"per_rank", "1", "optim", "state", zero, "m"}, {7, 8});

@@ -167,14 +167,15 @@ struct Finding {
 /// by something simpler, or dropped it.
 struct Simplification {
   enum class Kind {
-    requires_grad,  // the flag of a tensor: dropped
-    parameter,      // a torch.nn.Parameter: read as a tensor
-    shared_memory,  // a tensor that shares memory with another one: read as a separate tensor
-    dict_class,     // an OrderedDict, defaultdict or Counter: read as a dict
-    tuple,          // a tuple with a tensor in it: read as a list
-    attributes,     // attributes that a program set on a tensor or an OrderedDict: dropped
-    value_type,     // a frozenset, torch.Size or the like in a value: read as a plainer type
-    dtensor,        // a DTensor or ShardedTensor in a file of its own: read as a tensor
+    requires_grad,    // the flag of a tensor: dropped
+    parameter,        // a torch.nn.Parameter: read as a tensor
+    shared_memory,    // a tensor that shares memory with another one: read as a separate tensor
+    dict_class,       // an OrderedDict, defaultdict or Counter: read as a dict
+    tuple,            // a tuple with a tensor in it: read as a list
+    attributes,       // attributes that a program set on a tensor or an OrderedDict: dropped
+    value_type,       // a frozenset, torch.Size or the like in a value: read as a plainer type
+    dtensor,          // a DTensor or ShardedTensor in a file of its own: read as a tensor
+    dtensor_of_rank,  // the same in the files of the only rank: joined, which no move reports
   };
   Kind kind;
   std::string name;  // of the tensor; of a dict or tuple: what its entries' names start with

@@ -801,9 +801,11 @@ class JoinedRanks final : public DividedReader, public PartlyRead, public MeshSo
       const CheckpointContents& from = file.reader->contents();
       opened.add(from.opened_classes);
       for (const auto& [kind, name, what] : from.simplifications) {
-        if (kind == Simplification::Kind::dtensor) continue;  // it is joined, not made simpler
+        const bool is_dtensor = kind == Simplification::Kind::dtensor;
+        if (is_dtensor && contents_.world_size > 1) continue;  // their pieces show them
         const std::string full = name.empty() ? file.item : named(file, name);
-        simplified[{full, kind}].insert(what.begin(), what.end());
+        simplified[{full, is_dtensor ? Simplification::Kind::dtensor_of_rank : kind}].insert(
+            what.begin(), what.end());
       }
       for (const Finding& finding : from.opening_findings) {
         if (is_about_name(file, finding)) continue;
