@@ -135,9 +135,9 @@ PrefixOfBase AdapterTargets::find_prefix() const {
   return {.added = prefixes.size() == 1 ? prefixes.front() : ""};
 }
 
-/// Returns the prefix that the names of all `targets` have, and the base's names lack:
-/// `transformer.` of GPT-2, whose file on the Hugging Face Hub has no head. Empty if there is none,
-/// or several.
+/// Returns the prefix that all `targets` begin with and that the base's names lack; empty if no
+/// prefix fits, or several do. Example: the Hugging Face Hub's file of GPT-2 has `h.0.attn`, and
+/// adapters have `transformer.h.0.attn`.
 std::string AdapterTargets::find_removed_prefix(
     const std::vector<const std::string*>& targets) const {
   const std::string& first = *targets.front();

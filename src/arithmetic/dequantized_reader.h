@@ -30,9 +30,10 @@ bool can_be_dequantized_to(DType dtype);
 /// codes times scales, computed in float32 and rounded. Reads elements when the caller asks for
 /// them, in bounded memory. `losses`, if not null, counts by tensor the numbers that rounding made
 /// zero or that were too large; the caller reads the counts later. `configs`: the content of the
-/// checkpoint's config.json, or an empty list; if `reader` is a merge, one element per source, in
-/// their order, which is None if the source has no such file. `only` selects the weights that must
-/// become numbers. The result has `reader` itself if there are problems or no quantized weights.
+/// checkpoint's config.json, or an empty list; if `reader` is a merge, one config.json per source,
+/// in the order of the sources, with None for a source without one. `only` selects the weights that
+/// must become numbers. The result has `reader` itself if there are problems or no quantized
+/// weights.
 /// Requires: `can_be_dequantized_to(to)`.
 DequantizedCheckpoint dequantize(std::unique_ptr<formats::CheckpointReader> reader, DType to,
                                  const std::vector<Value>& configs, const NameSelection& only,

@@ -66,9 +66,9 @@ struct ExtraFilesOptions {
   /// Whether quantized weights became numbers. If true, the move does not copy their settings.
   bool removes_quantization = false;
   /// Whether the destination's tensors are other ones than one source's (a combination, a merge, a
-  /// recipe), or have other names (also by a merge's prefixes), or the optimizer is left out. If true, the
-  /// move does not copy the files of weights and optimizers that trainers resume from. Nor does it
-  /// if the plan casts tensors or leaves some out.
+  /// recipe), or have other names (also by a merge's prefixes), or the optimizer is left out. If
+  /// true, the move does not copy the files of weights and optimizers that trainers resume from.
+  /// Nor does it if the plan casts tensors or leaves some out.
   bool changes_tensors = false;
   /// Whether adapters were added to the weights. If true, the move does not copy
   /// `adapter_config.json`.
