@@ -16,6 +16,11 @@ EXPERTS = {f"decoder.layers.{layer}.mlp.experts.linear_fc{fc}.weight{expert}": t
            for layer in range(2) for fc in (1, 2) for expert in range(2)}
 
 
+def embedding_of(rank):
+    """Returns a tensor rank's part of the embedding."""
+    return {"embedding.word_embeddings.weight": 10.0 * rank + torch.arange(8.0).reshape(4, 2)}
+
+
 def save(folder, models, version=3.0, **args):
     """Saves the models of the tensor ranks. `version`: None for a file without `checkpoint_version`."""
     for rank, model in enumerate(models):
@@ -41,20 +46,36 @@ def common_of(torch_dist):
     return torch.load(torch_dist / "common.pt", weights_only=False)
 
 
+def test_a_module_that_each_rank_has_as_a_whole_is_read_once(tmp_path):
+    """Shows F3. The MLP of Qwen3-VL's vision tower in transformers has layers `linear_fc1` and `linear_fc2`, which no tensor rank cuts."""
+    tower = {f"vision_model.blocks.0.mlp.{name}": tensor for name, tensor in {
+        "linear_fc1.weight": torch.arange(24.0).reshape(6, 4), "linear_fc1.bias": torch.zeros(6),
+        "linear_fc2.weight": torch.arange(24.0).reshape(4, 6)}.items()}
+    cut = {"decoder.layers.0.self_attention.linear_qkv.bias": torch.zeros(6)}  # equal, but it shows nothing
+    ranks = [embedding_of(rank) | tower | cut | {"decoder.layers.0.self_attention.linear_qkv.weight": torch.full((6, 2), 1.0 + rank)}
+             for rank in range(2)]
+    folder = save(tmp_path / "run", ranks)
+    assert "3 names without a rule, but equal on all tensor ranks" in run("ckpt-inspect", "verify", folder).stdout
+    model = model_in(folder, tmp_path)
+    assert all(torch.equal(model[name], tensor) for name, tensor in tower.items())
+    assert {name: tuple(tensor.shape) for name, tensor in model.items() if "qkv" in name} == {
+        "decoder.layers.0.self_attention.linear_qkv.weight": (12, 2), "decoder.layers.0.self_attention.linear_qkv.bias": (12,)}
+
+
 @pytest.mark.parametrize("args", [{}, {"padded_vocab_size": 8}])
 def test_a_value_head_is_read_once(args, tmp_path):
     """Shows F3. Critics of verl and slime have `output_layer` with one row, which no tensor rank cuts. A head for words is cut."""
     head = {"output_layer.weight": torch.tensor([[1.0, 2.0]]), "output_layer.bias": torch.tensor([3.0])}
-    model = model_in(save(tmp_path / "critic", [EMBEDDING | head] * 2, **args), tmp_path)
+    model = model_in(save(tmp_path / "critic", [embedding_of(rank) | head for rank in range(2)], **args), tmp_path)
     assert torch.equal(model["output_layer.weight"], head["output_layer.weight"])
     assert torch.equal(model["output_layer.bias"], head["output_layer.bias"])
     assert model["embedding.word_embeddings.weight"].shape == (8, 2)
     (tmp_path / "moved.pt").unlink()
     words = {"output_layer.weight": torch.zeros(4, 2), "output_layer.bias": torch.zeros(4)}  # equal on both ranks
-    model = model_in(save(tmp_path / "words", [EMBEDDING | words] * 2, **args), tmp_path)
+    model = model_in(save(tmp_path / "words", [embedding_of(rank) | words for rank in range(2)], **args), tmp_path)
     assert model["output_layer.weight"].shape == (8, 2) and model["output_layer.bias"].shape == (8,)
     other = head | {"output_layer.weight": torch.tensor([[1.0, 3.0]])}
-    process = run("ckpt-reshard", save(tmp_path / "other", [EMBEDDING | head, EMBEDDING | other], **args), tmp_path / "refused.pt",
+    process = run("ckpt-reshard", save(tmp_path / "other", [embedding_of(0) | head, embedding_of(1) | other], **args), tmp_path / "refused.pt",
                   "--to", "torch", "--only", "model")
     assert process.returncode != 0 and "no rule says how to join" in process.stderr, process.stderr
 

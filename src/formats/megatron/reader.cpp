@@ -397,6 +397,8 @@ class MegatronReader final : public EntryReader {
     const bool is_one = num_parts == 1 && !is_grouped;
     if (cut == Cut::no_rule && is_part_of_down_projection(name, shape)) cut = Cut::first_dimension;
     if (is_other_head(name, shape)) cut = Cut::no_rule;
+    const bool is_cut = cut == Cut::first_dimension || cut == Cut::second_dimension;
+    if (is_cut && !is_one && !is_grouped && is_whole_on_each(name, parts)) cut = Cut::no_rule;
     if (is_one) cut = Cut::whole;
     if (is_grouped || cut == Cut::not_joined) {
       reason = "a tensor with parts of several matrices, which Tessera does not join";
@@ -435,6 +437,43 @@ class MegatronReader final : public EntryReader {
       return !are_equal(*first.file, *first.entry, *tensor.file, *tensor.entry);
     });
     return other == parts.end() ? std::nullopt : std::optional(*other);
+  }
+
+  /// Whether all ranks have the same elements of a tensor that its name says is cut: then it is of
+  /// a module that each rank has as a whole, such as a vision tower of transformers with layers
+  /// `linear_fc1`. Parts that are one number everywhere, such as a bias of zeros, show nothing;
+  /// then the weight beside the bias does.
+  bool is_whole_on_each(const std::string& name, const std::vector<Part>& parts) const {
+    if (other_than_first(parts)) return false;
+    if (!is_one_number(parts.front())) return true;
+    constexpr std::string_view kBias = ".bias";
+    if (!name.ends_with(kBias)) return false;
+    const auto weight = parts_.find(name.substr(0, name.size() - kBias.size()) + ".weight");
+    return weight != parts_.end() && is_whole_on_each(weight->first, weight->second);
+  }
+
+  /// Whether all elements of a part are equal, or there are none.
+  bool is_one_number(const Part& part) const {
+    constexpr std::int64_t kBlockNumel = std::int64_t{1} << 16;
+    const Parameter& tensor = tensor_of(part);
+    const std::int64_t numel = tensor.meta().numel();
+    const std::size_t size = itemsize(tensor.meta().dtype);
+    std::vector<std::byte> first;
+    std::vector<std::byte> block;
+    for (std::int64_t begin = 0; begin < numel; begin += kBlockNumel) {
+      const std::int64_t end = std::min(begin + kBlockNumel, numel);
+      block.resize(static_cast<std::size_t>(end - begin) * size);
+      tensor.file->reader().read_piece(tensor.entry->index, 0, {begin, end}, block);
+      if (first.empty())
+        first.assign(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(size));
+      for (std::size_t at = 0; at < block.size(); at += size) {
+        if (!std::equal(first.begin(), first.end(),
+                        block.begin() + static_cast<std::ptrdiff_t>(at))) {
+          return false;
+        }
+      }
+    }
+    return true;
   }
 
   /// Whether parts have optimizer state that differs from the first part's. State in flat vectors
