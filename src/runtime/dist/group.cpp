@@ -56,10 +56,17 @@ std::shared_ptr<Group> Group::separate(const std::string& purpose) {
   return group;
 }
 
-Pending Group::start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
-                     const std::string& what) const {
-  return {std::move(work), "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " (" +
-                               name_ + "): " + collective + " of " + what};
+template <class Begin>
+Pending Group::start(const char* collective, const std::string& what, Begin&& begin) const {
+  const std::string name = "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " (" +
+                           name_ + "): " + collective + " of " + what;
+  const std::lock_guard lock(starting_mutex());
+  try {
+    return {begin(), name};
+  } catch (const std::exception& error) {
+    // Gloo cannot start to send to a rank whose connection is known to be closed.
+    throw Error(ErrorKind::io, {}, name + ": " + message_of(error));
+  }
 }
 
 Pending Group::all_gather(at::Tensor output, at::Tensor input, const std::string& what) {
@@ -70,8 +77,7 @@ Pending Group::all_gather(at::Tensor output, at::Tensor input, const std::string
     return {};
   }
   counters_->all_gather += output.nbytes();
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->_allgather_base(output, input), "all-gather", what);
+  return start("all-gather", what, [&] { return backend_->_allgather_base(output, input); });
 }
 
 Pending Group::reduce_scatter(at::Tensor output, at::Tensor input, const std::string& what) {
@@ -82,16 +88,15 @@ Pending Group::reduce_scatter(at::Tensor output, at::Tensor input, const std::st
     return {};
   }
   counters_->reduce_scatter += input.nbytes();
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->_reduce_scatter_base(output, input), "reduce-scatter", what);
+  return start("reduce-scatter", what,
+               [&] { return backend_->_reduce_scatter_base(output, input); });
 }
 
 Pending Group::all_reduce(at::Tensor tensor, const std::string& what) {
   if (!backend_) return {};
   counters_->all_reduce += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->allreduce(tensors), "all-reduce", what);
+  return start("all-reduce", what, [&] { return backend_->allreduce(tensors); });
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
@@ -100,8 +105,7 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   std::vector<at::Tensor> tensors = {std::move(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->broadcast(tensors, options), "broadcast", what);
+  return start("broadcast", what, [&] { return backend_->broadcast(tensors, options); });
 }
 
 Pending Group::all_to_all(at::Tensor received, std::vector<std::int64_t> num_received,
@@ -119,8 +123,8 @@ Pending Group::all_to_all(at::Tensor received, std::vector<std::int64_t> num_rec
     return {};
   }
   counters_->all_to_all += sent.nbytes();
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->alltoall_base(received, sent, num_received, num_sent), "all-to-all", what);
+  return start("all-to-all", what,
+               [&] { return backend_->alltoall_base(received, sent, num_received, num_sent); });
 }
 
 void Group::scatter(at::Tensor output, const at::Tensor& input, int root, const std::string& what) {
@@ -145,8 +149,7 @@ Pending Group::start_sending(at::Tensor tensor, int to, const std::string& what)
   TESSERA_CHECK(to != rank_ && tensor.is_contiguous());
   counters_->sent += tensor.nbytes();
   std::vector<at::Tensor> tensors = {std::move(tensor)};
-  const std::lock_guard lock(starting_mutex());
-  return start(backend_->send(tensors, to, /*tag=*/0), "sending", what);
+  return start("sending", what, [&] { return backend_->send(tensors, to, /*tag=*/0); });
 }
 
 void Group::send(at::Tensor tensor, int to, const std::string& what) {
@@ -156,12 +159,7 @@ void Group::send(at::Tensor tensor, int to, const std::string& what) {
 void Group::receive(at::Tensor tensor, int from, const std::string& what) {
   TESSERA_CHECK(from != rank_ && tensor.is_contiguous());
   std::vector<at::Tensor> tensors = {std::move(tensor)};
-  Pending pending;
-  {
-    const std::lock_guard lock(starting_mutex());
-    pending = start(backend_->recv(tensors, from, /*tag=*/0), "receiving", what);
-  }
-  pending.wait();
+  start("receiving", what, [&] { return backend_->recv(tensors, from, /*tag=*/0); }).wait();
 }
 
 double Group::max(double value, const std::string& what) {
@@ -173,12 +171,7 @@ double Group::max(double value, const std::string& what) {
       to_device(torch::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble), device_)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
-  Pending pending;
-  {
-    const std::lock_guard lock(starting_mutex());
-    pending = start(backend_->allreduce(tensors, options), "all-reduce", what);
-  }
-  pending.wait();
+  start("all-reduce", what, [&] { return backend_->allreduce(tensors, options); }).wait();
   const at::Tensor greatest = tensors[0].to(at::kCPU);
   const double* const values = greatest.data_ptr<double>();
   return values[1] > 0 ? std::numeric_limits<double>::quiet_NaN() : values[0];

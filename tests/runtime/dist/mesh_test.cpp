@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <thread>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "runtime/support/checks.h"
+#include "runtime/support/processes.h"
 #include "runtime/support/ranks.h"
 #include "tessera/base/error.h"
 
@@ -177,6 +179,31 @@ TEST(MeshTest, ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
         }
       },
       options);
+}
+
+/// As rank 1 of two ranks: ends. As rank 0: waits until the connection is closed, then starts one
+/// call of each kind. Returns the errors.
+TEST(MeshTest, DISABLED_OneRankStartsCollectivesAfterTheOtherHasEnded) {
+  test::as_process([](const Mesh& mesh) -> std::string {
+    if (mesh.rank() == 1) ::_exit(0);
+    Group& group = *mesh.world();
+    const at::Tensor one = torch::ones({1});
+    const at::Tensor two = torch::ones({2});
+    EXPECT_THROW(group.all_gather(two, one, "first").wait(), Error);
+    return test::error_of([&] { group.all_gather(two, one, "weight"); }) + "\n" +
+           test::error_of([&] { group.reduce_scatter(one, two, "weight"); }) + "\n" +
+           test::error_of([&] { group.send(one, 1, "weight"); }) + "\n" +
+           test::error_of([&] { group.receive(one, 1, "weight"); });
+  });
+}
+
+// Shows B22.
+TEST(MeshTest, ACollectiveThatCannotStartNamesItselfRankAndTensor) {
+  const std::string errors =
+      test::run_processes(2, "MeshTest.DISABLED_OneRankStartsCollectivesAfterTheOtherHasEnded")[0];
+  for (const std::string collective : {"all-gather", "reduce-scatter", "sending", "receiving"}) {
+    EXPECT_THAT(errors, HasSubstr("rank 0 of 2 (shard): " + collective + " of weight: "));
+  }
 }
 
 }  // namespace

@@ -111,8 +111,9 @@ class Group {
   Traffic traffic() const;
 
  private:
-  Pending start(c10::intrusive_ptr<c10d::Work> work, const char* collective,
-                const std::string& what) const;
+  /// Calls `begin`, which starts a collective of the backend.
+  template <class Begin>
+  Pending start(const char* collective, const std::string& what, Begin&& begin) const;
   Pending start_sending(at::Tensor tensor, int to, const std::string& what);
 
   struct Counters {  // units: bytes
