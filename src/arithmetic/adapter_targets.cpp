@@ -155,6 +155,8 @@ std::string AdapterTargets::find_removed_prefix(
 
 void AdapterTargets::add_to(std::vector<TensorOrigin>& tensors, Replacements& replaced) {
   const PrefixOfBase prefix = find_prefix();
+  counts_.added_prefix = prefix.added;
+  counts_.removed_prefix = prefix.removed;
   std::vector<const AdapterChange*> missing;
   for (const AdapterChange& change : adapter_.changes) {
     const std::string name = prefix.applied_to(change.target);

@@ -71,6 +71,8 @@ struct AdapterCounts {
   std::string path;
   std::size_t num_changed = 0;   // tensors to which the adapter adds something
   std::size_t num_replaced = 0;  // tensors that the adapter replaces
+  std::string added_prefix{};    // what the base's names begin with, and the adapter's do not
+  std::string removed_prefix{};  // what the adapter's names begin with, and the base's do not
 };
 
 /// What a combination does.

@@ -47,12 +47,20 @@ class Match {
       }
     }
     for (const auto& [name, index] : other_entries_.tensors()) {
-      if (!first_entries_.tensors().contains(name)) problems_.push_back(without_first(name));
+      if (first_entries_.tensors().contains(name) || is_tied_in_both(name, index)) continue;
+      problems_.push_back(without_first(name));
     }
     find_missing();
   }
 
  private:
+  /// Whether both sources tie the other source's tensor `index`, called `name` there, to the tensor
+  /// that the first source stores. They may store a tied tensor under different names.
+  bool is_tied_in_both(const std::string& name, std::size_t index) const {
+    const auto tied = first_entries_.find_tensor(name);
+    return tied && other_entries_.find_tensor(first_.contents().tensors[*tied].meta.fqn) == index;
+  }
+
   /// Returns the problem of a tensor that the first source does not have under its own name.
   Finding without_first(const std::string& name) const {
     if (const auto tied = first_entries_.find_tensor(name)) {

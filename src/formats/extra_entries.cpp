@@ -63,7 +63,7 @@ ExtraEntry entry_at(const std::string& directory, const std::string& name) {
 }  // namespace
 
 bool holds_tensors(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kBeginsAndEnds = {{
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kBeginsAndEnds = {{
       {"model", ".bin"},
       {"model", ".pt"},
       {"model", ".pth"},
@@ -74,6 +74,7 @@ bool holds_tensors(std::string_view name) {
       {"optimizer", ".pt"},
       {"optimizer", ".pth"},
       {"consolidated", ".pth"},
+      {"value_head", ".bin"},
       {"tf_model", ".h5"},
       {"flax_model", ".msgpack"},
       {"rust_model", ".ot"},

@@ -81,15 +81,24 @@ Found find_beside_sources(const FileSystem& fs, const CheckpointReader& reader,
   return found;
 }
 
-Found find_in_folder(const FileSystem& fs, const std::string& folder) {
+/// Returns the extra entries of a folder that the user names. A source in it is none.
+Found find_in_folder(const FileSystem& fs, const std::string& folder,
+                     const std::vector<std::string>& sources) {
   const auto kind = fs.kind_of(folder);
   if (kind != FileKind::directory) {
     throw Error::expected(kind ? ErrorKind::invalid_argument : ErrorKind::not_found,
                           {.path = folder}, kExtraFilesRule, "a folder that contains extra files",
                           kind ? "a file" : "nothing");
   }
+  std::vector<ExtraEntry> entries = formats::list_entries_beside_checkpoints(fs, folder);
+  const std::string within = join_path(without_trailing_slashes(folder), "");
+  std::erase_if(entries, [&](const ExtraEntry& entry) {
+    return std::ranges::any_of(sources, [&](const std::string& source) {
+      return join_path(without_trailing_slashes(source), "").starts_with(within + entry.name + '/');
+    });
+  });
   Found found;
-  add(found, folder, formats::list_entries_beside_checkpoints(fs, folder));
+  add(found, folder, entries);
   return found;
 }
 
@@ -465,13 +474,19 @@ bool is_of_peft(const formats::TensorEntry& tensor) {
   return tensor.meta.fqn.starts_with("base_model.");
 }
 
+bool is_state(const formats::TensorEntry& tensor) {
+  return tensor.kind != formats::StateKind::plain;
+}
+
 bool has_name_of_adapter(const formats::TensorEntry& tensor) {
   return is_of_peft(tensor) || is_tensor_of_adapter(tensor.meta.fqn);
 }
 
-/// Returns the first tensor whose name is not like those in adapters.
+/// Returns the first weight whose name is not like those in adapters.
 auto find_tensor_of_model(const Plan& plan) {
-  return std::ranges::find_if_not(plan.destination.tensors, has_name_of_adapter);
+  return std::ranges::find_if_not(plan.destination.tensors, [](const auto& tensor) {
+    return is_state(tensor) || has_name_of_adapter(tensor);
+  });
 }
 
 /// Returns whether the tensors are those of an adapter, as the names of the source's files or of
@@ -484,7 +499,8 @@ bool is_adapter_of_peft(const CheckpointReader& reader, const Plan& plan,
   if (has_names && std::ranges::all_of(old, is_file_of_adapter)) return true;
   const auto& tensors = plan.destination.tensors;
   if (has_config_of_adapter(files)) return find_tensor_of_model(plan) == tensors.end();
-  return std::ranges::all_of(tensors, is_of_peft) &&
+  return std::ranges::all_of(tensors,
+                             [](const auto& each) { return is_state(each) || is_of_peft(each); }) &&
          std::ranges::any_of(tensors, [](const formats::TensorEntry& each) {
            return is_tensor_of_adapter(each.meta.fqn);
          });
@@ -588,10 +604,13 @@ void name_files(const FileSystem& fs, const CheckpointReader& reader,
     return last_component(path).starts_with(usual + suffix) ||
            last_component(path).starts_with(usual + "-");
   };
-  if (own.empty() && std::ranges::any_of(old, has_usual_name)) return;
+  // Files of several sources may become one model, as those of an adapter and its base.
+  if (own.empty() && sources.size() > 1 && std::ranges::any_of(old, has_usual_name)) return;
+  const auto other = own.empty() ? std::ranges::find_if_not(old, has_usual_name) : old.begin();
+  if (other == old.end()) return;
   note_names(destination,
-             "files with the names of the source's, such as " +
-                 printable(last_component(old.front())) + ", if a loader looks for them",
+             "files with the names of the source's, such as " + printable(last_component(*other)) +
+                 ", if a loader looks for them",
              "other names (rename the files, or write a single file)", files);
 }
 
@@ -719,7 +738,7 @@ ExtraFilesPlan plan_extra_files(const FileSystem& fs, const Plan& plan,
   if (options.folder.empty()) {
     sorter.sort(beside);
   } else {
-    const Found given = find_in_folder(fs, options.folder);
+    const Found given = find_in_folder(fs, options.folder, sources);
     sorter.sort(given);
     Found others = beside;
     std::erase_if(others, [&](const auto& entry) {

@@ -906,6 +906,7 @@ TEST(LoraTest, TheSelectionSaysWhichOfTwoModelsAnAdapterChanges) {
   const auto result = with_only({"model"});
   ASSERT_THAT(result.problems, IsEmpty());
   EXPECT_THAT(elements<float>(*result.reader, "model.w.weight"), ElementsAre(103));
+  EXPECT_EQ(result.counts.adapters[0].added_prefix, "model.");
   EXPECT_THAT(texts(with_only({}).problems),
               ElementsAre(HasSubstr("w.weight: combine: expected a tensor of this name")));
 }
@@ -925,6 +926,8 @@ TEST(LoraTest, TheBaseMayLackAPrefixOfTheAdaptersNames) {
   ASSERT_THAT(result.problems, IsEmpty());
   EXPECT_THAT(elements<float>(*result.reader, "h.0.w.weight"), ElementsAre(103));
   EXPECT_THAT(elements<float>(*result.reader, "h.1.w.weight"), ElementsAre(104));
+  EXPECT_EQ(result.counts.adapters[0].removed_prefix, "transformer.");
+  EXPECT_EQ(result.counts.adapters[0].added_prefix, "");
   // It must fit all tensors, and be the only one.
   EXPECT_THAT(texts(with_base({"h.0.w.weight"}).problems), SizeIs(2));
   EXPECT_THAT(

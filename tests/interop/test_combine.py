@@ -134,6 +134,20 @@ def test_an_adapter_that_changes_a_tied_weight_says_that_both_names_change(kind,
     assert notes("--only", "!embed") == []
 
 
+def test_a_tied_tensor_may_be_stored_under_another_of_its_names(tmp_path):
+    """torch.save stores a tensor under the first of its names, which depends on the order of the modules."""
+    for name, order in (("a", ("embed", "up", "head")), ("b", ("head", "up", "embed"))):
+        shared = torch.ones(3) if name == "a" else torch.full((3,), 3.0)
+        state = {"embed": shared, "head": shared, "up": torch.ones(2)}
+        torch.save({key: state[key] for key in order}, tmp_path / f"{name}.pt")
+    weights = [word for name in "ab" for word in ("--linear", f"0.5={tmp_path / name}.pt")]
+    merged = torch.load(combine(tmp_path / "merged.pt", *weights))
+    assert torch.equal(merged["embed"], torch.full((3,), 2.0)) and merged["head"].data_ptr() == merged["embed"].data_ptr()
+    torch.save({"head": torch.ones(3), "up": torch.ones(2), "embed": torch.ones(3)}, tmp_path / "b.pt")  # two tensors
+    process = run("ckpt-reshard", "combine", tmp_path / "other.pt", *weights)
+    assert process.returncode == 3 and "head: combine: expected tied to embed" in process.stderr, process.stderr
+
+
 def save_model(folder, heads):
     folder.mkdir()
     save_file({"q": torch.arange(8.0).reshape(4, 2)}, folder / "model.safetensors")

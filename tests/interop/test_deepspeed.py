@@ -1079,6 +1079,18 @@ def test_what_is_written_for_deepspeed_holds_the_same(path, tmp_path):
     assert_same_state(listing(back), expectation(path))
 
 
+def test_parameters_that_an_optimizer_gives_no_step_get_none(tmp_path):
+    """Shows A2, F2. Muon beside Adam: the step that ZeRO stage 3 keeps for all parameters is not that of Muon's."""
+    adam = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "step": torch.tensor(3.0)}
+    state = {"model": {"a": torch.ones(2), "b": torch.ones(2)},
+             "optim": {"state": {"a": adam, "b": {"momentum_buffer": torch.ones(2)}},
+                       "param_groups": [{"lr": 0.1, "params": ["a"]}, {"lr": 0.2, "params": ["b"]}]}}
+    torch.save(state, tmp_path / "run.pt")
+    reshard(tmp_path / "run.pt", tmp_path / "universal", "--to", "deepspeed")
+    back = load(reshard(tmp_path / "universal", tmp_path / "back.pt"))
+    assert {name: set(state) for name, state in back["optim"]["state"].items()} == {"a": set(adam), "b": {"momentum_buffer"}}
+
+
 def test_what_is_written_for_deepspeed_is_replaced_only_as_asked(tmp_path):
     """Shows F2, E4."""
     run_folder = reshard(VALID / "zero1", tmp_path / "run", "--to", "deepspeed")

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from ckpt_tools import FORMATS as SIMPLE_FORMATS
 from ckpt_tools import ROOT, reshard, run, succeed
 from on_ranks import run_function
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -345,6 +345,47 @@ def test_extra_files_are_kept_or_told(origin, tmp_path):
         moved = tmp_path / target
         told = move(source, moved, target)
         check("extra files", (target,), moved.is_dir() and any(path.read_text() == "mine" for path in moved.rglob("notes.txt")), told)
+
+
+@pytest.mark.parametrize("has_config_beside", [True, False])
+def test_an_adapter_and_its_optimizer_are_an_adapter(has_config_beside, tmp_path):
+    """Shows A2. The optimizer's state is no weight of a model, so the merged folder keeps adapter_config.json and PEFT's name."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file({"base_model.model.q.lora_A.weight": torch.ones(1, 2), "base_model.model.q.lora_B.weight": torch.ones(2, 1)},
+              adapter / "adapter_model.safetensors")
+    config = adapter if has_config_beside else tmp_path / "config"
+    config.mkdir(exist_ok=True)
+    (config / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    torch.save({"state": {0: {"exp_avg": torch.ones(1, 2)}}, "param_groups": [{"params": [0]}]}, adapter / "optimizer.pt")
+    options = [] if has_config_beside else ["--extra-files-from", config]
+    succeed("ckpt-reshard", "merge", adapter, f"optim={adapter / 'optimizer.pt'}", tmp_path / "merged", "--to", "safetensors", *options)
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "adapter_model.safetensors.values.json"}
+
+
+def test_a_file_whose_name_is_gone_is_named(tmp_path):
+    """Shows A2. LLaMA-Factory looks for value_head.safetensors, which becomes a part of model.safetensors."""
+    source = tmp_path / "model"
+    source.mkdir()
+    save_file({"q.weight": torch.ones(2)}, source / "model.safetensors")
+    save_file({"v_head.summary.weight": torch.ones(2)}, source / "value_head.safetensors")
+    document = json.loads(succeed("ckpt-reshard", source, tmp_path / "moved", "--to", "safetensors", "--json"))
+    expected = "files with the names of the source's, such as value_head.safetensors, if a loader looks for them"
+    assert [note["expected"] for note in document["notes"] if note["rule"] == "extra files"] == [expected]
+
+
+def test_sources_in_the_folder_of_the_extra_files_are_not_named_as_left(tmp_path):
+    """Shows A2. As accelerate lays out the folders of the model and of the optimizer."""
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        dcp.save({name: {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "run" / name, no_dist=True)
+    (tmp_path / "run" / "random_states_0.pkl").write_bytes(b"mine")
+    (tmp_path / "run" / "logs").mkdir()
+    for folder in (tmp_path / "run", f"{tmp_path / 'run'}/"):
+        document = json.loads(succeed("ckpt-reshard", "merge", tmp_path / "run" / "pytorch_model_fsdp_0", f"{tmp_path / 'run' / 'optimizer_0'}/",
+                                      tmp_path / "merged", "--extra-files-from", folder, "--overwrite", "--json"))
+        assert document["left_files"] == [{"name": "logs", "why": "a folder"}]
+        assert [file["name"] for file in document["extra_files"]] == ["random_states_0.pkl"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit

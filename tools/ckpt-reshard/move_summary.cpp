@@ -315,6 +315,12 @@ void print_combination(const arithmetic::CombinationCounts& counts, Terminal& te
   for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
     line = printable(adapter.path) + ": " + counted(adapter.num_changed, "tensor") + " changed";
     if (adapter.num_replaced > 0) line += ", " + std::to_string(adapter.num_replaced) + " replaced";
+    if (!adapter.added_prefix.empty()) {
+      line += "; names found with '" + printable(adapter.added_prefix) + "' before them";
+    }
+    if (!adapter.removed_prefix.empty()) {
+      line += "; names found without '" + printable(adapter.removed_prefix) + "'";
+    }
     terminal.print(line + "\n");
   }
 }
@@ -328,7 +334,9 @@ void write_combination(const arithmetic::CombinationCounts& counts, JsonOutput& 
   for (const arithmetic::AdapterCounts& adapter : counts.adapters) {
     json.begin_object().member("path", adapter.path);
     json.member("changed", std::uint64_t{adapter.num_changed});
-    json.member("replaced", std::uint64_t{adapter.num_replaced}).end_object();
+    json.member("replaced", std::uint64_t{adapter.num_replaced});
+    json.member("added_prefix", adapter.added_prefix);
+    json.member("removed_prefix", adapter.removed_prefix).end_object();
   }
   json.end_array().end_object();
 }

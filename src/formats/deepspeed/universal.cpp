@@ -157,6 +157,9 @@ class UniversalReader final : public ModelRanksReader {
     if (!has_model_ranks) require_model_states();
     if (added_.groups) set_written_by_tessera();
     for (Parameter& parameter : parameters_) add_parameter(parameter);
+    if (!has_step_ && !added_.is_neutral(kNeutralState)) {
+      for (const Parameter& parameter : parameters_) add_common_step(parameter);
+    }
     require_state_of_groups();
     require_no_others();
     add_groups_and_members();
@@ -379,7 +382,6 @@ class UniversalReader final : public ModelRanksReader {
     }
     const std::string within = join_path(std::string(kZero), parameter.fqn);
     const std::string directory = join_path(folder(), within);
-    bool has_step = false;
     if (fs_.kind_of(directory) == FileKind::directory) {
       for (const std::string& name : fs_.list_directory(directory)) {
         if (!name.ends_with(kMemberSuffix)) continue;
@@ -387,7 +389,7 @@ class UniversalReader final : public ModelRanksReader {
         if (kind != kWeights && added_.is_neutral(kNeutralState)) continue;
         add_file(parameter, kind, join_path(within, name));
         if (kind != kWeights) kinds_[parameter.fqn].insert(kind);
-        has_step = has_step || kind == "step";
+        has_step_ = has_step_ || kind == "step";
       }
     }
     if (!dtypes_.contains(parameter.fqn)) {
@@ -396,7 +398,6 @@ class UniversalReader final : public ModelRanksReader {
                             join_path(within, std::string(kWeights) + std::string(kMemberSuffix)),
                             "none", "not copied whole?");
     }
-    if (!has_step && !added_.is_neutral(kNeutralState)) add_common_step(parameter);
   }
 
   /// Throws if a parameter lacks a kind of state that another parameter of its group has. The
@@ -561,7 +562,9 @@ class UniversalReader final : public ModelRanksReader {
              printable(different.front()) + "': left out");
   }
 
-  /// Adds the step of a parameter if ZeRO stage 3 saved one step for a whole vector.
+  /// Adds the step of a parameter if ZeRO stage 3 saved one step for a whole vector. Not for
+  /// checkpoints that have steps of parameters: other optimizers than Adam, such as Muon, have
+  /// none.
   void add_common_step(const Parameter& parameter) {
     for (const std::string& vector : {parameter.vector, std::string("0")}) {
       const Entry* const step = optimizer_->find({kStateOfStage3, "state", vector, "step"});
@@ -648,6 +651,7 @@ class UniversalReader final : public ModelRanksReader {
   std::vector<Parameter> parameters_;                   // each with the shape of the whole tensor
   std::map<std::string, DType> dtypes_;                 // of the weights, by name
   std::map<std::string, std::set<std::string>> kinds_;  // of state, by name of the parameter
+  bool has_step_ = false;  // whether a parameter has a file of its own for its step
   LeftOut members_left_;
   LeftOut rules_left_;
   std::vector<InModule> remembered_;
