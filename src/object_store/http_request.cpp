@@ -13,6 +13,7 @@
 #include <stop_token>
 #include <utility>
 
+#include "base/blocked_sigpipe.h"
 #include "base/current_stop.h"
 #include "base/lock_while_forking.h"
 #include "object_store/curl_library.h"
@@ -280,7 +281,10 @@ HttpResponse perform(const HttpRequest& request,
   curl.easy_setopt(handle, curl::kHttpHeader, headers);
   ++num_requests;
   HttpResponse& response = transfer.response;
-  response.curl_code = curl.easy_perform(handle);
+  {
+    const BlockedSigpipe block;  // kNoSignal makes curl leave this to the program
+    response.curl_code = curl.easy_perform(handle);
+  }
   if (response.curl_code != curl::kOk) {
     response.curl_message =
         *error_text != '\0' ? error_text : curl.easy_strerror(response.curl_code);

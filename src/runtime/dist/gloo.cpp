@@ -1,5 +1,6 @@
 #include <cstdlib>
 
+#include "base/blocked_sigpipe.h"
 #include "runtime/dist/gloo_backend.h"
 #include "tessera/runtime/dist/mesh.h"
 
@@ -23,6 +24,7 @@ Transport gloo(const std::string& interface) {
   transport.name = "Gloo";
   transport.connect = [interface](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   std::chrono::milliseconds timeout) {
+    const BlockedSigpipe block;  // also for the threads of Gloo, which are created here
     auto options = ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device_of(interface));
     return c10::make_intrusive<GlooBackend>(store, rank, size, options);

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/blocked_sigpipe.h"
+
 namespace tessera::dist {
 namespace {
 
@@ -64,6 +66,18 @@ void GlooBackend::keep(std::vector<at::Tensor> tensors,
   if (messages.empty()) return;
   const std::lock_guard lock(kept_mutex_);
   kept_.push_back({std::move(tensors), std::move(messages)});
+}
+
+c10::intrusive_ptr<c10d::Work> GlooBackend::send(std::vector<at::Tensor>& tensors, int to,
+                                                 int tag) {
+  const BlockedSigpipe block;
+  return ProcessGroupGloo::send(tensors, to, tag);
+}
+
+c10::intrusive_ptr<c10d::Work> GlooBackend::recv(std::vector<at::Tensor>& tensors, int from,
+                                                 int tag) {
+  const BlockedSigpipe block;  // a receiver writes that it is ready
+  return ProcessGroupGloo::recv(tensors, from, tag);
 }
 
 /// Starts a collective with a new tag. All ranks start collectives in the same order, so a

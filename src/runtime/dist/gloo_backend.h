@@ -18,6 +18,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override;
+  /// Sends as c10d's, but a write to the connection of a rank that has died is only an error.
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override;
   /// Sums the ranks' elements in the tensors' dtype, always in the same order.
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;

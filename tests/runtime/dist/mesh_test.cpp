@@ -4,7 +4,14 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -204,6 +211,77 @@ TEST(MeshTest, ACollectiveThatCannotStartNamesItselfRankAndTensor) {
   for (const std::string collective : {"all-gather", "reduce-scatter", "sending", "receiving"}) {
     EXPECT_THAT(errors, HasSubstr("rank 0 of 2 (shard): " + collective + " of weight: "));
   }
+}
+
+std::vector<pid_t> other_threads() {
+  std::vector<pid_t> threads;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    const pid_t thread = std::stoi(entry.path().filename());
+    if (thread != ::gettid()) threads.push_back(thread);
+  }
+  return threads;
+}
+
+bool has_blocked(pid_t thread, int signal) {
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  std::string line;
+  while (std::getline(status, line) && !line.starts_with("SigBlk:")) {
+  }
+  return (std::stoul(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+}
+
+/// Returns whether a process has ended with all its threads, so that its connections are closed.
+bool has_ended(const std::string& pid) {
+  std::ifstream stat("/proc/" + pid + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  const std::filesystem::directory_iterator threads("/proc/" + pid + "/task");
+  return line.find(") Z ") != std::string::npos && std::distance(begin(threads), end(threads)) == 1;
+}
+
+std::atomic<bool> are_threads_stopped = false;
+
+/// As rank 1 of two ranks: ends when rank 0 says so. As rank 0: stops Gloo's threads, so that none
+/// of them sees that the connection is closed, and writes to it. Returns the error.
+TEST(MeshTest, DISABLED_OneRankWritesToTheClosedConnectionOfTheOther) {
+  test::as_process([](const Mesh& mesh) {
+    Group& group = *mesh.world();
+    if (mesh.rank() == 1) {
+      group.store()->set("test/pid", std::to_string(::getpid()));
+      group.store()->wait({"test/end"});
+      ::_exit(0);
+    }
+    are_threads_stopped = true;
+    std::signal(SIGUSR1, [](int) {
+      while (are_threads_stopped) ::usleep(1'000);
+    });
+    const std::vector<pid_t> threads = other_threads();
+    EXPECT_FALSE(threads.empty());
+    for (const pid_t thread : threads) {
+      EXPECT_TRUE(has_blocked(thread, SIGPIPE));
+      ::tgkill(::getpid(), thread, SIGUSR1);
+    }
+    const std::vector<std::uint8_t> pid = group.store()->get("test/pid");
+    group.store()->set("test/end", std::string("now"));
+    while (!has_ended({pid.begin(), pid.end()})) ::usleep(1'000);
+    const std::string error = test::error_of([&] {
+      std::vector<Pending> pending;  // of several: the first write meets no error
+      for (int i = 0; i < 3; ++i) {
+        pending.push_back(group.all_gather(torch::ones({2}), torch::ones({1}), "w"));
+      }
+      are_threads_stopped = false;
+      for (Pending& each : pending) each.wait();
+    });
+    are_threads_stopped = false;
+    return error;
+  });
+}
+
+// Shows B22. A C++ program does not ignore SIGPIPE, as Python does, and would end without a word.
+TEST(MeshTest, AWriteToARankThatHasDiedIsAnErrorAndNoSignal) {
+  const std::vector<std::string> errors =
+      test::run_processes(2, "MeshTest.DISABLED_OneRankWritesToTheClosedConnectionOfTheOther");
+  EXPECT_THAT(errors[0], HasSubstr("rank 0 of 2 (shard): all-gather of w: "));
 }
 
 }  // namespace

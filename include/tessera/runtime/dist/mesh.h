@@ -32,6 +32,7 @@ struct Transport {
 /// Returns Gloo, which uses sockets. Gloo sends CPU tensors directly, and CUDA tensors through the
 /// host. `interface`: the network interface to bind to, such as `eth0`. Empty: the interface in
 /// GLOO_SOCKET_IFNAME; without this variable, that of the host's name; without that, loopback.
+/// If another rank dies, no thread that uses the group gets SIGPIPE.
 Transport gloo(const std::string& interface = {});
 
 /// Returns NCCL through c10d, for CUDA tensors. Link the CMake target `tessera::nccl`, which exists
