@@ -188,12 +188,23 @@ TEST(MeshTest, ARankThatIsMissingIsATimeOutThatNamesTheCollective) {
       options);
 }
 
+/// Ends this rank when rank 0 sets the key, so that no rank still connects then.
+void end_when_told(const Group& group) {
+  group.store()->wait({"test/end"});
+  ::_exit(0);
+}
+
+void tell_to_end(const Group& group) {
+  group.store()->set("test/end", std::string("now"));
+}
+
 /// As rank 1 of two ranks: ends. As rank 0: waits until the connection is closed, then starts one
 /// call of each kind. Returns the errors.
 TEST(MeshTest, DISABLED_OneRankStartsCollectivesAfterTheOtherHasEnded) {
   test::as_process([](const Mesh& mesh) -> std::string {
-    if (mesh.rank() == 1) ::_exit(0);
     Group& group = *mesh.world();
+    if (mesh.rank() == 1) end_when_told(group);
+    tell_to_end(group);
     const at::Tensor one = torch::ones({1});
     const at::Tensor two = torch::ones({2});
     EXPECT_THROW(group.all_gather(two, one, "first").wait(), Error);
@@ -248,8 +259,7 @@ TEST(MeshTest, DISABLED_OneRankWritesToTheClosedConnectionOfTheOther) {
     Group& group = *mesh.world();
     if (mesh.rank() == 1) {
       group.store()->set("test/pid", std::to_string(::getpid()));
-      group.store()->wait({"test/end"});
-      ::_exit(0);
+      end_when_told(group);
     }
     are_threads_stopped = true;
     std::signal(SIGUSR1, [](int) {
@@ -262,7 +272,7 @@ TEST(MeshTest, DISABLED_OneRankWritesToTheClosedConnectionOfTheOther) {
       ::tgkill(::getpid(), thread, SIGUSR1);
     }
     const std::vector<std::uint8_t> pid = group.store()->get("test/pid");
-    group.store()->set("test/end", std::string("now"));
+    tell_to_end(group);
     while (!has_ended({pid.begin(), pid.end()})) ::usleep(1'000);
     const std::string error = test::error_of([&] {
       std::vector<Pending> pending;  // of several: the first write meets no error
