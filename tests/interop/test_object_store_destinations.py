@@ -746,6 +746,18 @@ def test_the_spool_of_a_killed_move_is_removed_by_a_later_move_to_another_url(pr
             os.utime(path, (time.time() - 25 * 3600,) * 2)
 
 
+def wait_until_unchanged(folder, nbytes):
+    """Waits until the files have at least so many bytes, and none has changed for half a second."""
+    before = None
+    for _ in range(120):
+        states = {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+        if states == before and sum(size for size, _ in states.values()) >= nbytes:
+            return
+        before = states
+        time.sleep(0.5)
+    raise AssertionError(before)
+
+
 def test_the_spool_of_a_living_move_stays(proxy, keys, large, tmp_path):  # noqa: F811
     """However long the move has written nothing."""
     arrived, release = threading.Event(), threading.Event()
@@ -760,7 +772,7 @@ def test_the_spool_of_a_living_move_stays(proxy, keys, large, tmp_path):  # noqa
     move = subprocess.Popen([BIN / "ckpt-reshard", large, url, "--to", "safetensors", "--spool", tmp_path, "--quiet"], env=environment(proxy))
     assert arrived.wait(60)
     (living,) = tmp_path.glob("tessera-spool-*")
-    time.sleep(0.5)  # until all is written
+    wait_until_unchanged(living, large.stat().st_size)
     for path in tmp_path.rglob("*"):
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     proxy.change = None
