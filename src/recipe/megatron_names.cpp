@@ -11,6 +11,7 @@
 
 #include "formats/megatron/torch_dist_names.h"
 #include "recipe/inputs.h"
+#include "reshard/optimizer_rules.h"
 #include "tessera/base/error.h"
 
 namespace tessera::recipe {
@@ -100,11 +101,6 @@ Place place_of(const std::string& name, std::size_t num_dims) {
   return place;
 }
 
-/// Whether a name is of a flat buffer of the distributed optimizer: no parameter's name is in it.
-bool is_flat_buffer(std::string_view name) {
-  return find_component(name, "optimizer.distributed.dp_group_idx_") != std::string_view::npos;
-}
-
 class RulesBuilder {
  public:
   RulesBuilder(std::string recipe_path, std::string path) : path_(std::move(path)) {
@@ -114,7 +110,7 @@ class RulesBuilder {
 
   void add_tensor(const std::string& name, std::size_t num_dims) {
     if (name.find_first_of("{}") != std::string::npos) return;  // a template cannot have them
-    if (name.ends_with(kExtraState) || is_flat_buffer(name)) return drop(name);
+    if (name.ends_with(kExtraState) || reshard::is_in_flat_buffers(name)) return drop(name);
     Place place = place_of(name, num_dims);
     auto& [operations, sources] = places_[place.name];
     operations = std::move(place.operations);

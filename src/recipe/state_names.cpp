@@ -247,7 +247,10 @@ KeyPath path_of_state(const KeyPath& path, const StateName& name,
   if (name.rest.empty()) {
     return path_of_new_name(path, name.root + name.parameter, name.root + new_parameter);
   }
-  if (path.size() < 2 || formats::spell({path[path.size() - 2]}) != name.parameter) return {};
+  if (path.size() < 2 || formats::spell({path[path.size() - 2]}) != name.parameter) {
+    return path_of_new_name(path, name.root + name.parameter + name.rest,
+                            name_of_state(name, new_parameter));
+  }
   KeyPath result = path;
   result[path.size() - 2] = new_parameter;
   const std::string rest = rest_of_state(name, new_parameter);

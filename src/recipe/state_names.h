@@ -101,7 +101,8 @@ formats::KeyPath path_of_new_name(const formats::KeyPath& path, const std::strin
                                   const std::string& new_name);
 
 /// Returns the key path for `name_of_state(name, new_parameter)`; `path` is that of the old name.
-/// Returns an empty path if `path` does not spell the parts of `name`.
+/// Keeps the dicts around a parameter's name that is a key, or the begin of one, as
+/// `flatten_optimizer_state_dict` makes it. Returns an empty path if `path` does not spell `name`.
 formats::KeyPath path_of_state(const formats::KeyPath& path, const StateName& name,
                                const std::string& new_parameter);
 

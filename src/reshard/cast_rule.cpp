@@ -225,7 +225,8 @@ CastVerdict CastRule::verdict_by_place(std::size_t tensor_index) const {
   if (roles_[tensor_index].kind != formats::StateKind::plain) return CastVerdict::cast;
   const TensorEntry& tensor = contents_.tensors[tensor_index];
   const std::string_view fqn = formats::name_without_rank(tensor.meta.fqn);
-  if (any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
+  if (is_in_flat_buffers(fqn) ||
+      any_component(fqn, [](std::string_view each) { return is_one_of(kNeverOfModels, each); })) {
     return CastVerdict::keep_outside;
   }
   if (of_model_.contains(tensor_index) || !name_in_model(fqn).empty()) return CastVerdict::cast;

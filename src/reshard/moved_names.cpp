@@ -530,6 +530,54 @@ Parameters parameters_by_old_name(const CheckpointContents& source, const MovedN
       std::move(others));
 }
 
+/// Returns the first components of a parameter's name that the name of its state lacks: `model.`
+/// for `optim.state.a.w.exp_avg` of `model.a.w`, but not those that both names begin with. Returns
+/// nothing if the state has another name of the parameter.
+std::optional<std::string> missing_in_state(std::string_view state, std::string_view parameter) {
+  const std::string within = std::string(state) + ".";
+  std::string_view found = parameter;
+  while (within.find("." + std::string(found) + ".") == std::string::npos) {
+    const std::size_t dot = found.find('.');
+    if (dot == std::string_view::npos) return std::nullopt;
+    found.remove_prefix(dot + 1);
+  }
+  std::string_view missing = parameter.substr(0, parameter.size() - found.size());
+  for (std::size_t dot = missing.find('.'); dot != std::string_view::npos;
+       dot = missing.find('.')) {
+    const std::string_view component = missing.substr(0, dot + 1);
+    if (!state.starts_with(component)) break;
+    state.remove_prefix(component.size());
+    missing.remove_prefix(component.size());
+  }
+  return std::string(missing);
+}
+
+/// Returns which moved tensors are state whose parameter gets more components before the name that
+/// the state has (`model.a.w` becomes `model.net.a.w`). If all parameters get one component, they
+/// only get into a dict. `parameters`: before the renames.
+std::vector<bool> states_with_shorter_names(const MovedNames& moved, const Parameters& parameters) {
+  std::map<std::size_t, const MovedTensor*> by_source;
+  for (const MovedTensor& tensor : moved.tensors) by_source.emplace(tensor.source_tensor, &tensor);
+  std::vector<std::pair<std::optional<std::string>, std::optional<std::string>>> missing(
+      moved.tensors.size());
+  std::map<std::string, std::set<std::string>> new_by_old;
+  for (std::size_t i = 0; i < moved.tensors.size(); ++i) {
+    if (!parameters[i]) continue;
+    const MovedTensor& parameter = *by_source.at(*parameters[i]);
+    auto& [before, after] = missing[i];
+    before = missing_in_state(*moved.tensors[i].source_name, *parameter.source_name);
+    after = missing_in_state(moved.tensors[i].name, parameter.name);
+    if (before && after) new_by_old[*before].insert(*after);
+  }
+  std::vector<bool> result(moved.tensors.size());
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    const auto& [before, after] = missing[i];
+    result[i] = before && after && before != after &&
+                (std::ranges::count(*after, '.') > 1 || new_by_old.at(*before).size() > 1);
+  }
+  return result;
+}
+
 Parameters parameters_by_new_name(const CheckpointContents& source, const MovedNames& moved) {
   CheckpointContents others;
   others.aliases = moved.aliases;
@@ -552,10 +600,12 @@ void note_state_of_renamed_parameters(const CheckpointContents& source, const Mo
   for (const MovedTensor& tensor : moved.tensors) {
     if (tensor.name != *tensor.source_name) is_renamed[tensor.source_tensor] = true;
   }
+  const std::vector<bool> is_shorter = states_with_shorter_names(moved, before);
   std::size_t num_apart = 0;
   std::size_t first = 0;
   for (std::size_t i = 0; i < before.size(); ++i) {
-    const bool is_apart = before[i] && is_renamed[*before[i]] && after[i] != before[i];
+    const bool is_apart =
+        before[i] && is_renamed[*before[i]] && (after[i] != before[i] || is_shorter[i]);
     if (is_apart && num_apart++ == 0) first = i;
   }
   if (num_apart == 0) return;
@@ -567,7 +617,8 @@ void note_state_of_renamed_parameters(const CheckpointContents& source, const Mo
   report.note("rename", *moved.tensors[first].source_name,
               "a new name that fits that of its parameter, " + new_name_of(*before[first]),
               "'" + printable(moved.tensors[first].name) + "', so that PyTorch gives it to " +
-                  (after[first] ? new_name_of(*after[first]) : "no parameter") +
+                  (after[first] && after[first] != before[first] ? new_name_of(*after[first])
+                                                                 : "no parameter") +
                   (num_apart == 1
                        ? std::string()
                        : ", and " + counted(num_apart - 1, "more tensor") + " of state like it") +

@@ -429,6 +429,11 @@ bool is_copy_of_parameter(std::string_view name) {
   return name == "fp32_param" || name == "param" || name == "master_param";
 }
 
+bool is_in_flat_buffers(std::string_view name) {
+  const std::size_t at = name.find("optimizer.distributed.dp_group_idx_");
+  return at != std::string_view::npos && (at == 0 || name[at - 1] == '.');
+}
+
 OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_(contents) {
   const std::vector<StateRole> roles = classify_state(contents, states_);
   for (std::size_t i = 0; i < roles.size(); ++i) {
@@ -463,7 +468,7 @@ bool OptimizerEntries::may_contain(std::string_view name) const {
 bool OptimizerEntries::contain(std::string_view name) const {
   const std::string_view shared_name = formats::name_without_rank(name);
   if (shared_name != name && contain(shared_name)) return true;
-  if (by_role_.contains(name)) return true;
+  if (by_role_.contains(name) || is_in_flat_buffers(name)) return true;
   const auto before_scaler = before_component(name, kScalerComponent);
   if (before_scaler && is_dict_of_optimizer(without_number(*before_scaler))) return true;
   return std::ranges::any_of(roots_, [&](std::string_view root) {

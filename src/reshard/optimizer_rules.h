@@ -94,11 +94,17 @@ std::optional<LeadingStateKey> parse_leading_state_key(std::string_view rest);
 /// Returns whether state of this name is a copy of its parameter in float32.
 bool is_copy_of_parameter(std::string_view name);
 
-/// The entries of a checkpoint that belong to its optimizers: state whose parameter the checkpoint
-/// has or records, and all else below the same `state`; all below a `param_groups`, and below a
-/// `state` beside it; all below a `grad_scaler` that is in `optim` or `optimizer` (a dict, or a
-/// list of dicts), or that is beside one of these `state` or `param_groups`, except at the top
-/// level. Keeps views of the names in `contents`, which must outlive it. Thread-safe.
+/// Returns whether the name is of the form of Megatron's distributed optimizer in which no
+/// parameter's name is: `optimizer.distributed.dp_group_idx_0.gbuf_idx_0.….exp_avg`, a flat buffer,
+/// or an object beside it.
+bool is_in_flat_buffers(std::string_view name);
+
+/// The entries of a checkpoint that belong to its optimizers: Megatron's flat buffers; state whose
+/// parameter the checkpoint has or records, and all else below the same `state`; all below a
+/// `param_groups`, and below a `state` beside it; all below a `grad_scaler` that is in `optim` or
+/// `optimizer` (a dict, or a list of dicts), or that is beside one of these `state` or
+/// `param_groups`, except at the top level. Keeps views of the names in `contents`, which must
+/// outlive it. Thread-safe.
 class OptimizerEntries {
  public:
   explicit OptimizerEntries(const formats::CheckpointContents& contents);

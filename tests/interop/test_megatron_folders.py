@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_tools import FIXTURES, reshard, run
+from ckpt_tools import FIXTURES, reshard, run, succeed
 
 EMBEDDING = {"embedding.word_embeddings.weight": torch.arange(8.0).reshape(4, 2)}
 EXPERTS = {f"decoder.layers.{layer}.mlp.experts.linear_fc{fc}.weight{expert}": torch.full((4, 2), 10.0 * layer + 2.0 * fc + expert)
@@ -60,6 +60,27 @@ def test_a_module_that_each_rank_has_as_a_whole_is_read_once(tmp_path):
     assert all(torch.equal(model[name], tensor) for name, tensor in tower.items())
     assert {name: tuple(tensor.shape) for name, tensor in model.items() if "qkv" in name} == {
         "decoder.layers.0.self_attention.linear_qkv.weight": (12, 2), "decoder.layers.0.self_attention.linear_qkv.bias": (12,)}
+
+
+def test_a_layer_of_zeros_follows_the_layers_beside_it(tmp_path):
+    """Shows F3. A module that each rank has as a whole may begin with a projection of zeros, which alone shows nothing."""
+    tower = {"visual.merger.linear_fc1.weight": torch.arange(24.0).reshape(6, 4), "visual.merger.linear_fc2.weight": torch.zeros(4, 6)}
+    cut = {f"decoder.layers.0.mlp.{name}.weight": torch.zeros(shape) for name, shape in (("linear_fc1", (6, 4)), ("linear_fc2", (4, 6)))}
+    model = model_in(save(tmp_path / "run", [embedding_of(rank) | tower | cut for rank in range(2)]), tmp_path)
+    assert all(torch.equal(model[name], tensor) for name, tensor in tower.items())
+    assert [model[name].shape for name in sorted(cut)] == [(12, 4), (4, 12)]
+
+
+def test_a_model_beside_its_distributed_optimizer_is_a_part(tmp_path):
+    """Shows A2. The file of a single rank holds the whole model, but its float32 weights are in the other file."""
+    torch.save({"args": argparse.Namespace(tensor_model_parallel_size=1), "checkpoint_version": 3.0, "model": EMBEDDING}, tmp_path / "model_optim_rng.pt")
+    options = [tmp_path / "model_optim_rng.pt", tmp_path / "moved.pt", "--only", "model"]
+    (tmp_path / "distrib_optim.pt").write_bytes(b"")
+    process = run("ckpt-reshard", *options)
+    assert process.returncode == 3 and "one file of 2: Megatron-LM's model" in process.stderr and "distrib_optim.pt" in process.stderr, process.stderr
+    succeed("ckpt-reshard", *options, "--as-is")
+    (tmp_path / "distrib_optim.pt").unlink()
+    succeed("ckpt-reshard", *options, "--overwrite")
 
 
 @pytest.mark.parametrize("args", [{}, {"padded_vocab_size": 8}])

@@ -5,11 +5,13 @@ import io
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_tools import FIXTURES, ROOT, flip_a_bit, reshard, run, succeed
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 VALID = FIXTURES / "megatron" / "valid"
 WRITTEN = FIXTURES / "dcp" / "megatron"  # by Megatron
@@ -101,6 +103,56 @@ def test_objects_of_newer_versions_are_carried(tmp_path):
     each = found[name]
     each = each if not isinstance(each, (bytes, io.BytesIO)) else torch.load(io.BytesIO(bytes(each) if isinstance(each, bytes) else each.getvalue()))
     assert each == [{"iteration": 7, "lr": [0.5]}]
+
+
+def test_an_object_with_tensors_stays_one_object(tmp_path):
+    """Shows A2, F3. Megatron looks for the state of its random numbers under this name. Other formats keep the object's file."""
+    name, state = "rng_state/shard_0.0_1.1", [{"torch_rng_state": torch.arange(9, dtype=torch.uint8), "np_rng_state": np.random.get_state()}]
+    dcp.save({name: state, "output_layer.weight": torch.ones(2, 3)}, checkpoint_id=tmp_path / "source", no_dist=True,
+             planner=DefaultSavePlanner(flatten_state_dict=False))
+    source = tmp_path / "source"
+    for number, target in enumerate(("dcp", "native", "safetensors", "rank_files", "torch", "dcp")):
+        moved = tmp_path / f"{number}"
+        document = json.loads(succeed("ckpt-reshard", source, moved, "--to", target, "--json"))
+        assert not {change["kind"] for change in document["changes"]} & {"value_types", "nested_keys"}, document["changes"]
+        source = moved
+        succeed("ckpt-inspect", "verify", source)
+        if target == "torch":
+            mark, saved = torch.load(moved)[name]
+            assert mark == "torch.save"
+            assert torch.equal(torch.load(io.BytesIO(saved), weights_only=False)[0]["torch_rng_state"], state[0]["torch_rng_state"])
+        if target == "dcp":
+            found = {name: io.BytesIO()}
+            dcp.load(found, checkpoint_id=moved, no_dist=True)
+            assert torch.equal(found[name][0]["torch_rng_state"], state[0]["torch_rng_state"])
+            assert (found[name][0]["np_rng_state"][1] == state[0]["np_rng_state"][1]).all()
+
+
+def test_code_in_the_place_of_an_object_is_never_made_one(tmp_path):
+    """Shows A3. Bytes in a file of another format must not become a pickle that PyTorch runs."""
+    class Hostile:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit",))
+
+    saved = io.BytesIO()
+    torch.save([Hostile(), torch.ones(2)], saved)
+    name = "rng_state/shard_0.0_1.1"
+    torch.save({name: ("torch.save", saved.getvalue()), "w": torch.ones(2)}, tmp_path / "source.pt")
+    moved = reshard(tmp_path / "source.pt", tmp_path / "moved", "--to", "dcp")
+    found = {name: None}
+    dcp.load(found, checkpoint_id=moved, no_dist=True)
+    assert found[name] == ("torch.save", saved.getvalue())
+
+
+def test_flat_buffers_are_of_the_optimizer(tmp_path):
+    """Shows B15. Their names (`dp_reshardable`) have no parameter's name. They are left out with the optimizer, and never rounded."""
+    begin = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0."
+    state = {"output_layer.weight": torch.rand(2, 3)} | {begin + kind: torch.rand(9) for kind in ("exp_avg", "exp_avg_sq", "param")}
+    dcp.save(state, checkpoint_id=tmp_path / "source", no_dist=True)
+    weights = reshard(tmp_path / "source", tmp_path / "weights", "--to", "torch", "--drop-optimizer")
+    assert set(torch.load(weights)) == {"output_layer.weight"}
+    cast = torch.load(reshard(tmp_path / "source", tmp_path / "cast", "--to", "torch", "--cast", "bfloat16"))
+    assert {name: tensor.dtype == torch.bfloat16 for name, tensor in cast.items()} == {name: name == "output_layer.weight" for name in state}
 
 
 def test_objects_of_newer_versions_with_arguments_are_refused_by_name(tmp_path):

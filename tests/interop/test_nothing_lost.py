@@ -388,6 +388,30 @@ def test_sources_in_the_folder_of_the_extra_files_are_not_named_as_left(tmp_path
         assert [file["name"] for file in document["extra_files"]] == ["random_states_0.pkl"]
 
 
+def test_a_recipe_keeps_the_dict_around_flat_state(tmp_path):
+    """Shows A2. `flatten_optimizer_state_dict=True` makes such names, as torchtitan has them."""
+    state = {"model": {"0.weight": w(), "1._orig_mod.weight": w(3.0)},
+             "optim": {"state.0.weight.exp_avg": w(4.0), "state.1._orig_mod.weight.exp_avg": w(5.0),
+                       "param_groups.0.weight.lr": 0.1, "param_groups.1._orig_mod.weight.lr": 0.2}}
+    torch.save(state, tmp_path / "source.pt")
+    moved = torch.load(reshard(tmp_path / "source.pt", tmp_path / "moved.pt", "--recipe", ROOT / "recipes" / "remove-wrappers.json"))
+    assert {name: set(entries) for name, entries in moved.items()} == {
+        name: {entry.replace("._orig_mod", "") for entry in entries} for name, entries in state.items()}
+
+
+@pytest.mark.parametrize("way", [["torch"], ["native", "torch"], ["rank_files"], ["deepspeed"]], ids=" ".join)
+def test_a_tied_tensor_keeps_the_name_under_which_it_is_stored(way, tmp_path):
+    """Shows A2. transformers ties `lm_head` to the embedding, so the embedding must be in the file. In the order of names it is the last."""
+    weight = torch.ones(3, 2)
+    torch.save({"model.embed.weight": weight, "lm_head.weight": weight, "model.q": w()}, tmp_path / "0.pt")
+    source = reshard(tmp_path / "0.pt", tmp_path / "1.safetensors", "--to", "safetensors")
+    for number, target in enumerate(way):
+        source = reshard(source, tmp_path / f"{target}-{number}", "--to", target)
+    names = ["--only", "model", "--rename", "model.="] if way == ["deepspeed"] else []
+    back = reshard(source, tmp_path / "back.safetensors", "--to", "safetensors", *names)
+    assert set(load_file(back)) == {"model.embed.weight", "model.q"}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 @pytest.mark.parametrize("target", FORMATS)
 def test_records_that_nothing_is_read_from_are_told(target, tmp_path):

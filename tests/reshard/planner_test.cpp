@@ -1437,6 +1437,16 @@ TEST(PlannerTest, StateThatDoesNotFollowARenamedParameterIsNoted) {
       IsEmpty());
   EXPECT_THAT(notes(contents, {{"model.", "net."}}), IsEmpty());
   EXPECT_THAT(notes(contents, {{"optim.", "adam."}}), IsEmpty());
+  EXPECT_THAT(notes(contents, {{"model.", ""}}), IsEmpty());
+  EXPECT_THAT(notes(contents, {{"model.", "run.model."}, {"optim.", "run.optim."}}), IsEmpty());
+  // The state fits the end of the new name, but PyTorch looks for the whole name in the module.
+  for (const Rename& rename :
+       {Rename{"model.up.", "model.net.up."}, Rename{"model.", "model.net."}}) {
+    EXPECT_THAT(notes(contents, {rename}),
+                ElementsAre(HasSubstr("that of its parameter, 'model.net.up.bias', found "
+                                      "'optim.state.up.bias.exp_avg', so that PyTorch gives it to "
+                                      "no parameter")));
+  }
   EXPECT_THAT(notes(contents, {{"model.up.", "model.top."}}, NameSelection({"model"})), IsEmpty());
 
   // Two parameters of one shape change places; a record of the parameter does not help PyTorch.

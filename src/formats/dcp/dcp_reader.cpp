@@ -116,7 +116,9 @@ class DcpReader final : public DividedReader,
     if (keeps) keep_only_values(keeps);
     if (is_of_one_rank) metadata_.contents.part = part_by_names_beside(fs_, path_);
     refuse_objects();
-    if (!metadata_.is_flattened) {
+    const auto& values = metadata_.contents.values;
+    if (!metadata_.is_flattened ||
+        std::ranges::any_of(values, megatron::is_object, &ValueEntry::name)) {
       nested_ = dcp::take_values_apart(metadata_, file_path,
                                        [&](const StorageInfo& info) { return open_item(info); });
     }
@@ -141,7 +143,7 @@ class DcpReader final : public DividedReader,
   Value read_value(std::size_t value_index) const override;
   std::vector<Simplification> simplifications_of_value(std::size_t value_index) const override {
     // If the state dict was not flattened, opening has read the values.
-    if (!metadata_.is_flattened) return {};
+    if (!metadata_.is_flattened || nested_.values.contains(value_index)) return {};
     return open_item(metadata_.storage.values[value_index])->archive.flatten().simplifications;
   }
   PieceStorage piece_storage(std::size_t tensor_index, std::size_t piece_index) const override;

@@ -23,6 +23,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/drivers.h"
 #include "formats/key_paths.h"
+#include "formats/megatron/torch_dist_files.h"
 #include "formats/paged_data.h"
 #include "formats/part_files.h"
 #include "formats/per_rank.h"
@@ -31,6 +32,7 @@
 #include "formats/staging/staged_destination.h"
 #include "formats/staging/staged_work.h"
 #include "formats/staging/staged_writer.h"
+#include "formats/torch_zip/saved_file_value.h"
 #include "formats/torch_zip/state_dict_pickle.h"
 #include "formats/torch_zip/torch_save_layout.h"
 #include "formats/torch_zip/unwritten_file.h"
@@ -250,13 +252,23 @@ SharedContents checked(const std::string& destination, SharedContents contents) 
   return contents;
 }
 
+/// Returns the item of a value: for an object of Megatron that was kept as a file, this file.
+std::string item_of_value(const std::string& destination, const ValueEntry& entry,
+                          const Value& value) {
+  if (megatron::is_object(entry.name)) {
+    const std::string_view file = torch_zip::saved_file_in(value, destination);
+    if (!file.empty()) return std::string(file);
+  }
+  return torch_zip::torch_save_value(value);
+}
+
 /// Returns the size of the item of a value. Throws: Error with the name of a value that cannot be
 /// pickled, or not be read back.
 std::uint64_t value_nbytes(const std::string& destination, const ValueEntry& entry,
                            const Value& value) {
   try {
     torch_zip::require_readable(value);
-    return torch_zip::torch_save_value(value).size();
+    return item_of_value(destination, entry, value).size();
   } catch (const Error& error) {
     throw Error(error.kind(), {.path = destination, .fqn = entry.name},
                 std::string(error.reason()));
@@ -493,7 +505,8 @@ WritableFile& RankFilesWriter::open(RankFile& file) {
   if (file.nbytes >= kMinUncachedFileNbytes) out.bypass_cache();
   if (file.rank == 0) {
     for (std::size_t v = 0; v < layout_.values.size(); ++v) {
-      const std::string bytes = torch_zip::torch_save_value(layout_.values[v]);
+      const std::string bytes =
+          item_of_value(directory_, layout_.contents->values[v], layout_.values[v]);
       out.write_at(layout_.storage.values[v].offset, std::as_bytes(std::span(bytes)));
     }
   }

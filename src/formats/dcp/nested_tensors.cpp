@@ -8,6 +8,8 @@
 
 #include "base/outside_failure.h"
 #include "base/size_text.h"
+#include "formats/megatron/torch_dist_files.h"
+#include "formats/torch_zip/saved_file_value.h"
 #include "formats/torch_zip/simplifications.h"
 
 namespace tessera::formats::dcp {
@@ -39,6 +41,20 @@ bool holds_more_than_values(const std::vector<Leaf>& leaves) {
   });
 }
 
+/// Returns whether a value is an object of Megatron's that Megatron must find whole: it has tensors
+/// and values only. The object in place of `common.pt` is not one, because Tessera reads its items.
+bool stays_whole(const std::string& name, const StorageInfo& info, const Leaves& flattened) {
+  constexpr std::uint64_t kMaxNbytes = std::uint64_t{64} << 20;
+  const auto holds = [&]<class Content>(std::in_place_type_t<Content>) {
+    return std::ranges::any_of(flattened.leaves, [](const Leaf& leaf) {
+      return std::holds_alternative<Content>(leaf.content);
+    });
+  };
+  return megatron::is_object(name) && !megatron::before_common_object(name) &&
+         info.nbytes <= kMaxNbytes && flattened.opened_classes.empty() &&
+         holds(std::in_place_type<TensorRecord>) && !holds(std::in_place_type<Error>);
+}
+
 class Parts {
  public:
   Parts(Metadata& metadata, const std::string& path) : metadata_(metadata), path_(path) {
@@ -50,6 +66,12 @@ class Parts {
 
   void keep(ValueEntry entry, const StorageInfo& info) {
     values_.push_back({std::move(entry), info});
+  }
+
+  void keep_as_file(ValueEntry entry, const StorageInfo& info, const Item& item) {
+    std::string bytes(info.nbytes, '\0');
+    item.file->read_at(info.offset, std::as_writable_bytes(std::span(bytes)));
+    values_.push_back({std::move(entry), info, torch_zip::saved_file_value(std::move(bytes))});
   }
 
   /// Records which parts of the value `name` are read in a simplified form. `is_apart`: the value
@@ -185,6 +207,10 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
   for (std::size_t v = 0; v < metadata.contents.values.size(); ++v) {
     ValueEntry& value = metadata.contents.values[v];
     const StorageInfo& info = metadata.storage.values[v];
+    if (metadata.is_flattened && !megatron::is_object(value.name)) {
+      parts.keep(std::move(value), info);
+      continue;
+    }
     const bool is_refused = metadata.refused_tensors.contains(value.name);
     std::shared_ptr<const Item> item;
     Leaves flattened;
@@ -193,6 +219,15 @@ NestedTensors take_values_apart(Metadata& metadata, const std::string& path, con
       if (item) flattened = item->archive.flatten();
     } catch (const Error& error) {
       if (tessera::detail::is_outside_failure(error)) throw;
+    }
+    if (item && stays_whole(value.name, info, flattened)) {
+      nested.taken_apart.push_back({value.name, info, item, {}});
+      parts.keep_as_file(std::move(value), info, *item);
+      continue;
+    }
+    if (metadata.is_flattened) {
+      parts.keep(std::move(value), info);
+      continue;
     }
     const bool is_apart = holds_more_than_values(flattened.leaves);
     num_local_tensors += flattened.num_local_tensors;

@@ -16,7 +16,7 @@
 namespace tessera::formats::dcp {
 
 /// A value that was split into tensors and values, because it holds a tensor, or something that
-/// Tessera refuses to read. Only checkpoints that were saved without flattening have such values.
+/// Tessera refuses to read; or an object of Megatron that is kept as a file.
 struct NestedValue {
   std::string name;
   StorageInfo info;
@@ -38,6 +38,10 @@ using OpenItem = std::function<std::shared_ptr<const Item>(const StorageInfo&)>;
 /// Splits each value that holds a tensor, or something that Tessera refuses to read, into its
 /// tensors and values, each named by its key path. A value whose item cannot be opened stays
 /// unchanged, and reading it later throws the reason.
+///
+/// Exception: an object of Megatron with a tensor (`rng_state/shard_0.0_1.1`) becomes the value
+/// torch_zip::saved_file_value, because Megatron looks for it under its name. If the checkpoint was
+/// saved with flattening, other values have no tensors, and only these objects are opened.
 /// Throws: Error(unsupported) if two entries get the same name; Error(io).
 NestedTensors take_values_apart(Metadata& metadata, const std::string& path, const OpenItem& open);
 

@@ -441,15 +441,24 @@ class MegatronReader final : public EntryReader {
 
   /// Whether all ranks have the same elements of a tensor that its name says is cut: then it is of
   /// a module that each rank has as a whole, such as a vision tower of transformers with layers
-  /// `linear_fc1`. Parts that are one number everywhere, such as a bias of zeros, show nothing;
-  /// then the weight beside the bias does.
+  /// `linear_fc1`. Parts that are one number everywhere, such as zeros, show nothing; then the
+  /// weights of this layer and of those beside it in the same module do.
   bool is_whole_on_each(const std::string& name, const std::vector<Part>& parts) const {
     if (other_than_first(parts)) return false;
     if (!is_one_number(parts.front())) return true;
-    constexpr std::string_view kBias = ".bias";
-    if (!name.ends_with(kBias)) return false;
-    const auto weight = parts_.find(name.substr(0, name.size() - kBias.size()) + ".weight");
-    return weight != parts_.end() && is_whole_on_each(weight->first, weight->second);
+    const std::string layer = name.substr(0, name.rfind('.'));
+    const std::string module = layer.substr(0, layer.rfind('.') + 1);  // npos + 1 is 0
+    if (module.empty()) return false;
+    for (auto other = parts_.lower_bound(module);
+         other != parts_.end() && other->first.starts_with(module); ++other) {
+      const std::string_view within = std::string_view(other->first).substr(module.size());
+      const bool is_weight = within.ends_with(".weight") && std::ranges::count(within, '.') == 1;
+      const Cut cut = megatron::cut_of(other->first);
+      const bool is_cut = cut == Cut::first_dimension || cut == Cut::second_dimension;
+      if (!is_weight || !is_cut || is_one_number(other->second.front())) continue;
+      if (!other_than_first(other->second)) return true;
+    }
+    return false;
   }
 
   /// Whether all elements of a part are equal, or there are none.

@@ -58,12 +58,6 @@ bool begins_with_place(std::string_view text) {
   return end == std::string_view::npos || text[end - 1] == '.';
 }
 
-/// Whether an entry is an object of Megatron's, or an item of one that is read item by item.
-bool is_object(std::string_view name) {
-  const std::size_t at = name.find(kShard);
-  return at != std::string_view::npos && begins_with_place(name.substr(at + kShard.size()));
-}
-
 /// Whether an entry is the object that replaces `common.pt`, or an item of it. In a checkpoint of
 /// Megatron, `common_state` alone is also such an object.
 bool is_common_object(std::string_view name) {
@@ -141,6 +135,11 @@ void verify_common(const FileSystem& fs, const std::string& path, const FindingS
 }
 
 }  // namespace
+
+bool is_object(std::string_view name) {
+  const std::size_t at = name.find(kShard);
+  return at != std::string_view::npos && begins_with_place(name.substr(at + kShard.size()));
+}
 
 std::optional<std::string_view> before_common_object(std::string_view name) {
   const std::string text = std::string(kCommonObject) + std::string(kShard);

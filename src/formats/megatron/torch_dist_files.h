@@ -25,6 +25,9 @@ inline constexpr const char* kRowsRule = "rows of experts";
 /// If `name` is of the object that replaces `common.pt` (`run.common_state/shard_0_1`), or of an
 /// item of this object, returns the text before it (`run.`).
 std::optional<std::string_view> before_common_object(std::string_view name);
+/// Whether an entry is an object of Megatron's (`rng_state/shard_0.0_1.1`), or an item of one that
+/// is read item by item.
+bool is_object(std::string_view name);
 /// Whether a checkpoint of Megatron has that object.
 bool has_common_object(const CheckpointContents& contents);
 

@@ -212,6 +212,20 @@ std::optional<PartOfWhole> find_part(Object root, std::size_t num_local_tensors,
   return part_of_series(path, name);
 }
 
+std::optional<PartOfWhole> part_by_optimizer_beside(const FileSystem& fs, const std::string& path) {
+  constexpr const char* kOptimizer = "distrib_optim.pt";
+  if (last_component(path) != "model_optim_rng.pt" ||
+      fs.kind_of(join_path(directory_of(path), kOptimizer)) != FileKind::regular) {
+    return {};
+  }
+  PartOfWhole part;
+  part.unit = PartOfWhole::Unit::file;
+  part.form = "Megatron-LM's model, without the optimizer and its float32 weights in ";
+  part.form += kOptimizer;
+  part.num_parts = 2;
+  return part;
+}
+
 std::optional<std::string> form_of_directory(const std::vector<std::string>& names) {
   struct Form {
     std::string_view pattern;

@@ -6,6 +6,7 @@
 
 #include "formats/torch_zip/torch_archive.h"
 #include "tessera/base/error.h"
+#include "tessera/base/file_system.h"
 #include "tessera/formats/checkpoint.h"
 
 namespace tessera::formats::torch_zip {
@@ -16,6 +17,10 @@ namespace tessera::formats::torch_zip {
 /// file. `num_local_tensors`: see Leaves.
 std::optional<PartOfWhole> find_part(pickle::Object root, std::size_t num_local_tensors,
                                      const std::string& path);
+
+/// Returns a description of the part if `path` is the model of a Megatron run, and the optimizer
+/// and its float32 weights are in the file `distrib_optim.pt` beside it. Otherwise returns nothing.
+std::optional<PartOfWhole> part_by_optimizer_beside(const FileSystem& fs, const std::string& path);
 
 /// Describes the files in a directory by their `names`: `DeepSpeed, files of each rank`.
 /// Returns nothing if the names belong to no known kind of checkpoint.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -172,14 +174,56 @@ class StateDictPickler {
   };
 
   /// Returns the items of a dict in its order ([Note: Order of keys]).
-  static std::vector<DictItem> items_in_order(std::span<const Entry> entries, std::size_t depth) {
+  std::vector<DictItem> items_in_order(std::span<const Entry> entries, std::size_t depth) const {
     std::vector<DictItem> items;
     while (!entries.empty()) {
       const std::span<const Entry> item = take_item(entries, depth);
       items.push_back({item, std::ranges::min(item, {}, &Entry::dict_order).dict_order});
     }
     std::ranges::stable_sort(items, {}, &DictItem::dict_order);
-    return items;
+    return with_stored_names_first(items, depth);
+  }
+
+  /// Returns the tensor under the key of an item; nothing for a dict, a list or a value.
+  static std::optional<std::size_t> tensor_of(const DictItem& item, std::size_t depth) {
+    const Entry& entry = item.entries.front();
+    const auto* const tensor = std::get_if<std::size_t>(&entry.content);
+    if (tensor == nullptr || entry.path.size() != depth + 1) return std::nullopt;
+    return *tensor;
+  }
+
+  bool has_stored_name(const DictItem& item, std::size_t tensor) const {
+    return *item.entries.front().name == contents_.tensors[tensor].meta.fqn;
+  }
+
+  /// Moves other names of a tied tensor behind its stored name, if this is in the same dict:
+  /// readers take the first one for the stored name. They are before it if the order of keys is
+  /// that of the names (`lm_head.weight`, `model.embed_tokens.weight`).
+  std::vector<DictItem> with_stored_names_first(std::span<const DictItem> items,
+                                                std::size_t depth) const {
+    std::set<std::size_t> still_to_come;  // tensors whose stored name is in this dict
+    for (const DictItem& item : items) {
+      const auto tensor = tensor_of(item, depth);
+      if (tensor && has_stored_name(item, *tensor)) still_to_come.insert(*tensor);
+    }
+    std::map<std::size_t, std::vector<DictItem>> others;
+    std::vector<DictItem> ordered;
+    ordered.reserve(items.size());
+    for (const DictItem& item : items) {
+      const auto tensor = tensor_of(item, depth);
+      if (!tensor || (!has_stored_name(item, *tensor) && !still_to_come.contains(*tensor))) {
+        ordered.push_back(item);
+      } else if (has_stored_name(item, *tensor)) {
+        still_to_come.erase(*tensor);
+        ordered.push_back(item);
+        const auto waiting = others.find(*tensor);
+        if (waiting == others.end()) continue;
+        ordered.insert(ordered.end(), waiting->second.begin(), waiting->second.end());
+      } else {
+        others[*tensor].push_back(item);
+      }
+    }
+    return ordered;
   }
 
   void push_key(const Key& key) {

@@ -501,8 +501,10 @@ std::unique_ptr<CheckpointReader> open_torch_zip(const FileSystem& fs, std::stri
 
 std::unique_ptr<CheckpointReader> open_torch_zip_with_classes(
     const FileSystem& fs, std::string path, const std::vector<std::string>& as_dict) {
+  auto part = part_by_names_beside(fs, path);
+  if (!part) part = torch_zip::part_by_optimizer_beside(fs, path);
   return std::make_unique<TorchZipReader>(open_kept(fs, path), as_dict, Pieces::listed,
-                                          part_by_names_beside(fs, path));
+                                          std::move(part));
 }
 
 }  // namespace tessera::formats
