@@ -181,7 +181,7 @@ class StateDictPickler {
       items.push_back({item, std::ranges::min(item, {}, &Entry::dict_order).dict_order});
     }
     std::ranges::stable_sort(items, {}, &DictItem::dict_order);
-    return with_stored_names_first(items, depth);
+    return contents_.aliases.empty() ? items : with_stored_names_first(items, depth);
   }
 
   /// Returns the tensor under the key of an item; nothing for a dict, a list or a value.
