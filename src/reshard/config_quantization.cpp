@@ -42,7 +42,7 @@ class ConfigCopy {
       const auto key = json_.take_string();
       if (!key || !json_.take(':')) return false;
       const bool is_removed = has_models && std::ranges::find(members_, *key) != members_.end();
-      const bool is_model = depth == 1 && key->ends_with("_config") && !is_removed;
+      const bool is_model = has_models && key->ends_with("_config") && !is_removed;
       if (!take_value(depth, path + std::string(*key) + ".", is_model)) return false;
       if (is_removed) {
         remove(previous_end, has_kept);

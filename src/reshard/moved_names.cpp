@@ -625,6 +625,29 @@ void note_state_of_renamed_parameters(const CheckpointContents& source, const Mo
                   " (rename the state too)");
 }
 
+void note_numbers_in_text(const CheckpointContents& source, const MovedNames& moved,
+                          formats::Format format, PlanReport& report) {
+  // Files of Python objects for torch.load: other formats with all types of keys have annotations.
+  const formats::FormatTraits traits = formats::driver_of(format).traits();
+  if (!traits.holds_key_types || traits.holds_annotations) return;
+  const StateRoots states(source);
+  for (const MovedTensor& tensor : moved.tensors) {
+    const auto behind = states.behind_state(*tensor.source_name);
+    const auto& path = source.tensors[tensor.source_tensor].key_path;
+    if (!behind || path.size() < 2) continue;
+    const std::string number(behind->substr(0, behind->find('.')));
+    const bool is_text =
+        has_only_digits(number) && std::ranges::find(path, formats::Key(number)) != path.end();
+    if (!is_text) continue;
+    return report.note("optimizer keys", *tensor.source_name,
+                       "numbers of parameters as keys of optimizer state",
+                       "state under text such as '" + number +
+                           "', where torch.optim finds no state; a move of the result with names "
+                           "can make numbers of them",
+                       {Remedy::Action::name_params});
+  }
+}
+
 void note_numbers_of_renamed_parameters(const CheckpointContents& source, const MovedNames& moved,
                                         const PlanOptions& options, PlanReport& report) {
   if (options.renames.empty()) return;

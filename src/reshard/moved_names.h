@@ -125,6 +125,11 @@ void note_state_of_renamed_parameters(const formats::CheckpointContents& source,
                                       const MovedNames& moved, const MovedSelection& selection,
                                       const PlanOptions& options, PlanReport& report);
 
+/// Adds a note if the move writes files for torch.load, and optimizer state has the numbers of
+/// parameters as text, as DCP makes it: `torch.optim.Optimizer.load_state_dict` finds none of it.
+void note_numbers_in_text(const formats::CheckpointContents& source, const MovedNames& moved,
+                          formats::Format format, PlanReport& report);
+
 /// Adds a note if the renames give a parameter the name of another one, and optimizer state under
 /// numbers is moved: a number stands for a place among the parameters, and stays with the place.
 void note_numbers_of_renamed_parameters(const formats::CheckpointContents& source,

@@ -229,6 +229,9 @@ StateRole role_by_name(const CheckpointContents& contents, const TensorEntry& st
   return role;
 }
 
+/// The list of the optimizers of a Lightning trainer.
+constexpr std::string_view kListOfLightning = "optimizer_states.";
+
 /// Returns whether text such as `app.optimizer.` ends with the name of an optimizer's dict.
 bool is_dict_of_optimizer(std::string_view root) {
   return std::ranges::any_of(kOptimizerDicts, [&](std::string_view name) {
@@ -453,7 +456,8 @@ OptimizerEntries::OptimizerEntries(const CheckpointContents& contents) : states_
     for (std::size_t dot = root.find('.'); dot != std::string_view::npos;
          dot = root.find('.', dot + 1)) {
       const std::string_view dict = root.substr(0, dot + 1);
-      if (is_dict_of_optimizer(dict)) dicts_.insert(dict);
+      const bool is_of_lightning = dict == kListOfLightning;
+      if (is_dict_of_optimizer(dict) || is_of_lightning) dicts_.insert(dict);
     }
   }
 }

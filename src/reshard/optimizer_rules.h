@@ -111,8 +111,9 @@ class OptimizerEntries {
   /// Returns whether a tensor, a value or an alias of this name belongs to an optimizer.
   bool contain(std::string_view name) const;
   /// Returns whether an entry may belong to an optimizer, although nothing proves it: it is in an
-  /// `optim` or `optimizer` that has the `param_groups` or the state of an optimizer at any depth,
-  /// as the copies of parameters in float32 are that mixed precision keeps
+  /// `optim` or `optimizer`, or in Lightning's `optimizer_states`, that has the `param_groups` or
+  /// the state of an optimizer at any depth, as the copies of parameters in float32 are that mixed
+  /// precision keeps
   /// (`optimizer.fp32_groups`).
   bool may_contain(std::string_view name) const;
   const StateRoots& states() const { return states_; }

@@ -314,6 +314,7 @@ Plan plan_reshard(const CheckpointContents& source, const std::string& source_pa
   note_state_under_other_names(source, options, selection, report);
   note_groups_with_old_names(source, moved, options, report);
   note_state_of_renamed_parameters(source, moved, selection, options, report);
+  note_numbers_in_text(source, moved, options.format, report);
   note_numbers_of_renamed_parameters(source, moved, options, report);
   note_renames_within_numbers(source, moved, options, report);
   note_kept_state(moved, selection, report);

@@ -388,6 +388,34 @@ def test_sources_in_the_folder_of_the_extra_files_are_not_named_as_left(tmp_path
         assert [file["name"] for file in document["extra_files"]] == ["random_states_0.pkl"]
 
 
+def test_what_may_be_of_an_optimizer_is_told_where_optimizers_are_left_out(tmp_path):
+    """Shows A2. As NeMo saves with Lightning: float32 weights beside the state of the optimizer."""
+    optimizer = {"state": {0: {"exp_avg": w()}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save({"state_dict": {"a": w()}, "optimizer_states": [{"optimizer": optimizer, "fp32_from_fp16_params": [[w()]]}]}, tmp_path / "run.ckpt")
+    document = json.loads(succeed("ckpt-reshard", tmp_path / "run.ckpt", tmp_path / "weights.pt", "--drop-optimizer", "--json"))
+    (note,) = [note for note in document["notes"] if note["rule"] == "optimizer left out"]
+    assert "fp32_from_fp16_params" in note["name"] and "1 tensor that may be optimizer state is moved" in note["found"], note
+
+
+@pytest.mark.parametrize("target", ["torch", "rank_files", "native"])
+def test_numbers_of_parameters_that_are_text_are_told_where_an_optimizer_would_miss_them(target, tmp_path):
+    """Shows A2. DCP makes text of the keys of `optimizer.state_dict()`, and torch.optim finds no state under text."""
+    parameter = torch.nn.Parameter(w())
+    optimizer = torch.optim.AdamW([parameter])
+    parameter.sum().backward()
+    optimizer.step()
+    dcp.save({"model": {"a": parameter.detach()}, "optim": optimizer.state_dict()}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    told = "under text such as '0', where torch.optim finds no state"
+    process = run("ckpt-reshard", tmp_path / "dcp", tmp_path / "moved", "--to", target)
+    assert process.returncode == 0 and (told in process.stderr) == (target != "native"), process.stderr
+    reshard(tmp_path / "dcp", tmp_path / "named", "--to", "dcp", "--optimizer-params", "auto")
+    process = run("ckpt-reshard", tmp_path / "named", tmp_path / "numbered.pt", "--optimizer-params", "numbers")
+    assert process.returncode == 0 and told not in process.stderr, process.stderr
+    optimizer.state.clear()
+    optimizer.load_state_dict(torch.load(tmp_path / "numbered.pt")["optim"])
+    assert optimizer.state[parameter]["step"] == 1
+
+
 def test_a_recipe_keeps_the_dict_around_flat_state(tmp_path):
     """Shows A2. `flatten_optimizer_state_dict=True` makes such names, as torchtitan has them."""
     state = {"model": {"0.weight": w(), "1._orig_mod.weight": w(3.0)},

@@ -43,6 +43,11 @@ TEST(ConfigQuantizationTest, LooksIntoThePartsOfAModelAlone) {
   ASSERT_TRUE(result);
   EXPECT_EQ(result->text, R"({"text_config": { "x": 2}, "other": {"quantization_config": 3}})");
   EXPECT_THAT(result->removed, ElementsAre("text_config.quantization_config"));
+  const auto nested = remove_quantization(
+      R"({"a_config": {"b_config": {"quantization_config": 1}, "c": {"d_config": {"quantization_config": 2}}}})");
+  EXPECT_EQ(nested->text,
+            R"({"a_config": {"b_config": {}, "c": {"d_config": {"quantization_config": 2}}}})");
+  EXPECT_THAT(nested->removed, ElementsAre("a_config.b_config.quantization_config"));
   EXPECT_THAT(remove_quantization(R"({"a": "quantization_config"})")->removed, IsEmpty());
 }
 

@@ -158,6 +158,17 @@ def plainer(value):
     return visit(value), changed
 
 
+def second_names(state):
+    """Returns the keys of the dict under which a tensor is that is also under an earlier key. torch.save files have them after the
+    name under which the tensor was stored."""
+    seen = set()
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if memory_of(value) in seen:
+                yield key
+            seen.add(memory_of(value))
+
+
 class Comparison:
     """Collects the differences of two state dicts. `ordered`: also those in the order of keys."""
 
@@ -216,7 +227,8 @@ class Comparison:
             self.walk(value, b[order[-1]], (*path, key))
         for key in left.values():
             self.add("extra", (*path, key), f"{b[key]!r:.80}")
-        if self.ordered and list(map(typed, order)) != [text for text in map(typed, b) if text not in left]:
+        names = set(map(typed, b)) - set(map(typed, second_names(b))) - left.keys()
+        if self.ordered and [text for text in map(typed, order) if text in names] != [text for text in map(typed, b) if text in names]:
             self.add("key_order", path, f"{order!r:.200} became {list(b)!r:.200}")
         return None
 
