@@ -81,7 +81,8 @@ Found find_beside_sources(const FileSystem& fs, const CheckpointReader& reader,
   return found;
 }
 
-/// Returns the extra entries of a folder that the user names. A source in it is none.
+/// Returns the extra entries of the folder that the user has given for them. Leaves out the sources
+/// that are in this folder.
 Found find_in_folder(const FileSystem& fs, const std::string& folder,
                      const std::vector<std::string>& sources) {
   const auto kind = fs.kind_of(folder);

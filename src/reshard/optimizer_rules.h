@@ -113,8 +113,7 @@ class OptimizerEntries {
   /// Returns whether an entry may belong to an optimizer, although nothing proves it: it is in an
   /// `optim` or `optimizer`, or in Lightning's `optimizer_states`, that has the `param_groups` or
   /// the state of an optimizer at any depth, as the copies of parameters in float32 are that mixed
-  /// precision keeps
-  /// (`optimizer.fp32_groups`).
+  /// precision keeps (`optimizer.fp32_groups`).
   bool may_contain(std::string_view name) const;
   const StateRoots& states() const { return states_; }
 
